@@ -1,1 +1,1 @@
-"""Catching up, and putting right what differs: donors, majorities, transfers, comparisons."""
+"""Catching up and repairing differences: donors, majorities, transfers, comparisons."""

@@ -1,6 +1,6 @@
-"""Learns about donors: how large their pieces may be, which fell silent, and which to avoid.
+"""What is known about donors: how large their pieces may be, which have stopped answering, and which to avoid.
 
-A value that learns; no I/O, no clock.
+A state machine without I/O.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from p2p_diloco.protocol.actions import Action, Report
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES
 
 FIRST_PIECE_BYTES = 1 << 16
-"""Small, so that progress shows on thin lines: what counts there is that pieces come, not how soon all have."""
+"""Size of a donor's first piece, and the smallest later one. It is small so that progress is visible on thin lines."""
 QUICK_SECONDS, SLOW_SECONDS = 0.5, 2.0
-"""Pieces that come sooner may be twice as long, those that come later are halved: what waits in a line, entries and
-signs of life too, waits for a whole piece."""
+"""Pieces that arrive sooner may double in size; those that arrive later are halved. Entries and heartbeats in the same
+line wait for a whole piece."""
 SHUN_SECONDS = 60.0
 TIMES_USUAL = 8.0
-"""A donor that has answered, and then answers nothing for so many times as long as it took, has probably stopped."""
+"""Multiple of its usual answer time after which a donor that used to answer has probably stopped."""
 WEIGHT_OF_LATEST = 0.25
 
 
 class Donors:
-    """Those that spans are fetched from.
+    """The donors that spans are fetched from.
 
     Args:
-        quiet_seconds: how long a donor may answer nothing while others do; longer where its answers take longer.
+        quiet_seconds: how long a donor may be silent while others answer; longer if its answers usually take longer.
     """
 
     def __init__(self, *, quiet_seconds: float) -> None:
@@ -38,13 +38,13 @@ class Donors:
         self._looked_at = float("-inf")
 
     def piece_bytes(self, donor: PeerId) -> int:
-        """Return how long the next piece of a donor may be."""
+        """Return the maximum size of a donor's next piece."""
         return self._piece_bytes.get(donor, FIRST_PIECE_BYTES)
 
     def answered(self, donor: PeerId, asked_bytes: int, came_bytes: int, took_seconds: float) -> None:
-        """Learn from a piece how long the next ones should be.
+        """Adjust the piece size and the usual answer time of a donor after a piece has arrived.
 
-        One that was asked for before the last lesson teaches nothing, nor does a short one that comes quickly.
+        The size is not halved for a piece requested before the last halving, nor doubled for a short piece.
         """
         usual = self._usual_seconds.get(donor, took_seconds)
         self._usual_seconds[donor] = usual + WEIGHT_OF_LATEST * (took_seconds - usual)
@@ -55,11 +55,11 @@ class Donors:
             self._piece_bytes[donor] = min(2 * size, MOST_PIECE_BYTES)
 
     def heard(self, donor: PeerId, now: float) -> None:
-        """Note that a donor has answered something."""
+        """Note that a donor has sent an answer."""
         self._heard_at[donor] = now
 
     def look(self, now: float) -> None:
-        """Continue; called often. After a pause, silence says nothing about a donor: nobody was heard meanwhile."""
+        """Update the time; call often. After a pause of this peer, earlier silence of donors does not count."""
         if now - self._looked_at > self._quiet_seconds:
             self._heard_at = dict.fromkeys(self._heard_at, now)
         self._looked_at = now
@@ -67,7 +67,7 @@ class Donors:
     def is_quiet(self, donor: PeerId, asked_at: float, others: Collection[PeerId], now: float) -> bool:
         """Return whether a donor that used to answer has stopped since it was asked, while others answer.
 
-        One that has never answered may have a thin line; how long that may take is for others to say.
+        A donor that has never answered may have a thin line; it is not judged here.
         """
         if donor not in self._usual_seconds:
             return False
@@ -76,11 +76,11 @@ class Donors:
         return now - since > patience and any(self._heard_at.get(other, since) > since for other in others)
 
     def sound(self, donors: Sequence[PeerId], now: float) -> Sequence[PeerId]:
-        """Return those that are not left alone; all when there are no others: some donor is better than none."""
+        """Return the donors that are not avoided at present; all if there are no others."""
         return [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
 
     def shun(self, donor: PeerId, what: str, now: float) -> list[Action]:
-        """Ask others before this donor for a while; said once in that time."""
+        """Prefer other donors for `SHUN_SECONDS`; reported once in that time."""
         is_known = self._shunned.get(donor, 0.0) > now
         self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
         self._shunned[donor] = now + SHUN_SECONDS
@@ -88,6 +88,6 @@ class Donors:
         return [] if is_known else [Report(topic="donor", text=text)]
 
     def lose(self, donor: PeerId) -> None:
-        """Forget what was learnt of a donor whose link is gone; whoever calls again has another line."""
+        """Forget what was learnt about a donor whose link is lost: its next link may have another line."""
         for learnt in (self._piece_bytes, self._usual_seconds, self._heard_at):
             learnt.pop(donor, None)

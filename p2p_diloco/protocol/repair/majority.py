@@ -1,19 +1,24 @@
 """The peers whose answers about the state count here, and how many of them must agree.
 
-A tip (where a span's log stands) or a span's bytes are taken from others only where a majority named them. One peer's
-word is a reason to ask, never the answer. The *voices* of a peer are the other voters of the roster in force that it
-ought to hear: all of them, in a grid the members of its row and column, and, where it cannot be dialled, those that it
-can dial. Where no other voter that it can hear holds anything, all other members that it can hear are. A newcomer of a
-grid may reach nobody of the row that it would be dealt to. Once it has listened for a while, its voices are the voters
-if it hears at least two of them, else all members that it hears. Three more rules make the odd cases work:
+A peer takes a tip (the log position of a span) or the bytes of a span from others only if a majority named them. The
+claim of one peer is a reason to ask, never enough. A peer's *voices* are the peers whose answers count:
 
-- Before roster 1 the founder is the only member, so its word is enough. Later its word is enough for the start alone,
-  the spans at height 0.
-- Who has lost its state does not wait for others that have none either: of those that it hears, only holders count.
-- Who is no member of the roster in force must begin somewhere, and may be unable to reach most members. Once it has
+- In one row: the other voters of the roster in force. If all of them report that they hold nothing: all other members.
+- In a grid: the members of its row and column. A newcomer may be unable to reach the row that it would be assigned to.
+  So once it has listened for a while, its voices are the voters if it hears at least two of them, else all members.
+- If a peer cannot be dialled, only members that it can dial count.
+
+Three more rules cover special cases:
+
+- Before roster 1, the founder is the only member, so its answer is enough. Later, it is enough only for the initial
+  state: spans at height 0.
+- A member that has lost its state does not wait for others that have none either: of those it hears, only holders
+  count.
+- A peer that is not on the roster in force must begin somewhere, and may be unable to reach most members. Once it has
   listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
 
-A ready member counts itself among all: of two members neither can replace the other's state, of four no two.
+A ready member counts itself too: of two members, neither can replace the other's state; of four, no two can replace
+that of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from p2p_diloco.protocol.wire.messages import ContentReply
 from p2p_diloco.protocol.wire.roster import Roster
 
 ENOUGH_VOTERS = 2
-"""A newcomer of a grid that hears fewer voters also counts the other members that it hears: one word is not enough."""
+"""Number of voters that must be heard for voters alone to count. One answer is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +42,18 @@ class Voices:
     """The peers that may name tips and bytes to this one.
 
     Attributes:
-        near: voices that exist, heard or not.
-        heard: those of them that are linked, alive, and say that they hold the state.
-        empty: those of them that are linked, alive, and say that they hold nothing.
-        founder_holds: whether the founder is heard, and says so too; a voice or not.
-        needed: how many must name the same; may be more than there are.
-        founder: the one member of roster 0; its word is enough for spans that have absorbed no entry.
-        told: voices that are not linked, and have signed what they hold.
-        far: voices that are not linked; they are asked through others.
-        carriers: linked peers that may be linked with those.
-        half: of all who count, this peer with them where it does.
-        is_strict: whether nobody but more than half of the electorate is believed.
-        is_few: whether less than that is, because most of the electorate could not be asked, or waits itself.
+        near: all voices, heard or not.
+        heard: voices that are linked and alive, and report that they hold the state.
+        empty: voices that are linked and alive, and report that they hold nothing.
+        needed: number of voices that must agree; may be more than there are.
+        founder: the only member of roster 0. Its answer is enough for spans that have absorbed no entry.
+        founder_holds: whether the founder is linked and alive, and reports that it holds the state; a voice or not.
+        told: voices that are not linked, and have signed that they hold the state.
+        far: voices that are not linked; they are asked through other peers.
+        carriers: linked peers that may have links to `far`.
+        half: half of the number of peers that count, including this one if it counts.
+        is_strict: whether only more than half of the electorate is accepted.
+        is_few: whether less is accepted, because most of the electorate cannot be asked or lacks the state itself.
     """
 
     near: frozenset[PeerId] = frozenset()
@@ -66,7 +71,7 @@ class Voices:
 
     @property
     def askable(self) -> list[PeerId]:
-        """Return who can be asked what it holds."""
+        """Return the peers that can be asked directly what they hold."""
         return sorted(self.heard | {self.founder} if self.founder is not None and self.founder_holds else self.heard)
 
     def are_enough(self, voters: Collection[PeerId]) -> bool:
@@ -74,15 +79,15 @@ class Voices:
         return len((self.heard | self.told).intersection(voters)) >= self.needed
 
     def are_most(self, voters: Collection[PeerId]) -> bool:
-        """Return whether `voters` are more than half of the others, of a span of which this peer can say nothing."""
+        """Return whether `voters` are more than half of the voices, for a span of which this peer has no sound copy."""
         return 2 * len(self.near.intersection(voters)) > len(self.near)
 
     def may_name(self, head: SpanHead, voters: Collection[PeerId]) -> bool:
-        """Return whether a span that `voters` hold at `head` may be taken."""
+        """Return whether a span may be taken at `head`, where `voters` hold it."""
         return self.are_enough(voters) or (is_start(head) and self.founder in voters)
 
     def sentence(self) -> str:
-        """Return a sentence: which voices were heard, and how many are needed."""
+        """Return a sentence that names the voices heard, and how many are needed."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
             f"hears {names} of the {len(self.near)} members whose word counts here; {self.needed} must name the same "
@@ -90,7 +95,7 @@ class Voices:
         )
 
     def sentence_of_few(self) -> str:
-        """Return the warning that most voters could not be asked, with the peers that are believed instead."""
+        """Return the warning that most voters could not be asked, with the peers whose answers count instead."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
             f"most voters could not be reached, or wait for the state themselves; going by what {names} hold; "
@@ -116,16 +121,17 @@ def voices_for(
     holders: Collection[PeerId],
     empty: Collection[PeerId] = (),
 ) -> Voices:
-    """Return whose word counts for `me`.
+    """Return the voices of `me`.
 
     Args:
         can_be_dialled: whether members that cannot be dialled can reach this peer.
-        is_ready: whether this peer holds the agreed state already.
-        has_listened: whether all that can be heard have had the time to be heard.
-        roster: in force here, and its `grid`.
-        gone: members that have said good-bye.
-        holders: peers that are linked, alive, on our chain of rosters, and say that they hold the state.
-        empty: peers that are linked and alive, and say that they hold nothing.
+        is_ready: whether this peer already holds the agreed state.
+        has_listened: whether all peers that can be heard have had time to be heard.
+        roster: the roster in force here.
+        grid: the grid of `roster`.
+        gone: members that have left.
+        holders: peers that are linked, alive and on our chain of rosters, and report that they hold the state.
+        empty: peers that are linked and alive, and report that they hold nothing.
     """
     others = frozenset(
         member.peer
@@ -137,14 +143,14 @@ def voices_for(
         near = voters if voters.difference(empty) else others
     elif is_member or not has_listened:
         near = others & grid.neighbours(me)
-    else:  # of the row that it would be dealt to it may reach nobody
+    else:  # it may be unable to reach the row that it would be assigned to
         near = voters if len(voters.intersection(holders)) >= ENOUGH_VOTERS else others
     if not near.difference(empty) and founder in holders:
-        near = frozenset((founder,))  # no member holds anything that others could fetch
+        near = frozenset((founder,))  # no member holds a state to fetch
     heard = near.intersection(holders)
     needed = len(near) // 2 + 1
     if is_member and is_ready:
-        needed = (len(near) + 1) // 2 + 1  # itself is one of all: of four, two against two are no majority
+        needed = (len(near) + 1) // 2 + 1  # it counts itself: of four, two against two are no majority
     elif has_listened:
         needed = len(near.difference(empty) if is_member else heard) // 2 + 1
     return Voices(
@@ -173,17 +179,18 @@ def namers_for(
     told: Collection[PeerId],
     told_empty: Collection[PeerId],
 ) -> Voices:
-    """Return whose word counts for the bytes of spans that `me` fetches: the electorate's.
+    """Return the peers whose answers count for the bytes of spans that `me` fetches: normally the electorate.
 
-    Who is not ready, has waited as long as a stall takes and could not ask most of the electorate, goes by its
-    `voices`. So does a member of a grid. Voters that are not ready do not make it enough for a member: where most came
-    back with old disks, each would wait for the others for ever.
+    A member of a grid uses its `voices`. So does a peer that is not ready, has waited as long as a stall takes and
+    could not ask most of the electorate. A member counts voters as asked only if they are ready: if most came back with
+    old disks, each would wait for the others for ever.
 
     Args:
         linked: members, and the founder, that are linked and alive.
-        holders, empty: peers that are linked, alive, and say that they hold some state, or nothing.
-        ready: those of the holders that say that it is the agreed one.
-        told, told_empty: peers that have signed the same of late; they count where they are not linked.
+        holders, empty: peers that are linked and alive, and report that they hold some state, or nothing.
+        ready: holders that report that it is the agreed state.
+        told, told_empty: peers that have recently signed that they hold some state, or nothing. They count if they are
+            not linked.
     """
     is_member = roster.member(me) is not None
     voters = roster.voters - {me} - frozenset(gone)
@@ -205,11 +212,11 @@ def namers_for(
 
 
 class NamedContents:
-    """Chain and content digests of spans as each voice said them last. A state machine without I/O.
+    """Chain and content digests of spans, as last reported by each voice. A state machine without I/O.
 
     Args:
-        answer_seconds: how long an answer may take.
-        pause_seconds: from one question to the next, of the same voice about the same fragment.
+        answer_seconds: time that an answer may take.
+        pause_seconds: time between two questions to the same voice about the same fragment.
     """
 
     def __init__(self, *, answer_seconds: float, pause_seconds: float) -> None:
@@ -220,7 +227,7 @@ class NamedContents:
         self._said: dict[int, dict[PeerId, tuple[tuple[tuple[Digest, Digest], ...], float]]] = {}
 
     def may_ask(self, fragment: int, voice: PeerId, now: float) -> bool:
-        """Return whether to ask a voice what it holds of a fragment, and count on its being asked."""
+        """Return whether to ask a voice for its digests of a fragment. If so, count the question as sent."""
         key = (fragment, voice)
         asked, until = self._asked.get(key, -math.inf), self._under_way.get(key, -math.inf)
         if now < max(asked + self._pause_seconds, until):
@@ -229,7 +236,7 @@ class NamedContents:
         return True
 
     def take(self, sender: PeerId, reply: ContentReply) -> bool:
-        """Note an answer; False where nobody asked."""
+        """Note an answer. Return False if it was not requested."""
         key = (reply.fragment, sender)
         if self._under_way.pop(key, None) is None:
             return False
@@ -237,20 +244,20 @@ class NamedContents:
         return True
 
     def note(self, voter: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...], asked_at: float) -> None:
-        """Note what a voter has signed that it holds, unless it has said something later."""
+        """Note the digests that a voter has signed, unless it has sent newer ones."""
         said = self._said.setdefault(fragment, {})
         if voter not in said or said[voter][1] <= asked_at:
             said[voter] = (digests, asked_at)
 
     def of(self, span: SpanId, since: float = -math.inf) -> dict[PeerId, tuple[Digest, Digest]]:
-        """Return what voices hold of a span: of those that were asked no earlier than `since`."""
+        """Return the digests of a span by voice, from voices that were asked no earlier than `since`."""
         said = self._said.get(span.fragment, {}).items()
         return {voice: pairs[span.index] for voice, (pairs, at) in said if at >= since and span.index < len(pairs)}
 
     def forget(self, fragment: int) -> None:
-        """Forget what was said of a fragment; all are asked again."""
+        """Forget the answers about a fragment, so that all voices are asked again."""
         self._said.pop(fragment, None)
 
     def clear(self) -> None:
-        """Forget what was said; nothing is being fetched."""
+        """Forget all answers; nothing is being fetched."""
         self._said.clear()

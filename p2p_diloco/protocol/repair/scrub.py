@@ -1,8 +1,9 @@
-"""Are the bytes still those that they should be? Contents compared with others at equal chain digests, now and then.
+"""Check that the bytes in memory are still right, by comparing contents with other peers at equal chain digests.
 
-Memory can fail. Whoever differs from another peer first works out from its own checkpoint and entries what its bytes
-should be: that decides between two, and mends without anybody's help. Where the disk does not lead there, or says that
-memory is right (a bit may have flipped before the checkpoint), a majority that holds the same other bytes overrules it.
+Memory can fail. A peer that differs from another first computes from its own checkpoint and entries what its bytes
+should be. That decides between two peers, and repairs the bytes without help from others. If the disk does not reach
+that far, or confirms what is in memory (a bit may have flipped before the checkpoint), a majority that holds the same
+other bytes overrules the peer.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from p2p_diloco.protocol.wire.messages import ContentReply, SignedContent
 WITNESSES = 2
 
 _Said = tuple[Digest, Digest] | None
-"""Chain and content digest of a span, as a peer said them."""
+"""Chain and content digest of a span, as reported by a peer."""
 
 
 class Scrub:
     """Compares the bytes that this peer and others hold. A state machine without I/O.
 
     Args:
-        num_spans: spans of each fragment.
-        pause_seconds: after a comparison that differed, before the same peer is asked again.
+        num_spans: number of spans of each fragment.
+        answer_seconds: time that an answer may take.
+        pause_seconds: time after a comparison that differed before the same peer is asked again.
     """
 
     def __init__(self, *, num_spans: Sequence[int], answer_seconds: float, pause_seconds: float) -> None:
@@ -42,27 +44,27 @@ class Scrub:
         self._unsettled: set[SpanId] = set()
 
     def begin_again(self) -> None:
-        """Trust nothing verified so far; contents are compared anew. Differences stay noted as unsettled."""
+        """Begin a new scrub: discard results and compare contents again. Differences stay noted as unsettled."""
         self._unsettled = set(self._accusers)
         for forgotten in (self._witnesses, self._accusers, self._paused, self._rebuilding, self._rebuilt):
             forgotten.clear()
 
     def moved(self, span: SpanId) -> None:
-        """Note that a span's bytes were replaced: what was said about it is void."""
+        """Note that a span's bytes were replaced, and discard earlier results about it."""
         self._witnesses.pop(span.fragment, None)
         self._accusers.pop(span, None)
         self._rebuilding.discard(span)
         self._rebuilt.discard(span)
 
     def hear_only(self, peers: Collection[PeerId]) -> None:
-        """Forget what others than these have testified: they were asked when there was nobody better."""
+        """Discard the results of all other peers: they were asked when no better ones were known."""
         for seen in self._witnesses.values():
             seen.intersection_update(peers)
 
     def is_verified(self, donors: Collection[PeerId], namers: Voices | None = None) -> bool:
-        """Return whether others hold the same bytes of every fragment.
+        """Return whether enough others hold the same bytes of every fragment.
 
-        As many of `donors` as can be asked, up to two, or more than half of the electorate, whatever two donors say.
+        Enough are two of `donors` (or the only one), or more than half of the electorate, whatever two donors report.
         """
         needed = min(WITNESSES, len(donors))
         seen = [self._witnesses.get(fragment, set()) for fragment in range(len(self._num_spans))]
@@ -73,7 +75,7 @@ class Scrub:
         )
 
     def may_ask(self, fragment: int, donor: PeerId, now: float) -> bool:
-        """Return whether to ask a peer that stands where we stand for its digests, and count on its being asked."""
+        """Return whether to ask a peer at our tips for its digests. If so, count the question as sent."""
         seen, key = self._witnesses.get(fragment, ()), (fragment, donor)
         if donor in seen or len(seen) >= WITNESSES:
             return False
@@ -83,22 +85,22 @@ class Scrub:
         return True
 
     def ask_again(self, fragment: int) -> None:
-        """Let peers that differed be asked at once."""
+        """Allow peers that differed to be asked again at once."""
         self._paused = {key: until for key, until in self._paused.items() if key[0] != fragment}
 
     def is_contested(self, fragment: int) -> bool:
-        """Return whether somebody holds something else of a fragment."""
+        """Return whether any peer holds other bytes of a fragment."""
         return any(span.fragment == fragment for span in self._accusers)
 
     def take(self, sender: PeerId, reply: ContentReply) -> CompareContent | None:
-        """Have a peer's digests compared with ours, if it was asked for them."""
+        """Return the comparison of a peer's digests with ours; None if they were not requested."""
         key = (reply.fragment, sender)
         if self._asked.pop(key, None) is None:
             return None
         return self._compare(sender, sender, reply.fragment, reply.digests)
 
     def compare_signed(self, answer: SignedContent, carrier: PeerId) -> CompareContent:
-        """Have the digests compared that a peer has signed, which is not linked."""
+        """Return the comparison of digests that were signed by a peer without a link."""
         return self._compare(answer.voter, carrier, answer.fragment, answer.digests)
 
     def _compare(
@@ -110,10 +112,10 @@ class Scrub:
     def compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float, voices: Voices
     ) -> tuple[list[SpanId], list[SpanId]]:
-        """Note a comparison at equal chain digests.
+        """Note the result of a comparison at equal chain digests.
 
         Returns:
-            The spans to rebuild from the own disk, and those that a majority of `voices` has overruled since.
+            The spans to rebuild from this peer's disk, and the rebuilt spans that a majority of `voices` overrules.
         """
         differing = list(differing)
         said = self._said.pop((fragment, peer), ())
@@ -133,15 +135,15 @@ class Scrub:
         return rebuild, overruled
 
     def accuse(self, span: SpanId, peer: PeerId, said: _Said) -> None:
-        """Note that a peer holds something else at the same chain digest."""
+        """Note that a peer holds other bytes at the same chain digest."""
         self._accusers.setdefault(span, {})[peer] = said
 
     def accusers(self, span: SpanId) -> list[PeerId]:
-        """Return who holds something else than this peer."""
+        """Return the peers that hold other bytes of a span than this one."""
         return sorted(self._accusers.get(span, {}))
 
     def overrulers(self, span: SpanId, voices: Voices) -> list[PeerId]:
-        """Return a majority that agrees with each other and not with us; nobody where there is none."""
+        """Return a majority that agrees on other bytes than ours; empty if there is none."""
         said = self._accusers.get(span, {})
         for what in said.values():
             agreeing = [peer for peer in sorted(said) if said[peer] == what]
@@ -150,7 +152,7 @@ class Scrub:
         return []
 
     def rebuilt(self, span: SpanId) -> bool:
-        """Note that the own disk has answered about a span; False when it was not asked since the scrub began."""
+        """Note that the disk has answered about a span. Return False if it was not asked since the scrub began."""
         if span not in self._rebuilding:
             return False
         self._rebuilding.discard(span)
@@ -158,9 +160,9 @@ class Scrub:
         return True
 
     def forget_rebuild(self, span: SpanId) -> None:
-        """Note that the span moved on while the disk was asked: ask again when it differs again."""
+        """Note that the span moved on while the disk was asked. If it differs again, the disk is asked again."""
         self._rebuilding.discard(span)
 
     def is_unsettled(self, span: SpanId) -> bool:
-        """Return whether a span differed in the scrub before as well."""
+        """Return whether a span also differed in the previous scrub."""
         return span in self._unsettled

@@ -1,9 +1,9 @@
-"""Content digests that a voter signs for one asker, so that peers that are linked with both can carry them.
+"""Content digests that a voter signs for one requester, so that other peers can carry them.
 
-Who joins may be linked with a few members only. It takes a state that more than half of the electorate named, so it
-asks voters that it has no link to through the peers that it has links to. Those can withhold an answer, not change it.
-Nobody is linked with all voters of a large grid, so who carries a question and has no link to its voter passes it to a
-member that should have one; from there it goes to the voter or nowhere.
+A joiner may have links to a few members only, and takes only a state that more than half of the electorate named. So it
+asks voters that it has no link to through the peers that it has links to. Those can withhold an answer, but not change
+it. In a large grid no peer has links to all voters. A carrier without a link to the voter passes the question to a
+member that should have one; that member passes it to the voter or drops it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.protocol.wire.messages import SignedContent, SignedContentRequest
 
 FIRST_CARRIERS = 2
-"""Linked peers that carry a question at first; twice as many each time that nobody answers, until all do."""
+"""Number of linked peers that carry a question at first. It doubles each time that no answer arrives, up to all."""
 LATE_ANSWERS = 4.0
-"""An answer is worth carrying for so many times as long as a question waits before it is asked again."""
+"""Time for which an answer is carried, as a multiple of the time after which a question is repeated."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Asked:
-    """A question to a voter: its number, when it was first asked, how often, and when it is to be asked again.
+    """A question to a voter.
 
-    `all_at` is when it had been sent through all carriers.
+    Attributes:
+        nonce: its number.
+        first_at: when it was first sent with that number.
+        times: how often it was sent.
+        again_at: when to send it again.
+        all_at: when it had been sent through all carriers.
     """
 
     nonce: int
@@ -36,13 +41,13 @@ class _Asked:
 
 
 class FarVoters:
-    """Asks voters that are not linked, through others, and keeps their signed answers. A state machine without I/O.
+    """Asks voters without a link through other peers, and keeps their signed answers. A state machine without I/O.
 
     Args:
-        draw_nonce: returns a number that nobody knows before; given the time.
-        num_spans: spans of each fragment.
-        answer_seconds: after this long without an answer a question goes through more peers.
-        pause_seconds: from one answer to the next question of the same voter about the same fragment.
+        draw_nonce: returns an unpredictable number, given the time.
+        num_spans: number of spans of each fragment.
+        answer_seconds: time without an answer after which a question is sent through more peers.
+        pause_seconds: time from an answer to the next question to the same voter about the same fragment.
     """
 
     def __init__(
@@ -63,12 +68,12 @@ class FarVoters:
         self._rests_until: dict[tuple[int, PeerId], float] = {}
         self._signed: dict[PeerId, tuple[bool, float]] = {}
         self.rosters: dict[PeerId, tuple[Digest, float]] = {}
-        """Which roster each has signed that it goes by, and when that came."""
+        """The roster that each voter has signed to be in force, and when that arrived."""
 
     def ask(
         self, fragments: Iterable[int], voters: Iterable[PeerId], carriers: Sequence[PeerId], now: float
     ) -> list[tuple[PeerId, SignedContentRequest]]:
-        """Return what to ask now, and through whom. A question keeps its number until it is answered."""
+        """Return the questions to send now, each with its carrier. A question keeps its number until it is answered."""
         questions: list[tuple[PeerId, SignedContentRequest]] = []
         for fragment, voter in [(fragment, voter) for fragment in fragments for voter in voters]:
             key = (fragment, voter)
@@ -76,7 +81,7 @@ class FarVoters:
             if not carriers or now < (asked.again_at if asked is not None else self._rests_until.get(key, -math.inf)):
                 continue
             if asked is not None and now - asked.first_at > LATE_ANSWERS * self._answer_seconds * len(carriers):
-                asked.nonce, asked.first_at = self._draw_nonce(now), now  # somebody may have kept an old answer
+                asked.nonce, asked.first_at = self._draw_nonce(now), now  # a carrier may have kept an old answer
             if asked is None:
                 asked = self._asked[key] = _Asked(nonce=self._draw_nonce(now), first_at=now, times=0, again_at=now)
             request = SignedContentRequest(fragment=fragment, voter=voter, asker=self._me, nonce=asked.nonce)
@@ -94,18 +99,18 @@ class FarVoters:
         return done.issuperset(voters)
 
     def forget(self) -> None:
-        """Forget what was asked and answered: the clock was far ahead, and all of it is of a time to come."""
+        """Forget all questions and answers: the clock was far ahead, so their times lie in the future."""
         for table in (self._asked, self._rests_until, self._signed, self.rosters):
             table.clear()
 
     def expects(self, answer: SignedContent) -> bool:
-        """Return whether an answer that was carried here has the number of a question, and a fitting length."""
+        """Return whether a carried answer has the number of a pending question and the right length."""
         asked = self._asked.get((answer.fragment, answer.voter))
         fits = asked is not None and len(answer.digests) in (0, self._num_spans[answer.fragment])
         return fits and asked is not None and asked.nonce == answer.nonce
 
     def take(self, answer: SignedContent, now: float) -> float:
-        """Note an answer that is expected and signed; return when it was asked for."""
+        """Note an answer that is expected and correctly signed. Return when its question was first sent."""
         key = (answer.fragment, answer.voter)
         self._rests_until[key] = now + self._pause_seconds
         self._signed[answer.voter] = (bool(answer.digests), now)
@@ -113,15 +118,19 @@ class FarVoters:
         return self._asked.pop(key).first_at
 
     def signed(self, since: float, *, holds: bool) -> list[PeerId]:
-        """Return voters that have signed since then that they hold the state, or that they do not."""
+        """Return voters that have signed, at `since` or later, that they hold the state, or that they do not."""
         return [voter for voter, (does, at) in self._signed.items() if does == holds and at >= since]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Carried:
-    """A question under way: its number, when it was passed on last, and how many were before it.
+    """A question that this peer has forwarded.
 
-    `awaited` names whom it went to and has not answered, and when it went there.
+    Attributes:
+        nonce: its number.
+        at: when it was last forwarded.
+        times: how many earlier ones the same sender had forwarded.
+        awaited: peers that have not answered it, and when it was sent to each.
     """
 
     nonce: int
@@ -131,7 +140,10 @@ class _Carried:
 
 
 class Carrier:
-    """Questions that this peer carries for others, one at a time for each sender, asker, voter and fragment. No I/O."""
+    """Carries questions for others, one at a time per sender, requester, voter and fragment.
+
+    A state machine without I/O.
+    """
 
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
@@ -141,7 +153,7 @@ class Carrier:
     def carry(
         self, sender: PeerId, question: SignedContentRequest, ways: Sequence[PeerId], now: float
     ) -> PeerId | None:
-        """Return whom to pass a question on to, each time the next of `ways`; None: nobody, or it comes too often."""
+        """Return the peer to forward a question to, each time the next of `ways`; None if none, or asked too often."""
         key = (question.voter, question.asker, question.fragment)
         before = self._carried.get(key, {}).get(sender)
         if not ways or (before is not None and now < before.at + self._seconds):
@@ -155,9 +167,10 @@ class Carrier:
         return to
 
     def bring(self, sender: PeerId, answer: SignedContent, now: float) -> list[PeerId]:
-        """Return whom to pass an answer on to: once from each to whom the question went.
+        """Return the peers to forward an answer to: once from each peer that the question was sent to.
 
-        Where it was asked again since, the first answer may come yet; and one may be forged, which only the asker sees.
+        If the question was repeated, the answer to the first one may still arrive. An answer may also be forged, which
+        only the requester can detect.
         """
         waiting = []
         for peer, carried in self._carried.get((answer.voter, answer.asker, answer.fragment), {}).items():

@@ -1,4 +1,4 @@
-"""A transfer: what is fetched of a span, how long it is waited for, and the pieces that have arrived."""
+"""A transfer: what is fetched for a span, how long answers may take, and the pieces that have arrived."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class CatchUpRules:
     """The sizes of what is fetched, and how long an answer may take.
 
     Attributes:
-        num_spans: spans of each fragment.
+        num_spans: number of spans of each fragment.
         span_bytes: bytes of anchor and momentum of each span.
-        answer_seconds: for digests, which take hashing.
-        entry_seconds: for entries and heads.
-        piece_seconds: for a piece of a span.
-        piece_target_seconds: what a piece should take, so that entries do not wait long behind pieces.
-        pause_seconds: after a comparison that differed, before the same peer is asked again.
-        patience_seconds: for a majority that stands lower to follow entries that only we hold.
+        answer_seconds: time limit for digests, which must be computed first.
+        entry_seconds: time limit for entries and heads.
+        piece_seconds: time limit for a piece of a span.
+        piece_target_seconds: time that a piece should take, so that entries do not wait long for pieces.
+        pause_seconds: time after a comparison that differed before the same peer is asked again.
+        patience_seconds: time for a majority at a lower tip to follow entries that only this peer holds.
     """
 
     num_spans: tuple[int, ...]
@@ -45,13 +45,13 @@ class CatchUpRules:
 
 
 class Transfer:
-    """A span that is being fetched: all of one version, in one piece of memory, from the front without a gap.
+    """A span that is being fetched: one version, in one block of memory, filled from the front without gaps.
 
     Attributes:
-        began: when its first piece came.
-        donors: whose pieces it is made of.
-        content: content digest of what came; None until all has come and was hashed.
-        named: content digest that a majority named for this head; None until one has.
+        began: when its first piece arrived.
+        donors: peers that sent its pieces.
+        content: content digest of the whole span; None until all pieces have arrived and were hashed.
+        named: content digest that a majority named for this head; None until then.
         is_sure: whether that was a majority of the electorate.
     """
 
@@ -67,19 +67,19 @@ class Transfer:
         self.named: Digest | None = None
         self.is_sure = False
         self.state = awaited_vector(total_bytes // 4).data.cast("B")
-        """Whoever gets it at the end owns it. As long as the agreed span, whatever a donor says.
+        """The bytes of the span. Its length is that of the agreed span, whatever a donor claims. The receiver owns it.
 
-        φ and m lie in it until their first entry. Not on the heap: a newcomer's spans go one by one, and would leave
-        holes there as large as all of them.
+        φ and m stay in it until their first entry. It is not on the heap: a newcomer's spans are freed one by one, and
+        would leave holes there as large as all of them.
         """
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all pieces have come."""
+        """Return whether all pieces have arrived."""
         return self.received_bytes == self.total_bytes
 
     def add(self, piece: bytes | memoryview, donor: PeerId) -> None:
-        """Put the next piece where it belongs."""
+        """Append the next piece."""
         self.donors.add(donor)
         end = self.received_bytes + len(piece)
         self.state[self.received_bytes : end] = piece

@@ -1,7 +1,7 @@
-"""How many requests are under way at once: as many as the line answers in good time, and no more.
+"""The number of requests under way: as many as the line can answer in good time, and no more.
 
-On a thin line requests wait for each other. Too many at once all look unanswered, are asked of others again, and the
-line carries everything twice.
+On a thin line, requests wait for each other. If there are too many, all seem unanswered and are repeated to other
+donors, and the line carries everything twice.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from p2p_diloco.ids import PeerId, SpanId
 
 MOST_ASKED = 64
 LONGEST_PATIENCE = 4.0
-"""Answers may come to be given this many times as long as at first, and so may those of a donor that answers other
-requests meanwhile; then the question counts as lost."""
+"""Longest time to wait for an answer, as a multiple of the initial time. It applies where answers take long, and to a
+donor that answers other requests meanwhile. After it, a request counts as lost."""
 SHORTEST_WINDOW = 2.0
-"""One at a time leaves the line idle while the next question is on its way."""
+"""Smallest window. With one request at a time, the line is idle while the next one is on its way."""
 FIRST_WINDOW = 4.0
 SHRINKS_TO = 0.7
 SLOW = 2.0
@@ -26,11 +26,11 @@ WEIGHT_OF_LATEST = 0.25
 
 
 class Window:
-    """One kind of requests. A value that learns; no I/O.
+    """The window of one kind of requests. A state machine without I/O.
 
     Args:
-        seconds: how long an answer may take; longer once answers are known to take longer here.
-        target_seconds: what answers should take: what waits in a line holds up all that comes behind it.
+        seconds: initial time that an answer may take; longer once answers are known to take longer.
+        target_seconds: time that an answer should take, because an answer delays everything after it in the line.
     """
 
     def __init__(self, *, seconds: float, target_seconds: float) -> None:
@@ -42,18 +42,18 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Requests that may be under way."""
+        """Maximum number of requests under way."""
         return int(self._size)
 
     @property
     def seconds(self) -> float:
-        """How long an answer may take."""
+        """Time that an answer may take."""
         return min(max(self._seconds, PATIENCE * self._usual_seconds), self.longest_seconds)
 
     def answered(self, took_seconds: float) -> None:
-        """Learn from an answer: quick ones make room for more requests, slow ones for fewer.
+        """Adjust to an answer: a quick one allows more requests, a slow one fewer.
 
-        One that took longer than any may was lost on the way, and says no more than that.
+        One that took longer than the longest time was lost on the way; it counts as that time.
         """
         took_seconds = min(took_seconds, self.longest_seconds)
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
@@ -63,13 +63,17 @@ class Window:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:
-        """Learn from a request that nobody answered."""
+        """Adjust to a request that was not answered."""
         self._size = max(self._size / 2.0, SHORTEST_WINDOW)
 
 
 @dataclass(slots=True, kw_only=True)
 class Asked:
-    """A request under way since `at`; it may be renewed up to `last`. `piece_bytes`: the length asked for."""
+    """A request under way since `at`. Its time limit `until` may be extended up to `last`.
+
+    Attributes:
+        piece_bytes: the size requested.
+    """
 
     donor: PeerId
     until: float
@@ -79,13 +83,13 @@ class Asked:
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:
-    """Return a number that deals spans over equally loaded donors, the same on every machine.
+    """Return a number that spreads spans over equally loaded donors, the same on every machine.
 
-    A product: a sum would add the same number for each donor, and so deal every span to the same one.
+    It is a product: with a sum, all spans would rank the donors alike and go to the same one.
     """
     return (donor[0] * 257 + donor[1] + 1) * (span.index * 31 + span.fragment * 7 + 1) % 65521
 
 
 def least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:
-    """Return whom to ask for a span: who is asked for least."""
+    """Return the donor to ask for a span: the one with the fewest requests."""
     return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))
