@@ -1,12 +1,12 @@
-"""The one repair: compare at a closed boundary, fetch what is missing, replay in parent order, compare contents.
+"""The one repair: compare at a closed boundary, fetch missing entries, replay in parent order, compare contents.
 
-It serves the joiner, the straggler and the healed split alike. Requests are dealt over all donors, few at a time each,
-entries before spans: on a thin link a joiner must first keep up with what it holds. As long as a donor answers
-something it may take its time with the rest; one that does not is left for another.
+It serves joiners, stragglers and healed splits alike. Requests are spread over all donors, a few at a time to each.
+Entries come before spans: on a thin link, a joiner must first keep up with the spans that it holds. A donor that
+answers some requests may take longer with the others. One that answers none is replaced by another.
 
-One peer's word is a reason to ask. Entries prove themselves: they are signed by their owner. A whole span proves
-nothing, so it is taken only at a tip, and with the bytes, that a majority named (`majority.py`); until then it waits
-here, in nobody's way.
+The claim of one peer is a reason to ask. Entries prove themselves, because their owner signed them. A whole span proves
+nothing, so it is accepted only at a tip, and with the bytes, that a majority named (`majority.py`). Until then it waits
+here and blocks nothing.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from p2p_diloco.protocol.wire.messages import (
 Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest | SpanRequest
 
 MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
-"""Requests under way at one donor: enough that it never waits for the next one, nor for those that were lost."""
+"""Maximum number of requests under way at one donor: enough to keep it busy even if some requests are lost."""
 QUIET_SHARE = 0.125
-"""Share of `piece_seconds` for which a donor that used to answer may answer nothing while others do."""
+"""Share of `piece_seconds` for which a donor that used to answer may be silent while others answer."""
 MOST_LACKING = 2
-"""Donors that lack the entry we need, or questions that who is ahead did not answer: with more it is not waited for."""
+"""Number of donors without an entry, plus unanswered requests to the peer ahead, above which that peer is given up."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Tie:
-    """Another peer stands on another child of our tip's parent, or on a line that seems to go on from one.
+    """A tie: another peer's tip is another child of our tip's parent, or seems to descend from one.
 
     Attributes:
-        tip: where we stand.
-        ahead: who stands higher, on a line that our tip is not on; None: theirs is as high as ours, and wins.
-        parent, state: the span before our last entry, from the own disk; None until the disk has answered.
+        tip: our tip.
+        ahead: a peer with a higher tip that does not descend from ours; None: its tip is as high as ours, and wins.
+        parent, state: the span before our last entry, from this peer's disk; None until the disk has answered.
     """
 
     tip: Digest
@@ -64,16 +64,16 @@ class _Tie:
 
 @dataclass(slots=True, kw_only=True)
 class _Fetch:
-    """A span, or the entry that follows its tip, that is being fetched.
+    """A span, or the entry after its tip, that is being fetched.
 
     Attributes:
-        donor: to ask first; None: any.
+        donor: the donor to ask first; None: any.
         asked: the request under way.
-        first_asked: when the question was asked first, while it is not answered.
-        transfer: the pieces of a whole span that have come.
-        servers: donors that were asked for a whole span; their pieces are taken.
+        first_asked: when an unanswered request was first sent.
+        transfer: the pieces of a whole span that have arrived.
+        servers: donors that were asked for a whole span; pieces are accepted from them.
         late: the donor that answered too late, or not at all.
-        on_word_of: a peer whose word about the bytes is enough.
+        on_word_of: a peer whose answer about the bytes is enough.
     """
 
     want: Want
@@ -88,14 +88,14 @@ class _Fetch:
 
 @dataclass(slots=True, kw_only=True)
 class _Finding:
-    """Findings about the tip of a span; they are void once the tip moves.
+    """Findings about the tip of a span. They are discarded once the tip moves.
 
     Attributes:
-        is_unjoinable: no entries lead from it to where others stand.
-        goes_back: a majority stands lower, so a transfer may take entries back.
-        above_since: when a majority was first seen to stand lower.
-        undecided_since: when no tip was first seen to have a majority.
-        num_unanswered: requests for an entry that the peer ahead did not answer.
+        is_unjoinable: no entries lead from it to the others' tips.
+        goes_back: a majority has a lower tip, so a transfer may undo entries.
+        above_since: since when a majority has had a lower tip.
+        undecided_since: since when no tip has had a majority.
+        num_unanswered: number of requests for an entry that the peer ahead did not answer.
         tie: another child of its parent.
     """
 
@@ -108,10 +108,10 @@ class _Finding:
 
 
 class HeadsAsked:
-    """Asks for the tips of a fragment, one donor at a time, and each donor once while it is replayed. No I/O.
+    """Asks for the tips of a fragment: one donor at a time, and each donor only once during a replay. No I/O.
 
-    A fragment that is replayed differs from its donors until it is done, and each of their heartbeats shows it. Asked
-    with each, a donor with a thin line would send tips again and again instead of entries.
+    While a fragment is replayed, it differs from its donors, and each of their heartbeats shows that. If each heartbeat
+    led to a request, a donor with a thin line would send tips again and again instead of entries.
     """
 
     def __init__(self) -> None:
@@ -119,18 +119,18 @@ class HeadsAsked:
         self._heard: dict[int, set[PeerId]] = {}
 
     def may_ask(self, fragment: int, donor: PeerId, now: float, *, is_replayed: bool) -> bool:
-        """Return whether nobody is being asked and, while the fragment is replayed, this donor has not been heard."""
+        """Return whether no donor is being asked and, during a replay, this donor has not answered yet."""
         if not is_replayed:
             self._heard.pop(fragment, None)
         asked = self._asked.get(fragment)
         return donor not in self._heard.get(fragment, ()) and (asked is None or asked.until <= now)
 
     def ask(self, fragment: int, donor: PeerId, until: float) -> None:
-        """Note a question."""
+        """Note a request."""
         self._asked[fragment] = Asked(donor=donor, until=until)
 
     def take(self, fragment: int, sender: PeerId) -> bool:
-        """Note a reply; False: it answers no question."""
+        """Note a reply. Return False if it was not requested."""
         asked = self._asked.get(fragment)
         if asked is None or asked.donor != sender:
             return False
@@ -139,11 +139,11 @@ class HeadsAsked:
         return True
 
     def forget(self, fragment: int) -> None:
-        """Let all be asked again: something here is not what they were compared with."""
+        """Allow all donors to be asked again: the fragment here has changed since they answered."""
         self._heard.pop(fragment, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all requests and replies."""
         self._asked.clear()
         self._heard.clear()
 
@@ -171,18 +171,18 @@ class CatchUp:
         self._unadopted: set[int] = set()
         self.is_adopting = False
         self.damaged: dict[SpanId, bool] = {}
-        """Spans that stand still until they are replaced; whether the disk is being asked about each."""
+        """Spans that stay unchanged until they are replaced, and whether the disk is being asked about each."""
         self.voices = Voices()
-        """Peers that may name a tip; set by `listen_to`, like the next one."""
+        """Peers that may name a tip; set by `listen_to`, like `namers`."""
         self.namers = Voices()
-        """Peers that may name the bytes of a span that is fetched: usually the electorate, linked or not."""
+        """Peers that may name the bytes of a fetched span: usually the electorate, linked or not."""
         self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
         self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
         self._level: dict[int, set[PeerId]] = {}
         self._doubted: dict[tuple[PeerId, SpanId], float] = {}
 
     def listen_to(self, voices: Voices, namers: Voices | None = None) -> None:
-        """Set the peers that may name tips, and those that may name bytes where these are not the same."""
+        """Set the peers that may name tips and, if they are not the same, those that may name bytes."""
         self.voices, self.namers = voices, namers if namers is not None else voices
 
     # -- what is known to be missing
@@ -194,7 +194,7 @@ class CatchUp:
             self._fetches[span] = _Fetch(want=Want.SPAN, donor=None)
 
     def want_entry(self, span: SpanId, donor: PeerId | None) -> None:
-        """Fetch the entry that follows this peer's head of `span`."""
+        """Fetch the entry that follows this peer's tip of `span`."""
         self._fetches.setdefault(span, _Fetch(want=Want.ENTRY, donor=donor))
 
     def is_transferred(self, span: SpanId) -> bool:
@@ -203,12 +203,12 @@ class CatchUp:
         return fetch is not None and fetch.want is Want.SPAN
 
     def has_asked(self, span: SpanId, donor: PeerId) -> bool:
-        """Return whether an answer about `span` is awaited from a donor."""
+        """Return whether a request about `span` to this donor is under way."""
         asked = self._asked_of(span)
         return asked is not None and asked.donor == donor
 
     def forget(self) -> None:
-        """Fetch nothing of what is wanted now."""
+        """Give up everything that is being fetched."""
         for dropped in (self._fetches, self._findings, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
         for told in (self._told, self._level, self._contents):
@@ -216,14 +216,14 @@ class CatchUp:
         self._chains.forget_forks()
 
     def adopt(self) -> None:
-        """Give up our branch: what differs from a donor of the other one is fetched, even where our log is longer."""
+        """Abandon our branch: fetch spans that differ from a donor of the other branch, even if our log is longer."""
         self.forget()
         self.scrub.begin_again()
         self._unadopted = set(range(len(self.rules.num_spans)))
         self.is_adopting = True
 
     def adopted(self, fragment: int) -> None:
-        """Note that a fragment stands where a donor's of the new branch stands."""
+        """Note that a fragment has the same tips as a donor of the new branch."""
         self._unadopted.discard(fragment)
 
     def is_complete(self) -> bool:
@@ -233,9 +233,9 @@ class CatchUp:
         return not missing
 
     def left_out(self) -> frozenset[SpanId] | None:
-        """Return the spans that are being fetched, to which nothing can be contributed; None: to no span can be.
+        """Return the spans to which nothing can be contributed, because they are being fetched; None: all spans.
 
-        That one peer alone says it stands higher keeps nobody from contributing.
+        A span is not left out if only one peer claims a higher tip.
         """
         lacks_some = self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         if not self.is_complete() and (self.is_adopting or lacks_some):
@@ -251,7 +251,7 @@ class CatchUp:
 
     @property
     def _transfers(self) -> dict[SpanId, Transfer]:
-        """Return whole spans of which something has come."""
+        """Return the transfers of whole spans that have begun to arrive."""
         return {span: fetch.transfer for span, fetch in self._fetches.items() if fetch.transfer is not None}
 
     def _asked_of(self, span: SpanId) -> Asked | None:
@@ -268,7 +268,7 @@ class CatchUp:
 
     @property
     def _parted(self) -> set[SpanId]:
-        """Return spans from which no entries lead to where others stand, and those whose tip no majority has named."""
+        """Return spans from which no entries lead to the others' tips, and spans without a tip named by a majority."""
         return {
             span for span, found in self._findings.items() if found.is_unjoinable or found.undecided_since is not None
         }
@@ -280,19 +280,19 @@ class CatchUp:
 
     @property
     def goes_by_few(self) -> bool:
-        """Return whether spans are fetched on the answers of less than a majority of the electorate."""
+        """Return whether spans are fetched on the answers of fewer than a majority of the electorate."""
         return self.namers.is_few and bool(self._transfers)
 
     @property
     def is_waiting_for_a_majority(self) -> bool:
-        """Return whether a span has come that nobody has vouched for yet."""
+        """Return whether a whole span has arrived whose bytes have not been named yet."""
         return any(transfer.is_whole and transfer.named is None for transfer in self._transfers.values())
 
     # -- asking
 
     def ask_heads(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
-        """Ask a peer whose fragment differs from ours where its spans stand, one peer at a time."""
-        # Of an entry that is missed by the way nobody has said how far it is from there.
+        """Ask a peer whose fragment differs from ours for its tips, one peer at a time."""
+        # A missing entry noticed in passing has no target height, so it is not a replay.
         replayed = (s for s, fetch in self._fetches.items() if fetch.want is Want.ENTRY and s in self._targets)
         is_replayed = any(span.fragment == fragment for span in replayed)
         if not self._heads_asked.may_ask(fragment, donor, now, is_replayed=is_replayed):
@@ -301,7 +301,7 @@ class CatchUp:
         return [self._send(donor, HeadsRequest(fragment=fragment), now)]
 
     def ask_content(self, fragment: int, donor: PeerId, now: float) -> list[Action]:
-        """Ask a peer that stands where we stand for the digests of its bytes, until enough agree."""
+        """Ask a peer at our tips for the digests of its bytes, until enough peers agree."""
         if not self.scrub.may_ask(fragment, donor, now):
             return []
         return [self._send(donor, ContentRequest(fragment=fragment), now)]
@@ -313,16 +313,16 @@ class CatchUp:
         sources: Sequence[PeerId] | None = None,
         holders: Sequence[PeerId] = (),
     ) -> list[Action]:
-        """Send what can be asked now: unanswered requests again, to another donor, and those that wait.
+        """Send all requests that can be sent now: waiting ones, and unanswered ones again, to another donor.
 
         Args:
-            donors: to ask for entries, and for spans that one of them is preferred for.
-            sources: to ask for other spans; None: the donors.
-            holders: who hold a state, ready or not: the next entry, or what a majority stands at, may be theirs alone.
+            donors: peers to ask for entries, and for spans if one of them is the preferred donor.
+            sources: peers to ask for other spans; None: the donors.
+            holders: peers that hold a state, ready or not. The next entry, or the majority's span, may be theirs alone.
         """
         everybody = list(dict.fromkeys([*donors, *(sources or ()), *holders]))
         for span in [span for span, (_, ahead) in self._targets.items() if ahead not in everybody]:
-            del self._targets[span]  # who cannot be asked must not be waited for
+            del self._targets[span]  # do not wait for a peer that cannot be asked
         self._donors.look(now)
         actions = [*self._confirm(now), *self._give_up_on(everybody, now)]
         wide = self._donors.sound(donors if sources is None else sources, now)
@@ -333,11 +333,11 @@ class CatchUp:
             if fetch.asked is not None:
                 load[fetch.want][fetch.asked.donor] = load[fetch.want].get(fetch.asked.donor, 0) + 1
                 left[fetch.want] -= 1
-        # Entries, from whoever has them: one that is shunned may be the only one ahead.
+        # Entries are requested from any donor: an avoided one may be the only one ahead.
         preferred = self._donors.sound([*donors, *holders], now)
         for want, able, preferable in ((Want.ENTRY, donors, everybody), (Want.SPAN, wide, preferred)):
             if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
-                continue  # while a transfer runs, nearly always
+                continue  # the usual case during a transfer
             for span, fetch in self._waiting(want):
                 free = [donor for donor in able if load[want][donor] < MOST_ASKED_PER_DONOR[want]]
                 if not free or left[want] <= 0:
@@ -352,7 +352,7 @@ class CatchUp:
         return actions
 
     def _take_back_for(self, sources: Sequence[PeerId]) -> None:
-        """Take spans back from donors that were asked when there were no better ones, as many as those can serve."""
+        """Cancel span requests to donors other than `sources`, as many as the sources can serve in their place."""
         under_way = [(fetch, fetch.asked) for fetch in self._fetches.values() if fetch.asked is not None]
         asked_here = sum(asked.donor in sources for _, asked in under_way)
         spare = MOST_ASKED_PER_DONOR[Want.SPAN] * len(sources) - asked_here
@@ -363,7 +363,7 @@ class CatchUp:
                 spare -= 1
 
     def _waiting(self, want: Want) -> list[tuple[SpanId, _Fetch]]:
-        """Return what nobody was asked for yet; first the spans of which something has come."""
+        """Return the fetches without a request under way. Spans with pieces come first."""
         waiting = [(span, fetch) for span, fetch in self._fetches.items() if fetch.want is want and fetch.asked is None]
         if want is Want.ENTRY:
             return waiting
@@ -386,10 +386,10 @@ class CatchUp:
         return self._request(span, fetch, donor, now)
 
     def _give_up_on(self, donors: Sequence[PeerId], now: float) -> list[Action]:
-        """Take requests back from donors that are too slow, or have stopped; say so of one that stopped serving spans.
+        """Cancel requests to donors that are too slow or have stopped; report donors that stopped serving spans.
 
-        One whose heartbeats do not come through goes on: on a thin line they wait behind its own pieces. A link that is
-        lost takes its requests with it, see `lose`.
+        A donor without recent heartbeats is kept: on a thin line they wait for its own pieces. Requests to a donor
+        whose link is lost are cancelled in `lose`.
         """
         actions: list[Action] = []
         for span, fetch in self._fetches.items():
@@ -408,12 +408,12 @@ class CatchUp:
                 if want is Want.SPAN:
                     what = f"served nothing of {span} for {now - asked.at:.0f} s"
                     actions += self._donors.shun(asked.donor, what, now)
-                if is_late:  # one donor that stopped says nothing about the line
+                if is_late:  # a donor that stopped tells nothing about the line
                     self._windows[want].unanswered()
         return actions
 
     def heard(self, donor: PeerId, now: float) -> None:
-        """Note that a donor has answered something: it may take its time with the rest."""
+        """Note that a donor has sent an answer, and extend the time limits of its other requests."""
         self._donors.heard(donor, now)
         for fetch in self._fetches.values():
             asked = fetch.asked
@@ -436,16 +436,16 @@ class CatchUp:
     # -- answers
 
     def take_heads(self, sender: PeerId, reply: HeadsReply) -> bool:
-        """Return whether a reply answers what was asked and fits the run."""
+        """Return whether a reply was requested and fits the run."""
         fits = reply.fragment < len(self.rules.num_spans) and len(reply.heads) == self.rules.num_spans[reply.fragment]
         return fits and self._heads_asked.take(reply.fragment, sender)
 
     def note_differences(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
-        """Note where a voice's spans stand, and do what follows from it.
+        """Note a voice's tips, and fetch what follows from them.
 
-        Entries are asked for on one word, also on that of a peer that is not ready: it may hold what the ready ones
-        lack, and wait until they hold it. A whole span is fetched where a majority stands elsewhere and entries do not
-        lead there.
+        The claim of one peer is enough to request entries, even if it is not ready: it may hold entries that the ready
+        ones lack, and wait until they have them. A whole span is fetched if a majority has another tip that cannot be
+        reached by entries.
         """
         self._told.setdefault(reply.fragment, {})[sender] = reply.heads
         self._level.get(reply.fragment, set()).discard(sender)
@@ -456,7 +456,7 @@ class CatchUp:
             if mine is None or mine.digest == theirs.digest:
                 continue
             if theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
-                self._finding(span).is_unjoinable = False  # it may have the entries that others lack
+                self._finding(span).is_unjoinable = False  # this peer may have the entries that others lack
                 if theirs.height >= self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self.want_entry(span, sender)
@@ -470,19 +470,19 @@ class CatchUp:
         return actions
 
     def stands_level(self, fragment: int, voice: PeerId) -> None:
-        """Note that a voice stands where we stand with all spans of a fragment."""
+        """Note that a voice has our tips in all spans of a fragment."""
         self._told.get(fragment, {}).pop(voice, None)
         self._level.setdefault(fragment, set()).add(voice)
 
     def _voters(self, span: SpanId) -> dict[SpanHead, set[PeerId]]:
-        """Return who stands where, of those that do not stand where we stand with the whole fragment."""
+        """Return the voices by tip, without those that have our tips in the whole fragment."""
         voters: dict[SpanHead, set[PeerId]] = {}
         for voice, heads in self._told.get(span.fragment, {}).items():
             voters.setdefault(heads[span.index], set()).add(voice)
         return voters
 
     def _with_us(self, span: SpanId, mine: SpanHead) -> set[PeerId]:
-        """Return which voices stand where we stand."""
+        """Return the voices that have our tip."""
         return self._voters(span).get(mine, set()) | self._level.get(span.fragment, set())
 
     def _is_decided(self, span: SpanId) -> bool:
@@ -493,10 +493,10 @@ class CatchUp:
         return any(self._names(span, head, group) for head, group in groups.items())
 
     def _follow_majority(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
-        """Fetch a span that a majority holds at a tip to which no entries lead from ours.
+        """Fetch a span that a majority holds at a tip that entries from ours do not reach.
 
-        Where the majority stands lower, it may be on its way to us: entries that only we hold lead it here. So it has
-        two cycles for that, unless it goes by another branch of rosters.
+        A majority at a lower tip may still be catching up with entries that only this peer holds. So it gets two cycles
+        for that, unless this peer is adopting another branch of rosters.
         """
         found = self._finding(span)
         named = next((head for head, group in self._voters(span).items() if self._names(span, head, group)), None)
@@ -523,7 +523,7 @@ class CatchUp:
         return [Report(topic="adoption", text=text)]
 
     def _names(self, span: SpanId, head: SpanHead, group: set[PeerId]) -> bool:
-        """Return whether the peers at a tip are a majority, counting unlinked voters that have signed it."""
+        """Return whether the peers at a tip are a majority, including unlinked voters that have signed it."""
         far = {
             voter
             for voter, (chain, _) in self._contents.of(span).items()
@@ -534,11 +534,12 @@ class CatchUp:
     # -- two children of one tip
 
     def _settle_tie(self, span: SpanId, mine: SpanHead, theirs: SpanHead, sender: PeerId, now: float) -> list[Action]:
-        """Look what the span was before our last entry, where another child of it wins: the later, then the smaller.
+        """If another child of our tip's parent wins, rebuild the parent, then request that child.
 
-        So does one from which others have gone on, for more than half were there on it: who stands higher has no entry
-        that follows our tip, and may have the other child. Nobody moves on a word: the parent comes from the own disk,
-        and the other child is an entry signed by its owner. Nor does who stands where most stand.
+        Of two children, the later round wins, then the smaller digest. A child from which others have continued also
+        wins, because more than half were present for it: a peer with a higher tip has no entry that follows ours, and
+        may have the other child. No peer moves because of a claim: the parent comes from its own disk, and the other
+        child is an entry signed by its owner. A peer at the tip of most peers does not move either.
         """
         found = self._finding(span)
         is_ahead = theirs.height > mine.height and found.is_unjoinable
@@ -559,10 +560,10 @@ class CatchUp:
     def parent_rebuilt(
         self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
     ) -> list[Action]:
-        """Take the result of a `RebuildParent`; ask for the other child when others next say that they hold it.
+        """Take the result of a `RebuildParent`. The other child is requested when others next report that they hold it.
 
-        Where the disk does not lead there, and one other peer is all there is, it is believed: else two would never
-        agree again. With more than one other, a majority will decide.
+        If the disk does not reach the parent, and there is only one other peer, the span is fetched from that peer:
+        otherwise the two would never agree again. With more peers, a majority decides.
         """
         tie, mine = self._finding(span).tie, self._chains.heads.get(span)
         if tie is None or mine is None or not tip == tie.tip == mine.digest:
@@ -580,33 +581,33 @@ class CatchUp:
         return [Report(topic="adoption", text=text), *self.yield_to(span, others[0])]
 
     def step_back(self, span: SpanId) -> list[Action]:
-        """Let a span stand where it stood before our last entry: the other child of its parent is here, and wins."""
+        """Set a span back to the tip before our last entry: the other child of its parent has arrived, and wins."""
         found = self._finding(span)
         tie, found.tie = found.tie, None
-        assert tie is not None, "who is asked for the other child knows of a tie"
-        assert tie.parent is not None, "who is asked for the other child has its parent"
+        assert tie is not None, "the other child is requested only in a tie"
+        assert tie.parent is not None, "the other child is requested only with its parent"
         assert tie.state is not None, "a parent comes with its bytes"
         round_index = self._chains.heads[span].round
         self._chains.set_head(span, tie.parent)
         if tie.ahead is not None:
-            self._doubted.pop((tie.ahead, span), None)  # it was on another line, and not wrong about its height
+            self._doubted.pop((tie.ahead, span), None)  # its height was right, on another line
         text = f"{span} has two children in round {round_index} or later; following the one that all agree on"
         replaced = ReplaceSpan(span=span, head=tie.parent, state=tie.state, is_mended=True, is_adoption=True)
         self._has_new_head(span)
         return [Report(topic="adoption", text=text), replaced]
 
     def _is_with_most(self, span: SpanId, mine: SpanHead) -> bool:
-        """Return whether more than half of those that this peer hears stand where it stands.
+        """Return whether more than half of the voices, with this peer, have its tip.
 
-        Not where half of the electorate is known to stand elsewhere: those that are heard may be the few that can be
-        dialled, and the bootstrap does not vote.
+        Return False if half of the electorate is known to be on another line: the peers heard may be only the few that
+        can be dialled, and the bootstrap peer does not vote.
         """
         num_with_us = len(self.voices.heard & self._with_us(span, mine))
         has_most = 2 * (num_with_us + 1) > len(self.voices.near) + 1
         return has_most and len(self._voters_on_another_line(span, mine)) < self.namers.half
 
     def _voters_on_another_line(self, span: SpanId, mine: SpanHead) -> set[PeerId]:
-        """Return which of those who vote have said, or signed, that they stand at a tip that did not lead to ours."""
+        """Return the voters that have reported, or signed, a tip that did not lead to ours."""
         tips = {voice: head.digest for head, group in self._voters(span).items() for voice in group & self.namers.heard}
         tips |= {voter: chain for voter, (chain, _) in self._contents.of(span).items() if voter in self.namers.told}
         return {
@@ -614,10 +615,10 @@ class CatchUp:
         }
 
     def _follow_most(self, span: SpanId, mine: SpanHead, now: float) -> list[Action]:
-        """Fetch a span where no tip has a majority, and none comes about for two cycles: all take the same one.
+        """Fetch a span if no tip has had a majority for two cycles, so that all peers take the same tip.
 
-        Disks that cannot go back leave several tips that nobody moves from. The tip that most stand at is taken, of
-        those that as many do the highest, then as of two children of one tip. More than half must be heard for it.
+        If disks cannot rebuild earlier states, several tips can remain, and no peer moves. The tip with most peers is
+        taken; in a tie the highest, then as between two children of one tip. More than half must be heard for that.
         """
         near, heard = self.voices.near - self.voices.empty, self.voices.heard
         found = self._finding(span)
@@ -644,14 +645,14 @@ class CatchUp:
         return [Report(topic="adoption", text=text), *self.yield_to(span, holders[best][0])]
 
     def yield_to(self, span: SpanId, other: PeerId) -> list[Action]:
-        """Fetch a span from another member, on its word, where no majority can come about."""
+        """Fetch a span from another member, trusting its answer, where no majority is possible."""
         self._finding(span).goes_back = True
         self.want_transfer(span, other)
         self._fetches[span].on_word_of = other
         return []
 
     def entry_absorbed(self, span: SpanId, now: float) -> None:
-        """Go on with the next entry of a replay, or end it."""
+        """Continue a replay with the next entry, or end it."""
         self._lacking.pop(span, None)
         self._moved_on(span)
         fetch = self._fetches.get(span)
@@ -663,18 +664,18 @@ class CatchUp:
             self.want_entry(span, fetch.donor)
 
     def _is_behind(self, span: SpanId) -> bool:
-        """Return whether some peer is known to stand higher; forget it once we stand there."""
+        """Return whether a peer is known to have a higher tip. Forget it once that height is reached."""
         head = self._chains.heads.get(span)
         if head is not None and span in self._targets and head.height >= self._targets[span][0]:
             del self._targets[span]
         return head is not None and span in self._targets
 
     def entry_absent(self, sender: PeerId, span: SpanId, parent: Digest, now: float) -> list[Action]:
-        """Note that a donor has no entry after our head.
+        """Note that a donor has no entry after our tip.
 
-        If it said that it is ahead of us, our logs cannot be joined, or it is not: a majority decides, and it is asked
-        for no entries on its word for a while. The next comparison raises what another donor lacks again, until it is
-        known that who is ahead does not answer.
+        If the donor claimed to be ahead of us, either our logs cannot be joined or the claim is wrong. A majority
+        decides, and for a while its claim does not lead to requests. If another donor lacks the entry, the next
+        comparison leads to a new request, until it is known that the peer ahead does not answer.
         """
         asked = self._asked_of(span)
         head = self._chains.heads.get(span)
@@ -683,7 +684,7 @@ class CatchUp:
         self._drop(span)
         if not self._is_behind(span):
             return []
-        self._heads_asked.forget(span.fragment)  # the next comparison raises it again
+        self._heads_asked.forget(span.fragment)  # the next comparison leads to a new request
         target = self._targets[span][1]
         lacking = self._lacking.setdefault(span, set())
         lacking.add(sender)
@@ -700,7 +701,7 @@ class CatchUp:
             return followed
         self._doubted = {key: until for key, until in self._doubted.items() if until > now}
         is_reported = any(peer == target for peer, _ in self._doubted)
-        # Who says that it has no entries is doubted for long; an answer that did not come may have been lost.
+        # A peer that reports that it has no entry is doubted for long. A missing answer may have been lost.
         self._doubted[target, span] = now + (SHUN_SECONDS if sender == target else self.rules.pause_seconds)
         if is_reported:
             return []
@@ -711,15 +712,15 @@ class CatchUp:
         return [Report(topic="tips", text=text)]
 
     def want_transfer(self, span: SpanId, donor: PeerId | None) -> None:
-        """Fetch a whole span: its log cannot be joined with the donor's."""
+        """Fetch a whole span, because its log cannot be joined with the donor's."""
         self._lacking.pop(span, None)
-        self._fetches.pop(span, None)  # at the end of those that wait
+        self._fetches.pop(span, None)  # so that it waits at the end
         self._fetches[span] = _Fetch(want=Want.SPAN, donor=donor)
 
     def take_span(self, sender: PeerId, reply: SpanReply, now: float) -> list[Action]:
-        """Add a piece; ask for the next one, or hand the whole span over.
+        """Add a piece. Then request the next one or, if the span is whole, have it hashed.
 
-        A piece that comes late, when another donor has been asked already, is as good as any if it fits.
+        A late piece is accepted if it fits, even if another donor has been asked meanwhile.
         """
         span, fetch = reply.span, self._fetches.get(reply.span)
         if fetch is None or fetch.want is not Want.SPAN or sender not in fetch.servers:
@@ -728,7 +729,7 @@ class CatchUp:
         is_asked = asked is not None and asked.donor == sender
         is_new = transfer is None or transfer.head != reply.head
         if is_new and (reply.offset or not is_asked):
-            return []  # of a version that was given up
+            return []  # it belongs to an abandoned version
         expected = self.rules.span_bytes[span]
         if self._would_go_back(span, reply.head):
             return []
@@ -750,7 +751,7 @@ class CatchUp:
         return [self._ask(span, fetch, sender, now)] if is_asked and not transfer.is_whole else []
 
     def _refuse_piece(self, span: SpanId, fetch: _Fetch, sender: PeerId, now: float) -> list[Action]:
-        """Leave a donor; what came from others stays, for a peer that was asked once may send anything."""
+        """Stop using a donor. Keep a transfer that it has no part in: once asked, a peer may send anything."""
         fetch.servers.discard(sender)
         is_asked = fetch.asked is not None and fetch.asked.donor == sender
         if is_asked or (fetch.transfer is not None and sender in fetch.transfer.donors):
@@ -758,14 +759,14 @@ class CatchUp:
         return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
     def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:
-        """Return whether a span would lose entries, and give it up then; the next comparison says what is needed."""
+        """Return whether a transfer would undo entries. If so, cancel it; the next comparison shows what is needed."""
         mine = self._chains.heads.get(span)
         if mine is None or head.height >= mine.height or self._finding(span).goes_back:
             return False
         self._drop(span)
         return True
 
-    # -- a majority's word
+    # -- majorities
 
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
         """Take the result of a `HashSpan`."""
@@ -776,32 +777,32 @@ class CatchUp:
         return self._settle(span, transfer, now)
 
     def take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
-        """Note what a voice holds of the spans that are being fetched."""
+        """Note a voice's digests of spans that are being fetched."""
         return self.settle_fragment(reply.fragment, now) if self._contents.take(sender, reply) else []
 
     def take_signed(self, answer: SignedContent, now: float) -> None:
-        """Note what a voter that is not linked holds; it is expected and signed. Settle the fragment then."""
+        """Note the digests of an unlinked voter, which are expected and signed. Call `settle_fragment` afterwards."""
         asked_at = self.far.take(answer, now)
         self._contents.note(answer.voter, answer.fragment, answer.digests, asked_at)
 
     def signed(self, now: float, *, holds: bool) -> list[PeerId]:
-        """Return voters that have signed of late that they hold the state, or that they do not."""
+        """Return voters that have recently signed that they hold the state, or that they do not."""
         return self.far.signed(now - self.rules.patience_seconds, holds=holds)
 
     def ask_far(self, fragments: Iterable[int], now: float) -> list[Action]:
-        """Ask voters that are not linked what they hold, through others."""
+        """Ask unlinked voters for their digests, through other peers."""
         questions = self.far.ask(fragments, sorted(self.namers.far), self.namers.carriers, now)
         return [self._send(carrier, question, now) for carrier, question in questions]
 
     def settle_fragment(self, fragment: int, now: float) -> list[Action]:
-        """Look what has been named of the spans of a fragment that are being fetched."""
+        """Check whether spans of a fragment that are being fetched have been named."""
         fetched = [(span, transfer) for span, transfer in self._transfers.items() if span.fragment == fragment]
         return [action for span, transfer in fetched for action in self._settle(span, transfer, now)]
 
     def _confirm(self, now: float) -> list[Action]:
-        """Ask all voices what they hold of the spans that come, or that cannot be joined, until a majority names it."""
+        """Ask all voices for digests of spans that arrive, or cannot be joined, until a majority names each."""
         if not self._transfers and not self.is_parted:
-            if self.is_complete():  # what was said of other spans of a fragment is for the next transfer
+            if self.is_complete():  # else keep answers about other spans for the next transfer
                 self._contents.clear()
             return []
         actions: list[Action] = []
@@ -816,7 +817,7 @@ class CatchUp:
         return actions + self.ask_far(fragments, now)
 
     def _settle(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
-        """Hand over a span that is what a majority named, refuse one that is not, and give up a version that is old."""
+        """Hand over a span that has the named content, refuse one that has not, and give up an outdated version."""
         head, said = transfer.head, self._contents.of(span)
         if not transfer.is_sure:
             transfer.named = None
@@ -840,7 +841,7 @@ class CatchUp:
         return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
     def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
-        """Find out which bytes have been named. Bytes that more than half of the electorate named are final."""
+        """Find the bytes that have been named. Those named by more than half of the electorate are final."""
         for what in sorted(set(said.values())):
             voters = [voice for voice, pair in said.items() if pair == what]
             are_enough = self.namers.may_name(transfer.head, voters) or self._believed(span) in voters
@@ -850,9 +851,9 @@ class CatchUp:
                 transfer.is_sure = self.namers.are_enough(voters) and not self.namers.is_few
 
     def _believed(self, span: SpanId) -> PeerId | None:
-        """Return whose word is enough for a span that is being fetched, though it is no majority.
+        """Return the one peer whose answer is enough for a span that is being fetched; None if a majority is needed.
 
-        A peer that fetches has given up its own bytes. If one other member is all there is, no majority will come.
+        A peer that fetches a span has given up its own bytes. If there is only one other member, there is no majority.
         """
         only = next(iter(self.namers.near)) if len(self.namers.near) == 1 else None
         fetch = self._fetches.get(span)
@@ -860,12 +861,12 @@ class CatchUp:
         return only if self.namers.is_strict or on_word_of is None else on_word_of
 
     def _elsewhere(self, span: SpanId, transfer: Transfer, now: float) -> list[PeerId]:
-        """Return who stands elsewhere by now: a majority, or whose word is taken; they vouch for what comes no more.
+        """Return the majority, or the believed peer, that is at another tip now. It will not name the fetched version.
 
-        The donor may have lied, or have been asked a moment before it went on: nobody is blamed.
+        The donor may have lied, or may have been asked just before it moved on, so it is not avoided.
         """
         said = self._contents.of(span, since=transfer.began)
-        may_have_start = self.namers.founder_holds and self.namers.founder not in said  # a hub goes on from there
+        may_have_start = self.namers.founder_holds and self.namers.founder not in said  # else it has moved on
         waits_for_founder = is_start(transfer.head) and may_have_start
         if waits_for_founder or now - transfer.began < 2 * self.rules.entry_seconds:
             return []
@@ -877,9 +878,9 @@ class CatchUp:
         return next((group for group in elsewhere if self.namers.are_enough(group)), moved)
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
-        """Name who served other bytes than a majority holds, and ask others.
+        """Report donors that served other bytes than a majority holds, and ask others.
 
-        Where it had named others itself, its memory may have been mended since: all are asked anew what they hold.
+        If a donor had itself named the right bytes, its memory may have been repaired since, so all are asked again.
         """
         said = self._contents.of(span)
         if any(said.get(donor, (None, None))[1] == transfer.named for donor in transfer.donors):
@@ -890,41 +891,41 @@ class CatchUp:
         return [action for donor in sorted(transfer.donors) for action in self._donors.shun(donor, what, now)]
 
     def _moved_on(self, span: SpanId) -> None:
-        """Forget what was found out about the tip before."""
+        """Discard the findings about the previous tip."""
         self._findings.pop(span, None)
 
     def mend(self, span: SpanId, head: SpanHead, state: bytes) -> Action:
-        """Put a span right from the own disk."""
+        """Replace the bytes of a span with those rebuilt from this peer's disk."""
         self._drop(span)
         self._has_new_head(span)
         return ReplaceSpan(span=span, head=head, state=state, is_mended=True)
 
     def _has_new_head(self, span: SpanId) -> None:
-        """Have it compared with all again, whoever was heard before."""
+        """Have a span compared with all peers again, because its bytes or tip have changed."""
         self.damaged.pop(span, None)
         self.scrub.moved(span)
         self._heads_asked.forget(span.fragment)
 
     def overrule(self, span: SpanId, others: Sequence[PeerId]) -> None:
-        """Fetch a span again from one of a majority that holds something else."""
+        """Fetch a span again from one of a majority that holds other bytes."""
         self.want_transfer(span, others[0])
         self.scrub.moved(span)
 
     def _answered(self, fetch: _Fetch, now: float) -> None:
-        """Learn how long an answer took, from the first time that the question was asked."""
+        """Record how long an answer took, from the first time that it was requested."""
         if fetch.first_asked is not None:
             self._windows[fetch.want].answered(now - fetch.first_asked)
             fetch.first_asked = None
 
     def stop_waiting(self) -> None:
-        """Forget what was heard of beyond the heads that are here: whoever had it is gone."""
+        """Stop fetching anything beyond the tips held here: the peers that had it are gone."""
         for span in [span for span in self._fetches if span in self._chains.heads]:
             self._drop(span)
         if len(self._chains.heads) == len(self.rules.span_bytes):
             self._unadopted.clear()
 
     def lose(self, donor: PeerId) -> None:
-        """Forget what a donor was asked: its link is gone."""
+        """Cancel requests to a donor whose link is lost."""
         self._donors.lose(donor)
         for fetch in self._fetches.values():
             if fetch.asked is not None and fetch.asked.donor == donor:
