@@ -1,8 +1,8 @@
-"""How one peer finds out that it lacks something, fetches it, becomes ready, and answers others that ask.
+"""How a peer finds out what it lacks, fetches it, becomes ready, and answers requests of others.
 
-`CatchUp` knows what is missing; this page knows who can be asked, when a peer holds the agreed state, and what happens
-when another branch of rosters turns out to be senior: the whole run goes by one branch, so spans that differ are
-fetched from its members, even where our own log is longer.
+`CatchUp` tracks what is missing. This module decides who can be asked and when a peer holds the agreed state. It also
+handles a change of branch: the whole run follows one branch of rosters, so if another one wins, spans that differ are
+fetched from its members, even if our own log is longer.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ ASKS_IN_A_ROUND = 8
 PATIENT_CYCLES = 2
 SAID_AGAIN_SILENCES = 16
 ENOUGH_READY = 3
-"""Peers with thin lines that together serve newcomers as a founder does."""
+"""Number of ready peers with thin lines that together replace a founder in serving newcomers."""
 QUIET_SILENCES = 2.0
-"""A peer that has requested nothing for this multiple of `silence_seconds` is no longer fetching."""
+"""Multiple of `silence_seconds` after which a peer that has requested nothing is no longer fetching."""
 TIMES_RETAINED = 4
-"""A lone member waits for at most this multiple of `retained_cycles` in all, whichever peers fetch from it."""
+"""Longest total time that a lone member waits for peers that fetch from it, as a multiple of `retained_cycles`."""
 
 
 class Followers:
-    """Tracks who fetches the state here: a founder holds it for them, and a lone member waits for them. No I/O.
+    """Tracks the peers that fetch the state here. A state machine without I/O.
 
-    A thin line cannot hand out a state and, round by round, what follows it. If its owner went on by itself, nobody
-    could ever catch up with it. Only entries wait; its island trains on.
+    A founder keeps the state for them, and a lone member waits for them. A thin line cannot send both a state and the
+    entries of every round after it. If a lone member continued to make entries, no peer could ever catch up with it.
+    Only entries wait; its island continues to train.
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership) -> None:
@@ -69,21 +70,21 @@ class Followers:
         self._rounds_left = self._most_rounds()
 
     def asked(self, peer: PeerId, now: float) -> None:
-        """Note that a peer has asked for a span or an entry."""
+        """Note that a peer has requested a span or an entry."""
         self._asked_at[peer] = now
 
     def are_fetching(self, now: float) -> bool:
-        """Return whether somebody that trains and is not ready yet has asked for something a moment ago."""
+        """Return whether a peer that trains and is not ready yet has recently requested something."""
         since = now - QUIET_SILENCES * self.rules.silence_seconds
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         alive = self.membership.alive(now)
         return any(peer in alive and alive[peer].trains and not alive[peer].ready for peer in self._asked_at)
 
     def wait_for(self, now: float) -> tuple[bool, list[Action]]:
-        """Return, when a round begins, whether this peer makes no entries in it; the first such round is reported.
+        """Return whether this peer makes no entries in the round that begins. The first such round is reported.
 
-        Only where it is the one member: nobody else waits for an entry then. Not for ever: of strangers, some may never
-        have enough.
+        It waits only if it is the only member, so that no other member waits for an entry. The time is limited, because
+        some strangers may never stop fetching.
         """
         fetching = self.are_fetching(now)
         roster, me = self.membership.book.in_force, self.membership.me
@@ -105,7 +106,7 @@ class Repair:
     """One peer's repairs. A state machine without I/O.
 
     Args:
-        linked: peers to which messages can be sent now; shared with the engine, which keeps it.
+        linked: peers to which messages can be sent now; shared with the engine, which updates it.
     """
 
     def __init__(
@@ -152,19 +153,19 @@ class Repair:
         )
         return CatchUp(far=far, rules=_catch_up_rules(rules), chains=chains)
 
-    # -- what others may hear
+    # -- what others learn, and who can be asked
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
-        """Return what heartbeats say of the state; nothing while spans are missing or of a branch given up."""
+        """Return the tips that heartbeats publish; none while spans are missing or an abandoned branch is replaced."""
         if not self.serves_state or self.catch_up.is_adopting:
             return ()
         return self._beacon.closed_heads(now)
 
     def donors(self, now: float) -> list[PeerId]:
-        """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state.
+        """Return linked peers to fetch from: those that are ready or, if there are none, all that hold the state.
 
-        Only members and the founder, and only those that go by the chain of rosters in force here: others hold what may
-        have to be given up. From strangers nothing is learnt.
+        Only members and the founder can be donors, and only if they follow the chain of rosters in force here: the
+        state of others may have to be abandoned. Strangers are not trusted.
         """
         roster = self.membership.book.in_force
         if roster is None:
@@ -172,14 +173,15 @@ class Repair:
         holders = self._holders(now)
         members = {peer: beat for peer, beat in holders.items() if roster.member(peer) is not None}
         ready = [peer for peer, beat in members.items() if beat.ready]
-        # Of a founder that is no member the start is old, unless it follows.
+        # The state of a founder that is not a member is old, unless it follows the run.
         return (ready or list(members)) + [p for p, beat in holders.items() if p not in members and beat.ready]
 
     def sources(self, now: float) -> list[PeerId]:
-        """Return linked peers to fetch whole spans from: a span is long, and a thin line has enough to do.
+        """Return linked peers to fetch whole spans from. Spans are large, so thin lines are avoided.
 
-        Donors whose line has room to spare; where there are none a founder that holds the start still. A founder that
-        trains and is not ready is no donor, but it is asked where there is no other: it may hold what all members lost.
+        These are donors with bandwidth to spare or, if there are none, a founder that still holds the initial state. A
+        founder that trains and is not ready is not a donor. It is asked only if there is no other, because it may hold
+        what all members have lost.
         """
         holders = self._holders(now)
         donors = self.donors(now)
@@ -187,12 +189,12 @@ class Repair:
         return wide or [peer for peer, beat in holders.items() if not beat.trains] or donors or list(holders)
 
     def _ready_strangers(self, now: float) -> list[PeerId]:
-        """Return the peers that the only member asks for entries until it is ready: all that say that they are.
+        """Return the strangers that a lone member asks for entries until it is ready: all that report that they are.
 
-        It may have lost its state, or gone back to an older one, and the entries that it made since are with peers
-        that are not members. Entries prove themselves; nothing else is asked of them. A lie about where they stand
-        costs time, so this ends after as long as a stall takes, and a member that is ready asks no stranger: it
-        contributes to no span that it fetches entries of.
+        It may have lost its state, or returned to an older one, while peers that are not members hold the entries that
+        it made since. Strangers are asked only for entries, which prove themselves. A lie about their tips costs time,
+        so they are asked no longer than a stall takes. A ready member asks no stranger, because it cannot contribute to
+        a span while it fetches entries for it.
         """
         book, patience = self.membership.book, self.rules.stalled_cycles * self.rules.cycle_seconds
         roster = book.in_force
@@ -207,7 +209,7 @@ class Repair:
         ]
 
     def _is_donor(self, sender: PeerId, beat: Heartbeat, now: float) -> bool:
-        """Return whether a peer on our chain that has just sent this is one of the donors."""
+        """Return whether a peer on our chain, which has just sent `beat`, is one of the donors."""
         if not self._may_give(sender):
             return False
         if beat.ready and not self.membership.has_left(sender, beat.incarnation):
@@ -215,10 +217,10 @@ class Repair:
         return sender in self.donors(now)
 
     def is_past_branch(self, sender: PeerId, entry: Entry) -> bool:
-        """Return whether the unknown roster of an entry is one that nobody will tell us of any more.
+        """Return whether the unknown roster of an entry belongs to an abandoned branch, so that it will never arrive.
 
-        A peer that goes by our very roster may hold entries of a branch of rosters that was given up since: its log
-        went on where nobody else had one. It cannot show that they are valid; the span itself it can give.
+        A peer that follows our own roster may hold entries of a branch that was abandoned since, if its log continued
+        where no other peer had one. It cannot prove that they are valid, but it can serve the whole span.
         """
         heard = self.membership.heard.get(sender)
         return heard is not None and heard.heartbeat.roster == self.membership.book.in_force_digest
@@ -232,16 +234,16 @@ class Repair:
         }
 
     def _may_give(self, peer: PeerId) -> bool:
-        """Return whether a peer is a member of the roster in force, or the founder; strangers teach nothing."""
+        """Return whether a peer may serve state: a member of the roster in force, or the founder."""
         roster = self.membership.book.in_force
         return roster is not None and (roster.member(peer) is not None or peer == self._founder())
 
     def _founder(self) -> PeerId:
-        """Return the one member of roster 0, which the organiser has signed."""
+        """Return the only member of roster 0, which the organiser has signed."""
         return self.membership.book.founder
 
     def _look(self, now: float) -> None:
-        """Work out whose word counts now."""
+        """Update the peers whose answers count."""
         membership, book = self.membership, self.membership.book
         roster, grid = book.in_force, book.grid()
         if roster is None or grid is None:
@@ -284,14 +286,14 @@ class Repair:
         self.catch_up.listen_to(namers if namers.is_strict else voices, namers)
 
     def _has_waited(self, now: float) -> bool:
-        """Return whether names are lacking for as long as a stall takes, and everybody was asked."""
+        """Return whether names have been missing for as long as a stall takes, and all far voters were asked."""
         is_long = now - self._short_since >= self.rules.stalled_cycles * self.rules.cycle_seconds
         return is_long and self.catch_up.far.have_all_been_asked(self.catch_up.namers.far, now)
 
     def _begin_anew(self, now: float) -> list[Action]:
-        """Be a newcomer again where the roster has gone on without this peer, and no entries lead to where others are.
+        """Become a newcomer again if the roster continues without this peer and no entries lead to the others' tips.
 
-        A ready peer follows nobody but more than half of the electorate, which answers too late about a tip that moves.
+        A ready peer follows only more than half of the electorate, whose answers about a moving tip arrive too late.
         """
         roster, me = self.membership.book.in_force, self.membership.me.peer
         if not self.membership.ready or roster is None or roster.member(me) is not None or not self._has_waited(now):
@@ -303,15 +305,15 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def is_needless(self, now: float) -> bool:
-        """Return whether others can give what this peer holds without training; ask about once a second.
+        """Return whether others can serve the state that this peer holds without training. Call about once a second.
 
-        They must have been able to for a while: who has just become ready has not said yet what its line carries.
+        They must have been able to for a while: a peer that has just become ready has not published its line's share.
         """
         self._served_since = min(self._served_since, now) if self._others_serve(now) else math.inf
         return now - self._served_since >= self.rules.silence_seconds
 
     def _others_serve(self, now: float) -> bool:
-        """Return whether a ready member that reduces has room to spare, or several are ready and none fetches here."""
+        """Return whether a ready reducer has bandwidth to spare, or several members are ready and none fetches here."""
         roster, alive = self.membership.book.in_force, self.membership.alive(now)
         if not self.serves_state or roster is None or roster.k == 0 or self.follows:
             return False
@@ -322,26 +324,27 @@ class Repair:
         return len(ready) >= ENOUGH_READY and not self.followers.are_fetching(now)
 
     def drop(self) -> None:
-        """Hold no vectors any more, and fetch none."""
+        """Stop holding and fetching vectors."""
         self.serves_state = self.membership.ready = False
         self.catch_up.forget()
 
-    # -- finding out
+    # -- finding differences
 
     def adopt_branch(self) -> None:
-        """Go by another branch of rosters from now on: fetch what differs, and be no member before.
+        """Switch to another branch of rosters: fetch what differs, and do not count as ready until then.
 
-        A fragment may have stood where the others do when this round began, and absorbed an entry of the old branch
-        since. So peers compare where it stands now, not where the round began.
+        A fragment may have matched the others when this round began, and have absorbed an entry of the old branch
+        since. So its current tips are compared, not those at the beginning of the round.
         """
         self.membership.ready = False
         self._beacon.thaw()
         self.catch_up.adopt()
 
     def begin_round(self, round_index: int) -> list[Action]:
-        """Once in a while let contents be compared again, by all in the same round: memory can fail.
+        """Begin a new scrub every `scrub_cycles` cycles, on all peers in the same round, because memory can fail.
 
-        Returns what is asked of the disk about damaged spans that nothing could replace so far.
+        Returns:
+            Requests to rebuild damaged spans that could not be replaced so far.
         """
         scrub = self.rules.clock.cycle(round_index) // self.rules.scrub_cycles
         if scrub != self._scrub:
@@ -353,7 +356,7 @@ class Repair:
         return [RebuildSpan(span=span) for span in waiting]
 
     def compare(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
-        """Compare a peer's fragments with ours, and ask where they differ."""
+        """Compare a peer's fragments with ours, and send requests where they differ."""
         actions: list[Action] = []
         if not self.follows or not self.membership.book.is_on_chain(beat.roster):
             return actions
@@ -371,14 +374,14 @@ class Repair:
                     actions += catch_up.ask_heads(fragment, sender, now)
             elif self._may_give(sender):
                 catch_up.adopted(fragment)
-                # Who is not ready yet becomes so by the word of donors, not of whoever stands where it stands.
+                # A peer becomes ready by the answers of donors only, not of any peer with the same tips.
                 if self.serves_state and (self.membership.ready or self._is_donor(sender, beat, now)):
                     actions += catch_up.ask_content(fragment, sender, now)
         return actions
 
     @property
     def follows(self) -> bool:
-        """Return whether this peer goes along with the logs: it trains, or belongs on the roster all the same."""
+        """Return whether this peer follows the logs: it trains, or is or should be on the roster."""
         roster, me = self.membership.book.in_force, self.membership.me
         is_listed = roster is not None and roster.member(me.peer) is not None
         return me.trains or is_listed or self.membership.is_needed()
@@ -386,9 +389,9 @@ class Repair:
     # -- fetching, and being ready
 
     def pump(self, now: float) -> list[Action]:
-        """Ask for what is missing; become ready once nothing is and others hold the same bytes."""
+        """Request what is missing. Become ready once nothing is missing and others hold the same bytes."""
         if now - self._pumped_at > self.rules.silence_seconds:
-            self.not_alone(now)  # this process has slept: what was said meanwhile is still to come
+            self.not_alone(now)  # this process has slept, and messages sent meanwhile are still to arrive
         self._pumped_at = now
         if not self.follows or self.membership.book.in_force is None:
             return []
@@ -417,7 +420,7 @@ class Repair:
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
         roster = self.membership.book.in_force
         assert roster is not None
-        if roster.peers() != {self.membership.me.peer}:  # else there is only the founder to compare with
+        if roster.peers() != {self.membership.me.peer}:  # else there is only a founder to compare with
             donors = [donor for donor in donors if roster.member(donor) is not None]
         namers = self.catch_up.namers
         self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
@@ -437,9 +440,9 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:
-        """Report after a while that what has come waits for a majority to name it, and who is heard.
+        """Report, after a while, that a fetched span waits for a majority to name it, and which voices are heard.
 
-        Where enough are heard it takes longer: their answers agree only when they are about the same entry.
+        If enough voices are heard, the report comes later: their answers agree only if they are about the same entry.
         """
         if self.catch_up.goes_by_few and now >= self._few_said_until:
             self._few_said_until = now + SAID_AGAIN_SILENCES * self.rules.silence_seconds
@@ -458,7 +461,7 @@ class Repair:
         return [Report(topic="majority", text=namers.sentence())]
 
     def set_back(self, now: float) -> None:
-        """Ask anew for what is fetched: the clock was far ahead, and all that was asked is of a time to come."""
+        """Restart all requests: the clock was far ahead, so the times of earlier ones lie in the future."""
         self._alone_since = self._pumped_at = now
         self._waits_since = self._served_since = self._listens_since = self._short_since = math.inf
         self._carrier = Carrier(seconds=self.rules.silence_seconds)
@@ -473,18 +476,18 @@ class Repair:
                 self.catch_up.adopt()
 
     def not_alone(self, now: float) -> None:
-        """Note that somebody who can give something is here, or may be."""
+        """Note that a peer that can serve state is here, or may be."""
         self._alone_since = now
 
     def _is_left_alone(self, now: float) -> bool:
-        """Return whether nobody who could give anything has been here for a while."""
+        """Return whether no peer that could serve state has been here for a while."""
         return self._alone_since is not None and now - self._alone_since > 2 * self.rules.silence_seconds
 
     def _ask_witnesses(self, donors: list[PeerId], now: float) -> list[Action]:
-        """Ask for content digests a few times in each round, of other donors in the next.
+        """Request content digests a few times in each round, from other donors in the next.
 
-        A donor's fragment may have moved on since its last sign of life. Asked only after those, a peer whose donor
-        speaks once in a round, always at the same moment, would compare what differs for ever.
+        A donor's fragment may have moved on since its last heartbeat. If digests were requested only after heartbeats,
+        and a donor sent one per round, always at the same moment, every comparison could differ.
         """
         if now < self._witnesses_asked_until:
             return []
@@ -514,8 +517,8 @@ class Repair:
         """Take the result of a `RebuildSpan`.
 
         Args:
-            head: at which the span was rebuilt; None when the disk does not lead there.
-            state: the bytes that it should have; None when they are those that it has.
+            head: the tip at which the span was rebuilt; None if the disk does not reach it.
+            state: the bytes that the span should have; None if it has them.
         """
         scrub, mine = self.catch_up.scrub, self.chains.heads.get(span)
         if span in self._damaged:
@@ -537,8 +540,10 @@ class Repair:
         return [Report(topic="content-sound", text=text), *self._ask_electorate(span.fragment, now)]
 
     def _ask_electorate(self, fragment: int, now: float) -> list[Action]:
-        """Ask all voters at once what they hold of a fragment: where a bit flipped before the checkpoint, the own disk
-        is wrong too. Only answers about the same entry make a majority, and of a peer with few links most are far.
+        """Ask all voters at once for their digests of a fragment.
+
+        If a bit flipped before the checkpoint, this peer's disk is wrong too. Only answers about the same entry make a
+        majority, and if a peer has few links, most voters are far.
         """
         self.catch_up.scrub.ask_again(fragment)
         heard = sorted(self.catch_up.namers.heard)
@@ -551,13 +556,13 @@ class Repair:
         return self.catch_up.span_hashed(span, head, content, now) + self.pump(now)
 
     def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
-        """Have a span rebuilt whose replica could not follow a valid entry, and stands still until it is replaced."""
+        """Rebuild a span whose replica could not follow a valid entry. It stays unchanged until it is replaced."""
         self._damaged[span] = True
         text = f"{span} could not follow an entry: {reason}; its memory is damaged, rebuilding it from this disk"
         return [Report(topic="content", text=text), RebuildSpan(span=span)]
 
     def _damaged_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
-        """Replace a damaged span where its log stands now; where this disk does not lead there, by others' bytes."""
+        """Replace a damaged span at its current tip, with the bytes of others if this disk does not reach it."""
         mine = self.chains.heads.get(span)
         if mine is not None and head is not None and head.digest != mine.digest:
             return [RebuildSpan(span=span)]  # the log moved on meanwhile
@@ -586,10 +591,10 @@ class Repair:
         return [Report(topic="content", text=text)]
 
     def _break_tie(self, span: SpanId) -> list[Action]:
-        """Differ from the only other member and have nothing on disk that decides: one must move, so that both agree.
+        """Settle a difference from the only other member that this peer's disk cannot decide: one of the two must move.
 
-        Whose key is greater moves at once. The other does when they still differ in the next scrub: then the first one
-        knows from its disk that it is right. Where there are more, a majority will decide.
+        The peer with the greater key moves at once. The other one moves if they still differ in the next scrub: then
+        the first one's disk has confirmed its bytes. With more members, a majority decides.
         """
         namers, accusers = self.catch_up.namers, self.catch_up.scrub.accusers(span)
         other = accusers[0]
@@ -607,7 +612,7 @@ class Repair:
     # -- questions and answers
 
     def take(self, sender: PeerId, message: Message, now: float) -> list[Action]:
-        """Answer a question, or take an answer; anything else is dropped."""
+        """Answer a question or take an answer. Any other message is dropped."""
         match message:
             case HeadsRequest():
                 return self._answer_heads(sender, message.fragment, now)
@@ -643,7 +648,7 @@ class Repair:
     def _answer_or_carry(self, sender: PeerId, question: SignedContentRequest, now: float) -> list[Action]:
         if question.voter == self.membership.me.peer:
             if self.catch_up.is_adopting:
-                return []  # soon it holds something else
+                return []  # it will soon hold something else
             if self.serves_state and self._holds(question.fragment):
                 return [ServeContent(to=sender, fragment=question.fragment, question=question)]
             return [self._send(sender, self.sign_content(question, ()), now)]
@@ -651,7 +656,10 @@ class Repair:
         return [self._send(to, question, now)] if to is not None else []
 
     def _ways(self, sender: PeerId, question: SignedContentRequest) -> list[PeerId]:
-        """Return who may bring a question to its voter: the voter, or for who asks for itself one near the voter."""
+        """Return the peers that a question can be forwarded to: its voter, or neighbours of the voter.
+
+        Neighbours are used only if the sender is the requester itself.
+        """
         if sender != question.asker and not self._may_give(sender):
             return []
         if question.voter in self.linked:
@@ -660,7 +668,7 @@ class Repair:
         roster, grid = book.in_force, book.grid()
         if sender != question.asker or roster is None or grid is None:
             return []
-        parent = book.parent_of(roster)  # who asks may go by that one still
+        parent = book.parent_of(roster)  # the requester may still follow that one
         if question.voter not in roster.voters.union(parent.voters if parent is not None else ()):
             return []
         return sorted(self.linked & grid.neighbours(question.voter) - {sender})
@@ -671,7 +679,7 @@ class Repair:
         if not self.catch_up.far.expects(answer) or not self.membership.book.is_on_chain(answer.roster):
             return []
         if not self._verify(answer.voter, answer.statement(self.rules.run), answer.signature):
-            return []  # of the voter or of who carries it, nobody knows
+            return []  # the voter or a carrier is at fault; which one is unknown
         self.catch_up.take_signed(answer, now)
         self._look(now)
         settled = self.catch_up.settle_fragment(answer.fragment, now)
@@ -684,7 +692,7 @@ class Repair:
         return Send(to=to, message=message, deadline=now + self.rules.silence_seconds)
 
     def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
-        """Return what this peer holds, signed for who asked through another one; no digests: nothing."""
+        """Return the signed answer to a carried question; without digests if this peer holds nothing."""
         unsigned = SignedContent(
             fragment=question.fragment,
             voter=self.membership.me.peer,
@@ -726,17 +734,17 @@ class Repair:
         heads = self.chains.fragment_heads(reply.fragment, self.rules.num_spans[reply.fragment])
         stands_level = heads is not None and [one.digest for one in heads] == [one.digest for one in reply.heads]
         if self.serves_state and stands_level:
-            # Boundaries are as old as the round. Who caught up since would wait for the next one, and with a single
-            # fragment, whose boundary moves with every entry, for ever.
+            # Boundaries are as old as the round. A peer that has caught up since would wait for the next one. With a
+            # single fragment, whose boundary moves with every entry, it would wait for ever.
             actions += self.catch_up.ask_content(reply.fragment, sender, now)
         return actions
 
     def _take_content(self, sender: PeerId, reply: ContentReply, now: float) -> list[Action]:
-        """Have contents compared; ask a donor that turns out to have gone on where it stands.
+        """Have contents compared. If the donor has moved on, also request its tips.
 
-        Signs of life are compared where both clocks show the same closed boundary. Of a donor that speaks once in a
-        round, a moment before the turn, who is ahead of it by a little hears nothing that is younger than a cycle, and
-        with a single fragment nothing at all. It would ask for the contents of what the donor has left, for ever.
+        Heartbeats are compared only if both clocks show the same closed boundary. If a donor sends one per round, just
+        before the round ends, a peer whose clock is slightly ahead can use none that is younger than a cycle, and with
+        a single fragment none at all. It would request digests of states that the donor has left, for ever.
         """
         question = self.catch_up.scrub.take(sender, reply)
         if question is None:
@@ -746,7 +754,7 @@ class Repair:
         return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]
 
     def _has_gone_on(self, reply: ContentReply) -> bool:
-        """Return whether a peer holds a span where we have not been; one that is where we were has nothing for us."""
+        """Return whether a peer has a tip that ours has never been at. A peer at an earlier tip has nothing for us."""
         for index, (digest, _) in enumerate(reply.digests[: self.rules.num_spans[reply.fragment]]):
             span = SpanId(reply.fragment, index)
             if digest != self.chains.heads[span].digest and self.chains.entry_after(span, digest) is None:
