@@ -255,7 +255,7 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
         tokens=1,
         payload=bytes(PAYLOAD_BYTES),
     )
-    assert "names another roster than 1" in refusals(rounds.take(BOB, mean, 1.0))[0]
+    assert "names a different roster; roster 1 is in force here" in refusals(rounds.take(BOB, mean, 1.0))[0]
     assert rounds.take(BOB, replace(mean, round=1), 7.9) == [], "of the next round: waits for it"
 
 
@@ -268,7 +268,7 @@ def test_who_has_voted_for_the_next_roster_opens_without_a_word_on_any_span() ->
     assert any(isinstance(action, TakeSnapshot) for action in rounds.begin(1, True)), "the round of its vote"
     report, *actions = rounds.begin(2, True)
     assert isinstance(report, Report)
-    assert report.text.startswith("round 2: nothing is contributed under roster 1")
+    assert report.text.startswith("round 2: no contribution under roster 1")
     assert [opening.spans for opening in sent_openings(actions).values()] == [()]
     assert rounds.contribute(contribution(2), 17.0) == []
     assert membership.named_round == 1

@@ -92,7 +92,7 @@ def test_without_a_majority_on_the_parent_that_the_owner_holds_there_is_no_entry
     assert "3 of 6 voters were there on one parent, in 1 rows" in str(owner.gather(SPAN, HEAD, RULES))
     owner.add(row_mean(1))
     for head in (None, head_of(digest=b"behind")):
-        assert owner.gather(SPAN, head, RULES) == "the others build on another parent than this owner holds"
+        assert owner.gather(SPAN, head, RULES) == "the others follow a different parent than this owner"
 
 
 def test_a_row_on_another_parent_is_left_out() -> None:
@@ -156,12 +156,12 @@ def test_a_settled_span_takes_no_more_means() -> None:
     ("changes", "text"),
     [
         ({"roster": sha256(b"x")}, "another roster than 1"),
-        ({"span": SPAN._replace(index=7)}, "is not what its sender reduces"),
-        ({"row": 1}, "is not what its sender reduces"),
-        ({"row": 9}, "is not what its sender reduces"),
+        ({"span": SPAN._replace(index=7)}, "its sender does not reduce"),
+        ({"row": 1}, "its sender does not reduce"),
+        ({"row": 9}, "its sender does not reduce"),
         ({"included": b""}, "has 3 weights and 3 norms for 0 members"),
         ({"included": b"\0", "weights": (), "norms": ()}, "came with 6 bytes, 0 expected"),
-        ({"included": b"", "present": b""}, "says that nobody was there"),
+        ({"included": b"", "present": b""}, "names no members as present"),
         ({"included": b"\xff"}, "members that were not there"),
         ({"present": b"\xff"}, "names members that are not in row 0"),
         ({"present": pack_included(set(range(6)), 6)}, "names members that are not in row 0"),
@@ -252,4 +252,4 @@ def test_where_no_row_has_a_contribution_there_is_no_entry() -> None:
     owner = finish()
     for row in ROWS:
         owner.add(only_there(row))
-    assert owner.gather(SPAN, HEAD, RULES) == "nobody's contribution came; 6 of 6 voters were there"
+    assert owner.gather(SPAN, HEAD, RULES) == "no contribution arrived; 6 of 6 voters were there"

@@ -120,7 +120,7 @@ def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
     elsewhere = replace(given, spans=tuple(replace(span, parent=RUN) for span in given.spans))
     feed(rounds, ANN, given, 1.0)
     rounds.take(BOB, words(elsewhere)[0], 1.0)
-    assert refusals(rounds.take(BOB, words(given)[0], 1.1)) == ["is a second one for the round"]
+    assert refusals(rounds.take(BOB, words(given)[0], 1.1)) == ["is the second one for this round"]
     reports = rounds.tick(4.8)
     assert all(
         isinstance(action, Report) and "1 of 2 voters were there on one parent" in action.text for action in reports
@@ -205,8 +205,8 @@ def test_who_announces_vectors_and_never_sends_them_is_named_in_every_round() ->
         num, name = len(mine), short_peer_id(BOB)
         assert said.topic == "missing"
         assert said.text == (
-            f"round {index}: of {num} spans that are averaged here, did not come in time: 1 from {name}; "
-            "the mean is of the others"
+            f"round {index}: of the {num} spans averaged here, 1 from {name} did not arrive in time; "
+            "averaged the others"
         )
 
 
@@ -313,7 +313,7 @@ def test_a_bootstrap_names_those_whose_vectors_do_not_come_and_never_itself() ->
     texts = [said.text for said in rounds.close() if isinstance(said, Report)]
     assert len(texts) == 2
     assert f"no contribution from {short_peer_id(BOB)};" in texts[0]
-    assert f"did not come in time: {len(SPANS)} from {short_peer_id(ANN)}" in texts[1]
+    assert f"{len(SPANS)} from {short_peer_id(ANN)} did not arrive in time" in texts[1]
 
 
 def test_an_island_without_a_step_border_is_there_empty_handed() -> None:
@@ -345,7 +345,7 @@ def test_who_says_that_vectors_come_has_trained() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     opening = words(contribution(spans=owned(rounds)))[0]
-    assert refusals(rounds.take(BOB, replace(opening, steps=0, tokens=0), 1.0)) == ["says 0 tokens in 0 steps"]
+    assert refusals(rounds.take(BOB, replace(opening, steps=0, tokens=0), 1.0)) == ["claims 0 tokens in 0 steps"]
 
 
 def test_who_is_not_asked_to_contribute_is_not_there() -> None:

@@ -83,7 +83,7 @@ def gathered(found: Collection, head: SpanHead | None = HEAD) -> Gathered:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"roster": sha256(b"x")}, "names another roster than 1"),
+        ({"roster": sha256(b"x")}, "names a different roster; roster 1 is in force here"),
         ({"incarnation": 2}, "is from incarnation 2; the roster lists 1"),
         ({"steps": 0}, "in 0 steps"),
         ({"tokens": 0}, "says 0 tokens"),
@@ -122,7 +122,7 @@ def test_a_reducer_waits_for_those_who_may_still_come() -> None:
 
 
 def test_more_than_half_must_agree_on_a_parent() -> None:
-    assert gather_contributions(collection(), SPAN, HEAD, RULES) == "nobody was there"
+    assert gather_contributions(collection(), SPAN, HEAD, RULES) == "no members were present"
     assert gather_contributions(collection(A), SPAN, HEAD, RULES) == (
         "1 of 3 voters were there on one parent; more than half are needed"
     )
@@ -132,7 +132,7 @@ def test_more_than_half_must_agree_on_a_parent() -> None:
     assert [part.peer for part in found.reduce.parts] == [m.peer for m in ROSTER.members if m.peer in (A, B)]
     assert found.reduce.norm_limit == 2.0
     behind = gather_contributions(collection(A, B), SPAN, head_of(digest=b"behind"), RULES)
-    assert behind == "the others build on another parent than this owner holds"
+    assert behind == "the others follow a different parent than this owner"
 
 
 def test_a_majority_that_was_there_is_enough_for_a_single_contribution() -> None:
@@ -152,7 +152,7 @@ def test_without_any_contribution_the_span_is_void() -> None:
     found = collection()
     found.openings[A], found.openings[B] = opening(), held_back()
     reason = gather_contributions(found, SPAN, HEAD, RULES)
-    assert reason == "nobody's contribution came; 2 of 3 voters were there"
+    assert reason == "no contribution arrived; 2 of 3 voters were there"
 
 
 def test_who_did_not_open_for_the_span_was_not_there_for_it() -> None:
@@ -165,7 +165,7 @@ def test_what_came_for_another_parent_than_most_name_is_in_no_mean() -> None:
     found = collection(A)
     found.openings[A] = opening(sha256(b"other"))
     found.openings[B], found.openings[C] = opening(), opening()
-    assert "nobody's contribution came; 2 of 3" in str(gather_contributions(found, SPAN, HEAD, RULES))
+    assert "no contribution arrived; 2 of 3" in str(gather_contributions(found, SPAN, HEAD, RULES))
     found.payloads[C, SPAN] = b"vector"
     inclusion = gathered(found).inclusion_of(frozenset({A, B, C}))
     assert {ROSTER.members[place].peer for place in inclusion.present} == {B, C}
@@ -260,7 +260,7 @@ def test_members_without_a_vote_choose_no_parent_for_a_row_of_a_grid_that_has_vo
 def test_a_reducer_of_one_row_needs_to_stand_at_the_parent() -> None:
     for head in (None, head_of(digest=b"behind")):
         assert gather_contributions(collection(A, B, C), SPAN, head, RULES) == (
-            "the others build on another parent than this owner holds"
+            "the others follow a different parent than this owner"
         )
 
 

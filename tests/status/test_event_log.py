@@ -55,7 +55,7 @@ def test_what_a_kill_cut_off_costs_only_that_line(tmp_path: Path) -> None:
         ("finished", "finished with state ab", "finished with state ab"),
         ("checkpoints", "checkpoints go to peer-1", "checkpoints go to peer-1"),
         ("reach", "reachable at 192.0.2.10:31337", "reachable at 192.0.2.10:31337"),
-        ("roster", "round 3: nothing is contributed", "roster: round 3: nothing is contributed"),
+        ("roster", "round 3: no contribution", "roster: round 3: no contribution"),
     ],
 )
 def test_a_line_for_people_has_its_topic_once(topic: str, text: str, line: str) -> None:

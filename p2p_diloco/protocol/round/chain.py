@@ -32,8 +32,8 @@ class EntryFate(enum.Enum):
     KNOWN = "known"
     WAITS = "waits for its parent"
     EARLY = "waits for its round, or for the end of this one"
-    LACKS_ROSTER = "names a roster that is not known here"
-    LACKS_CERTIFICATE = "is valid only if its roster was certified earlier than is known here"
+    LACKS_ROSTER = "names a roster that this peer does not know"
+    LACKS_CERTIFICATE = "is valid only if its roster was certified earlier than this peer knows"
     OTHER_CHILD = "follows our tip's parent, and wins over the entry that led to our tip"
     REFUSED = "refused"
 
@@ -51,7 +51,7 @@ class Equivocation:
         """Return the text of the report about the owner."""
         return (
             f"{short_peer_id(self.owner)} signed two different entries for {self.span} in round {self.round}; peers "
-            "may differ on that span until it is repaired; both are kept as evidence, keep this peer off the list"
+            "may differ on that span until it is repaired; both are kept as evidence; keep this peer off your list"
         )
 
 
@@ -305,7 +305,7 @@ class ChainBook:
 
 def _not_governing(entry: Entry, rosters: RosterBook) -> str:
     governing = rosters.governing(entry.round)
-    instead = f"roster {governing[0].k} governs that round" if governing is not None else "none governs that round"
+    instead = f"roster {governing[0].k} governs that round" if governing is not None else "no roster governs that round"
     named = rosters.roster(entry.roster).k
     return f"the entry for {entry.span} in round {entry.round} names roster {named}, but {instead}"
 

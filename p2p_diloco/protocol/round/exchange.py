@@ -216,8 +216,8 @@ class Exchange:
         fragment, now = collection.fragment, self.rules.clock.begin(collection.round)
         self._left_out = frozenset(SpanId(fragment, index) for index in range(self.rules.num_spans[fragment]))
         text = (
-            f"round {collection.round}: nothing is contributed under roster {collection.roster.k}, for this peer has "
-            "voted for the next one and waits for its certificate"
+            f"round {collection.round}: no contribution under roster {collection.roster.k}, because this peer has "
+            "voted for the next roster and waits for its certificate"
         )
         said = [] if self.membership.leaving else [Report(topic="roster", text=text)]
         return [*said, *self._come_empty_handed(collection, now)]
@@ -425,7 +425,7 @@ class Exchange:
             return self._row_mean(collection, gathered, sound, payload)
         head = self.chains.heads.get(order.span)
         if head is None or head.digest != gathered.parent:
-            return "the span moved on while its mean was taken"
+            return "the span moved on while its mean was computed"
         entry = build_entry(
             collection.roster,
             collection.roster_digest,
@@ -480,11 +480,11 @@ class Exchange:
             (missing, f"no contribution from {', '.join(missing)}"),
             (
                 late,
-                f"of {len(collection.reduced)} spans that are averaged here, did not come in time: {', '.join(late)}",
+                f"of the {len(collection.reduced)} spans averaged here, {', '.join(late)} did not arrive in time",
             ),
         )
         return [
-            Report(topic="missing", text=f"round {collection.round}: {text}; the mean is of the others")
+            Report(topic="missing", text=f"round {collection.round}: {text}; averaged the others")
             for who, text in said
             if who
         ]

@@ -70,7 +70,7 @@ class Finish:
             there = named[parent] if parent is not None else []
             return f"{too_few(roster, there)} on one parent, in {len(rows)} rows; more than half are needed"
         if head is None or head.digest != parent:
-            return "the others build on another parent than this owner holds"
+            return "the others follow a different parent than this owner"
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
         inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
         inclusions = _bound_weights(inclusions, head, rules.weight_clip)
@@ -85,7 +85,7 @@ class Finish:
             if inclusion.places
         )
         if not parts:
-            return f"nobody's contribution came; {too_few(roster, named[parent])}"
+            return f"no contribution arrived; {too_few(roster, named[parent])}"
         return Gathered(
             parent=parent,
             reduce=ReduceSpan(
@@ -131,14 +131,14 @@ def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_byte
     collection = finish.collection
     grid = collection.grid
     if mean.roster != collection.roster_digest:
-        return f"names another roster than {collection.roster.k}, which is in force here"
+        return f"names a different roster; roster {collection.roster.k} is in force here"
     if mean.span not in finish.owned or mean.row >= len(grid.rows) or grid.reducer(mean.span, mean.row) != sender:
-        return f"{mean.span} of row {mean.row} is not what its sender reduces for this owner"
+        return f"its sender does not reduce {mean.span} of row {mean.row} for this owner"
     places = places_in(mean.included)
     members = collection.roster.members
     present = places_in(mean.present)
     if not present or not lies_within(mean.included, mean.present):
-        return "says that nobody was there, or includes members that were not there"
+        return "names no members as present, or includes members that were not there"
     if present[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in present):
         return f"names members that are not in row {mean.row}"
     if not len(places) == len(mean.weights) == len(mean.norms):

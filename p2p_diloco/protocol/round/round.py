@@ -143,7 +143,7 @@ def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> 
     """Return why an opening does not count; None if it does."""
     member = collection.roster.member(sender)
     if opening.roster != collection.roster_digest:
-        return f"names another roster than {collection.roster.k}, which is in force here"
+        return f"names a different roster; roster {collection.roster.k} is in force here"
     if member is None:
         return f"its sender is not on roster {collection.roster.k}"
     if collection.grid.row_of[sender] != collection.row:
@@ -151,15 +151,15 @@ def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> 
     if member.incarnation != opening.incarnation:
         return f"is from incarnation {opening.incarnation}; the roster lists {member.incarnation}"
     if sender in collection.openings:
-        return "is a second one for the round"
+        return "is the second one for this round"
     reduced = {span.index for span in collection.reduced}
     offered = [offer.index for offer in opening.spans]
     if len(set(offered)) != len(offered) or not reduced.issuperset(offered):
-        return "offers spans that are not reduced here, or one twice"
+        return "offers spans that are not reduced here, or one span twice"
     if any(offer.sends for offer in opening.spans) and not (opening.steps > 0 and opening.tokens > 0):
-        return f"says {opening.tokens} tokens in {opening.steps} steps"
+        return f"claims {opening.tokens} tokens in {opening.steps} steps"
     if any(offer.norm < 0 for offer in opening.spans):
-        return "says a negative norm"
+        return "claims a negative norm"
     return None
 
 
@@ -231,7 +231,7 @@ def gather_contributions(
     came = {peer: offer for peer, offer in agreeing.items() if (peer, span) in collection.payloads}
     if not came and collection.is_one_row:
         there = too_few(collection.roster, (place for place, _, _ in agreeing.values()))
-        return f"nobody's contribution came; {there}"
+        return f"no contribution arrived; {there}"
     weights = _weights(came, collection.newcomers, head if head is not None and head.digest == parent else None, rules)
     return Gathered(
         parent=parent,
@@ -264,12 +264,12 @@ def _named_parent(named: Sequence[tuple[int, Digest]], collection: Collection, h
         return roster.num_voters(here), len(here), head is not None and parent == head.digest
 
     if not places:
-        return "nobody was there"
+        return "no members were present"
     parent = max(places, key=support)
     if collection.is_one_row and not roster.has_majority(places[parent]):
         return f"{too_few(roster, places[parent])} on one parent; more than half are needed"
     if collection.is_one_row and (head is None or head.digest != parent):
-        return "the others build on another parent than this owner holds"
+        return "the others follow a different parent than this owner"
     return parent
 
 
