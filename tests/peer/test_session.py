@@ -456,7 +456,7 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
                 tasks.create_task(stage.play(name, watchers[name], StopRequest(), founds=name == "ada", until_round=24))
         said = [text for name in names for text in watchers[name].texts("content")]
         assert [text for text in said if "could not follow an entry" in text], said
-        assert [text for text in said if "put right from the checkpoint and the entries on this disk" in text], said
+        assert [text for text in said if "repaired from the checkpoint and the entries on this disk" in text], said
         assert ForgetfulTraining.broken
         assert len({watchers[name].last.state_digest for name in names}) == 1
         assert all(watchers[name].last.phase == "finished" for name in names)

@@ -274,7 +274,7 @@ def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> No
     fetch.pump([A, B, C], 0.0)
     (report,) = fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
     assert isinstance(report, Report), "one peer's word"
-    assert "says that fragment 0 span 0 stands at height 5, here it is 0" in report.text
+    assert "reports fragment 0 span 0 at height 5, here it is at 0" in report.text
     assert fetch.is_complete()
     assert heads(fetch, A, head_of(height=99, digest=b"99"), 1.0)
     assert fetch.is_complete(), "who could not show the entries is not followed for a while"
@@ -287,7 +287,7 @@ def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> No
     fetch.pump([A, B, C], 6.0)
     (report,) = fetch.entry_absent(C, SPAN, head_of().digest, 6.0)
     assert isinstance(report, Report)
-    assert "no entries lead there; fetching it" in report.text
+    assert "no entries lead there; fetching the span" in report.text
     (send,) = fetch.pump([A, B, C], 6.0)
     assert isinstance(send, Send)
     assert (send.to, type(send.message)) == (min(A, C), SpanRequest)
@@ -632,7 +632,7 @@ def undecided(*tips: SpanHead, mine: SpanHead, seconds: float = 40.0) -> tuple[C
                     said += [r.text for r in fetch.parent_rebuilt(SPAN, mine.digest, None, None, now) if is_report(r)]
                 elif isinstance(action, Report):
                     said.append(action.text)
-    return fetch, [text for text in said if "a majority at none" in text]
+    return fetch, [text for text in said if "none has a majority" in text]
 
 
 def is_report(action: Action) -> TypeGuard[Report]:

@@ -226,9 +226,9 @@ def test_a_newcomer_of_a_grid_begins_with_members_of_any_row() -> None:
 
 def test_a_wait_is_said_with_who_is_heard_and_how_many_are_needed() -> None:
     text = voices(roster(4), JOINER, heard=peers(4)[:1], has_listened=False).sentence()
-    assert "of the 4 members whose word counts here; 3 must name the same state" in text
-    assert "hears 12D3.." in text
-    assert "hears nobody of" in voices(roster(4), JOINER, heard=[]).sentence()
+    assert "of the 4 members whose answers count; 3 must name the same state" in text
+    assert "in contact with 12D3.." in text
+    assert "in contact with none of" in voices(roster(4), JOINER, heard=[]).sentence()
 
 
 def test_a_voice_is_asked_now_and_then_and_only_its_latest_word_counts() -> None:

@@ -174,7 +174,7 @@ def test_a_ready_peer_asks_one_that_is_not_ready_for_the_entries_that_ready_ones
     assert page.catch_up.left_out() == frozenset(), "its word alone keeps nobody from contributing"
     (report,) = page.take(C, EntryAbsent(span=SPAN, parent=head_of().digest), 0.2)
     assert isinstance(report, Report)
-    assert "nobody who was asked has the entries between" in report.text
+    assert "no peer that was asked has the entries between" in report.text
     assert page.catch_up.is_complete(), "nor does who has no entry to show"
 
 
@@ -258,7 +258,7 @@ def test_a_ready_peer_that_the_roster_left_out_begins_anew_where_no_entries_lead
         actions += page.pump(now)
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
     assert page.membership.ready is is_listed
-    begun_anew = "roster 1 goes on without this peer, and nobody has the entries since; catching up as a newcomer"
+    begun_anew = "roster 1 continues without this peer, and no peer has the entries since; catching up as a newcomer"
     assert said == ([] if is_listed else [begun_anew])
 
 
@@ -294,7 +294,7 @@ def test_the_only_voter_does_not_wait_for_ever_for_donors_that_hold_something_el
         page.membership.hear(beat, float(second))
         actions = page.pump(float(second))
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
-    alone = "ready: what others hold differs, and nobody but this peer votes"
+    alone = "ready: others hold different bytes, but only this peer votes"
     assert said == ([alone] if voters == (A,) else [])
 
 
@@ -322,7 +322,7 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
         assert page.pump(now) == []
     (report,) = page.pump(17.0)
     assert isinstance(report, Report)
-    assert report.text == "ready: nobody else is here"
+    assert report.text == "ready: no other peer is here"
 
 
 def test_who_leaves_does_not_become_ready_again() -> None:
@@ -506,7 +506,7 @@ def test_who_differs_looks_first_what_its_own_disk_says() -> None:
     page = repair()
     actions = differing(page)
     assert RebuildSpan(span=SPAN) in actions
-    assert "looking what it should be" in sentences(actions)
+    assert "checking it against this disk" in sentences(actions)
     assert RebuildSpan(span=SPAN) not in differing(page, now=10.0), "the disk is asked once at a time"
     mended = page.span_rebuilt(SPAN, HEAD, b"right", 0.1)
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in mended
@@ -535,7 +535,7 @@ def among_four(*, is_ready: bool = True) -> Repair:
 def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwise() -> None:
     page = among_four()
     differing(page)
-    assert "whoever differs must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
+    assert "peers that differ must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
     assert page.catch_up.is_complete()
     differing(page, C)
     assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
@@ -557,7 +557,7 @@ def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_i
     page = among_four()
     differing(page)
     said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
-    assert "keeping it unless a majority says otherwise" in said
+    assert "keeping it unless a majority disagrees" in said
     assert page.catch_up.is_complete()
     differing(page, C)
     assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
@@ -578,7 +578,10 @@ def test_a_span_that_moved_on_while_the_disk_was_asked_is_looked_at_again() -> N
 
 def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> None:
     mover, other = (A, B) if A > B else (B, A)
-    for me, peer, expected in ((mover, other, "fetching it from there"), (other, mover, "the other has to move")):
+    for me, peer, expected in (
+        (mover, other, "fetching it from that peer"),
+        (other, mover, "the other peer has to move"),
+    ):
         page = repair()
         page.membership = membership_of(me, founding(), roster_1(2))
         page.membership.ready = True
@@ -587,7 +590,7 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
         assert expected in said, said
     page.begin_round(2 * 8)
     differing(page, mover, now=100.0)
-    assert "fetching it from there" in sentences(page.span_rebuilt(SPAN, None, None, 100.1))
+    assert "fetching it from that peer" in sentences(page.span_rebuilt(SPAN, None, None, 100.1))
 
 
 def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> list[type]:
@@ -661,7 +664,7 @@ def test_a_span_that_cannot_follow_an_entry_is_put_right_from_the_disk() -> None
     assert moved_on == [RebuildSpan(span=SPAN)], "its log has gone on: only bytes at its tip replace it"
     mended = page.span_rebuilt(SPAN, HEAD, b"right", 0.2)
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in mended
-    assert "was damaged in memory; put right" in sentences(mended)
+    assert "was damaged in memory; repaired" in sentences(mended)
     assert page.begin_round(2) == []
 
 
@@ -678,9 +681,7 @@ def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> Non
     page.span_damaged(SPAN, "a reason", 0.0)
     assert page.begin_round(1) == [], "the disk is being asked"
     for round_index in (2, 3):
-        assert "nobody is here who could give it; it stands still" in sentences(
-            page.span_rebuilt(SPAN, None, None, 100.0)
-        )
+        assert "no peer here can serve it; it stays unchanged" in sentences(page.span_rebuilt(SPAN, None, None, 100.0))
         assert page.begin_round(round_index) == [RebuildSpan(span=SPAN)]
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
         SPAN, HEAD, b"right", 101.0
@@ -700,7 +701,7 @@ def test_a_wait_for_a_majority_is_said_after_a_while_and_not_all_the_time() -> N
         said.append(sentences(page.pump(step * 0.5 * SILENCE)))
     told = [text for text in said if "must name the same state" in text]
     assert len(told) == 1
-    assert "of the 3 members whose word counts here; 2 must name" in told[0]
+    assert "of the 3 members whose answers count; 2 must name" in told[0]
 
 
 def test_who_knows_no_roster_takes_nothing() -> None:

@@ -236,7 +236,7 @@ def test_who_has_waited_as_long_as_a_stall_goes_by_those_it_could_ask_and_says_s
     assert late.is_few
     assert late.are_enough([ANN, BOB])
     assert not late.are_enough([ANN])
-    assert "most voters could not be reached, or wait for the state themselves" in late.sentence_of_few()
+    assert "most voters could not be reached, or lack the state themselves" in late.sentence_of_few()
     assert "2 of them must agree" in late.sentence_of_few()
     one = namers(roster_of(5), heard=(ANN,), has_waited=True)
     assert one.is_few
@@ -445,7 +445,7 @@ def test_who_goes_by_few_says_so_once() -> None:
         beat = heartbeat(ANN, roster=roster, heads=(fragment_head(), fragment_head()), sequence=sequence)
         page.membership.hear(beat, now)
         reports = [action for action in page.pump(now) if isinstance(action, Report)]
-        said.append([report.text for report in reports if "going by what" in report.text])
+        said.append([report.text for report in reports if "relying on" in report.text])
     assert [len(texts) for texts in said] == [0, 1, 0]
 
 

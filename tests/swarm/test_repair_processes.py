@@ -96,10 +96,10 @@ def test_a_flipped_bit_is_found_said_and_mended_within_a_scrub_period(names: Seq
         started(swarm, *names)
         flipped = swarm.flip_a_bit("ben")
         patience = SCRUB_SECONDS + 4 * ROUND_SECONDS
-        seconds = wait_until_said(swarm, "ben", "was damaged in memory; put right", flipped, patience)
+        seconds = wait_until_said(swarm, "ben", "was damaged in memory; repaired", flipped, patience)
         print(f"mended after {seconds:.1f} s; the scrub period is {SCRUB_SECONDS:.1f} s")
         innocent = [event.text for name in names if name != "ben" for event in swarm.peers[name].events("content")]
-        assert not any("put right" in text or "fetching" in text for text in innocent), swarm.story()
+        assert not any("repaired" in text or "fetching" in text for text in innocent), swarm.story()
         end_together(swarm, names)
 
 

@@ -517,8 +517,8 @@ class CatchUp:
         found.goes_back = True
         self.want_transfer(span, min(self._voters(span)[named]))
         text = (
-            f"{span} stands at height {mine.height}, round {mine.round}; a majority stands at height {named.height}, "
-            f"round {named.round}, and no entries lead there; fetching it"
+            f"{span} is at height {mine.height}, round {mine.round}; a majority is at height {named.height}, round "
+            f"{named.round}, and no entries lead there; fetching the span"
         )
         return [Report(topic="adoption", text=text)]
 
@@ -574,7 +574,7 @@ class CatchUp:
             self._heads_asked.forget(span.fragment)
             return []
         others = sorted(self._told.get(span.fragment, {}).keys() & self.voices.heard)
-        text = f"{span} differs from what others hold, and this disk does not hold what it was before"
+        text = f"{span} differs from what others hold, and this disk cannot rebuild its earlier state"
         if len(self.voices.near) != 1 or not others:
             return [Report(topic="tips", text=f"{text}; waiting for a majority")]
         text = f"{text}; fetching it from {short_peer_id(others[0])}, the only other member"
@@ -591,7 +591,7 @@ class CatchUp:
         self._chains.set_head(span, tie.parent)
         if tie.ahead is not None:
             self._doubted.pop((tie.ahead, span), None)  # its height was right, on another line
-        text = f"{span} has two children in round {round_index} or later; following the one that all agree on"
+        text = f"{span} has two children in round {round_index} or later; following the one that all peers choose"
         replaced = ReplaceSpan(span=span, head=tie.parent, state=tie.state, is_mended=True, is_adoption=True)
         self._has_new_head(span)
         return [Report(topic="adoption", text=text), replaced]
@@ -639,8 +639,8 @@ class CatchUp:
         if now - found.undecided_since < self.rules.patience_seconds:
             return []
         text = (
-            f"{span} stands at {len(num_there)} tips and a majority at none, here at height {mine.height}, round "
-            f"{mine.round}; fetching it at height {best.height}, round {best.round}, where {num_there[best]} stand"
+            f"{span} has {len(num_there)} tips and none has a majority, here height {mine.height}, round {mine.round}; "
+            f"fetching it at height {best.height}, round {best.round}, the tip with most peers ({num_there[best]})"
         )
         return [Report(topic="adoption", text=text), *self.yield_to(span, holders[best][0])]
 
@@ -706,8 +706,8 @@ class CatchUp:
         if is_reported:
             return []
         text = (
-            f"{short_peer_id(target)} says that {span} stands at height {height}, here it is {head.height}; nobody "
-            "who was asked has the entries between, and no majority says so; staying here"
+            f"{short_peer_id(target)} reports {span} at height {height}, here it is at {head.height}; no peer that was "
+            "asked has the entries between, and no majority confirms the report; staying here"
         )
         return [Report(topic="tips", text=text)]
 

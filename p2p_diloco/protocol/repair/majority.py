@@ -88,17 +88,17 @@ class Voices:
 
     def sentence(self) -> str:
         """Return a sentence that names the voices heard, and how many are needed."""
-        names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
+        names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "none"
         return (
-            f"hears {names} of the {len(self.near)} members whose word counts here; {self.needed} must name the same "
-            "state before it is taken"
+            f"in contact with {names} of the {len(self.near)} members whose answers count; {self.needed} must name the "
+            "same state before it is accepted"
         )
 
     def sentence_of_few(self) -> str:
         """Return the warning that most voters could not be asked, with the peers whose answers count instead."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "nobody"
         return (
-            f"most voters could not be reached, or wait for the state themselves; going by what {names} hold; "
+            f"most voters could not be reached, or lack the state themselves; relying on {names} instead; "
             f"{self.needed} of them must agree. If you do not trust them, leave and join again with a newer invite"
         )
 

@@ -95,7 +95,7 @@ class Followers:
             return False, []
         is_first = self._rounds_left == self._most_rounds()
         self._rounds_left -= 1
-        text = "alone, with others catching up: training goes on, entries wait for them"
+        text = "alone, with others catching up: training continues, entries wait for them"
         return True, [Report(topic="waiting", text=text)] if is_first else []
 
     def _most_rounds(self) -> int:
@@ -300,7 +300,8 @@ class Repair:
             return []
         self.membership.ready = False
         text = (
-            f"roster {roster.k} goes on without this peer, and nobody has the entries since; catching up as a newcomer"
+            f"roster {roster.k} continues without this peer, and no peer has the entries since; "
+            "catching up as a newcomer"
         )
         return [Report(topic="ready", text=text)]
 
@@ -425,7 +426,7 @@ class Repair:
         namers = self.catch_up.namers
         self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
         compared = counted(min(len(donors), 2), "peer")
-        text = f"ready: state compared with {compared}" if donors else "ready: nobody else is here"
+        text = f"ready: state compared with {compared}" if donors else "ready: no other peer is here"
         if not donors:
             if roster.member(self.membership.me.peer) is None or not self._is_left_alone(now):
                 return []
@@ -434,7 +435,7 @@ class Repair:
             is_long = now - self._unverified_since >= self.rules.stalled_cycles * self.rules.cycle_seconds
             if not is_long or roster.voters != {self.membership.me.peer}:
                 return self._ask_witnesses(donors, now)
-            text = "ready: what others hold differs, and nobody but this peer votes"
+            text = "ready: others hold different bytes, but only this peer votes"
         self._unverified_since = math.inf
         self.membership.ready = True
         return [Report(topic="ready", text=text)]
@@ -507,7 +508,7 @@ class Repair:
         rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, namers)
         actions: list[Action] = []
         for span in rebuild:
-            text = f"{span} differs from what {short_peer_id(peer)} holds; looking what it should be"
+            text = f"{span} differs from what {short_peer_id(peer)} holds; checking it against this disk"
             actions += [Report(topic="content", text=text), RebuildSpan(span=span)]
         for span in overruled:
             actions += self._overrule(span)
@@ -529,14 +530,14 @@ class Repair:
         if not scrub.rebuilt(span):
             return []
         if head is not None and state is not None:
-            text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
+            text = f"{span} was damaged in memory; repaired from the checkpoint and the entries on this disk"
             return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
         self._look(now)
         if scrub.overrulers(span, self.catch_up.namers):
             return [*self._overrule(span), *self.pump(now)]
         if head is None:
             return [*self._break_tie(span), *self.pump(now)]
-        text = f"{span} is as this disk says; whoever differs must be wrong"
+        text = f"{span} matches this disk; peers that differ must be wrong"
         return [Report(topic="content-sound", text=text), *self._ask_electorate(span.fragment, now)]
 
     def _ask_electorate(self, fragment: int, now: float) -> list[Action]:
@@ -570,12 +571,12 @@ class Repair:
             donors = self.donors(now)
             self._damaged[span] = False  # until the next round, or until what is fetched is given up
             if not donors:
-                text = f"{span} cannot be rebuilt from this disk, and nobody is here who could give it; it stands still"
+                text = f"{span} cannot be rebuilt from this disk, and no peer here can serve it; it stays unchanged"
                 return [Report(topic="content", text=text)]
             self.catch_up.want_transfer(span, donors[0])
             text = f"{span} cannot be rebuilt from this disk; fetching it again"
             return [Report(topic="content", text=text), *self.pump(now)]
-        text = f"{span} was damaged in memory; put right from the checkpoint and the entries on this disk"
+        text = f"{span} was damaged in memory; repaired from the checkpoint and the entries on this disk"
         return [Report(topic="content", text=text), self.catch_up.mend(span, head, state), *self.pump(now)]
 
     def parent_rebuilt(
@@ -599,11 +600,11 @@ class Repair:
         namers, accusers = self.catch_up.namers, self.catch_up.scrub.accusers(span)
         other = accusers[0]
         if len(namers.near) != 1 or other not in namers.near:
-            text = f"{span} differs from what {short_peer_id(other)} holds, and this disk does not decide; keeping it"
-            return [Report(topic="content", text=f"{text} unless a majority says otherwise")]
+            text = f"{span} differs from what {short_peer_id(other)} holds, and this disk cannot decide; keeping it"
+            return [Report(topic="content", text=f"{text} unless a majority disagrees")]
         moves = self.membership.me.peer > other or self.catch_up.scrub.is_unsettled(span)
-        what = "fetching it from there" if moves else "leaving it, for the other has to move"
-        text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here decides; {what}"
+        what = "fetching it from that peer" if moves else "keeping it, because the other peer has to move"
+        text = f"{span} differs from what {short_peer_id(other)} holds, and no checkpoint here can decide; {what}"
         if moves:
             self.catch_up.scrub.moved(span)
             self.catch_up.yield_to(span, other)
