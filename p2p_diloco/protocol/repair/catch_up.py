@@ -599,8 +599,8 @@ class CatchUp:
     def _is_with_most(self, span: SpanId, mine: SpanHead) -> bool:
         """Return whether more than half of the voices, with this peer, have its tip.
 
-        Return False if half of the electorate is known to be on another line: the peers heard may be only the few that
-        can be dialled, and the bootstrap peer does not vote.
+        Return False if half of the electorate is known to be on another line: the peers in contact may be only the few
+        that can be dialled, and the bootstrap peer does not vote.
         """
         num_with_us = len(self.voices.heard & self._with_us(span, mine))
         has_most = 2 * (num_with_us + 1) > len(self.voices.near) + 1
@@ -618,7 +618,7 @@ class CatchUp:
         """Fetch a span if no tip has had a majority for two cycles, so that all peers take the same tip.
 
         If disks cannot rebuild earlier states, several tips can remain, and no peer moves. The tip with most peers is
-        taken; in a tie the highest, then as between two children of one tip. More than half must be heard for that.
+        taken; in a tie the highest, then as between two children of one tip. More than half must be in contact.
         """
         near, heard = self.voices.near - self.voices.empty, self.voices.heard
         found = self._finding(span)

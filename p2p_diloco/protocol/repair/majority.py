@@ -5,17 +5,17 @@ claim of one peer is a reason to ask, never enough. A peer's *voices* are the pe
 
 - In one row: the other voters of the roster in force. If all of them report that they hold nothing: all other members.
 - In a grid: the members of its row and column. A newcomer may be unable to reach the row that it would be assigned to.
-  So once it has listened for a while, its voices are the voters if it hears at least two of them, else all members.
+  So once it has listened for a while, its voices are the voters if it reaches at least two of them, else all members.
 - If a peer cannot be dialled, only members that it can dial count.
 
 Three more rules cover special cases:
 
 - Before roster 1, the founder is the only member, so its answer is enough. Later, it is enough only for the initial
   state: spans at height 0.
-- A member that has lost its state does not wait for others that have none either: of those it hears, only holders
-  count.
+- A member that has lost its state does not wait for others that have none either: of those that it reaches,
+  only holders count.
 - A peer that is not on the roster in force must begin somewhere, and may be unable to reach most members. Once it has
-  listened for a while, more than half of those that it hears are enough. A member always needs more than half of all.
+  listened for a while, more than half of those that it reaches are enough. A member always needs more than half of all.
 
 A ready member counts itself too: of two members, neither can replace the other's state; of four, no two can replace
 that of the others.
@@ -34,7 +34,7 @@ from p2p_diloco.protocol.wire.messages import ContentReply
 from p2p_diloco.protocol.wire.roster import Roster
 
 ENOUGH_VOTERS = 2
-"""Number of voters that must be heard for voters alone to count. One answer is not enough."""
+"""Number of voters that must be reached for voters alone to count. One answer is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Voices:
     """The peers that may name tips and bytes to this one.
 
     Attributes:
-        near: all voices, heard or not.
+        near: all voices, linked or not.
         heard: voices that are linked and alive, and report that they hold the state.
         empty: voices that are linked and alive, and report that they hold nothing.
         needed: number of voices that must agree; may be more than there are.
@@ -87,7 +87,7 @@ class Voices:
         return self.are_enough(voters) or (is_start(head) and self.founder in voters)
 
     def sentence(self) -> str:
-        """Return a sentence that names the voices heard, and how many are needed."""
+        """Return a sentence that names the voices in contact, and how many are needed."""
         names = ", ".join(map(short_peer_id, sorted(self.heard | self.told))) or "none"
         return (
             f"in contact with {names} of the {len(self.near)} members whose answers count; {self.needed} must name the "
@@ -126,7 +126,7 @@ def voices_for(
     Args:
         can_be_dialled: whether members that cannot be dialled can reach this peer.
         is_ready: whether this peer already holds the agreed state.
-        has_listened: whether all peers that can be heard have had time to be heard.
+        has_listened: whether all peers that can be reached have had time to send a heartbeat.
         roster: the roster in force here.
         grid: the grid of `roster`.
         gone: members that have left.

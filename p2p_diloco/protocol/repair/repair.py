@@ -441,9 +441,9 @@ class Repair:
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:
-        """Report, after a while, that a fetched span waits for a majority to name it, and which voices are heard.
+        """Report, after a while, that a fetched span waits for a majority to name it, and which voices are in contact.
 
-        If enough voices are heard, the report comes later: their answers agree only if they are about the same entry.
+        If enough voices are in contact, it comes later: their answers agree only if they are about the same entry.
         """
         if self.catch_up.goes_by_few and now >= self._few_said_until:
             self._few_said_until = now + SAID_AGAIN_SILENCES * self.rules.silence_seconds
