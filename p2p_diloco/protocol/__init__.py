@@ -1,1 +1,1 @@
-"""The rules: values and state machines without clock, randomness or I/O."""
+"""The rules of the protocol: values and state machines without clock, randomness or I/O."""

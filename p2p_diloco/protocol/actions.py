@@ -1,4 +1,4 @@
-"""Actions that the rules ask the shell to perform, in the order given."""
+"""Actions that the rules request from the shell, which performs them in the order given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send `message` to a linked peer; worthless after `deadline` (swarm seconds)."""
+    """Send `message` to a linked peer; useless after `deadline` (swarm seconds)."""
 
     to: PeerId
     message: Message
@@ -25,30 +25,30 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepBallots:
-    """Put `ballots` on disk before any later action of the same list is played."""
+    """Write `ballots` to disk before performing any later action of the same list."""
 
     ballots: Ballots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRoster:
-    """Put a certified roster on disk."""
+    """Write a certified roster to disk."""
 
     certified: CertifiedRoster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepLiveliness:
-    """Put on disk since when this peer's own line of rosters goes on; once a cycle."""
+    """Write to disk how long this peer's own line of rosters has been active; once a cycle."""
 
     liveliness: Liveliness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSnapshot:
-    """Ask the island for its contribution to a round, at its next step border; worthless after `deadline`.
+    """Ask the island for its contribution to a round, at its next step border; useless after `deadline`.
 
-    `spans`: of the fragment, those to contribute; None: all.
+    `spans`: the spans of the fragment to contribute; None: all.
     """
 
     round: int
@@ -58,7 +58,7 @@ class TakeSnapshot:
 
 
 class Stage(enum.Enum):
-    """A step of averaging. A run of one row goes from contributions to the entry in one step."""
+    """A step of averaging. A run of one row needs only one, from contributions to the entry."""
 
     WHOLE = "contributions to the entry"
     ROW = "contributions to the mean of their row"
@@ -67,7 +67,7 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One contribution to one span, or one row's mean of it, as it is weighed; `peer` is who sent it."""
+    """A contribution to a span, or a row's mean of it, with its weight; `peer` is the sender."""
 
     peer: PeerId
     payload: bytes | memoryview
@@ -79,8 +79,8 @@ class Part:
 class ReduceSpan:
     """Average `parts` (roster order); drop those that are not finite or longer than `norm_limit`; encode the mean.
 
-    `norm_limit` is infinite where a reducer does not hold the parent and fewer than three contributions came.
-    `rounding_seed` makes the encoding one that anyone can redo; the mean of a row is rounded to nearest.
+    `norm_limit` is infinite if the reducer does not hold the parent and fewer than three contributions arrived.
+    `rounding_seed` makes the encoding reproducible by any peer; the mean of a row is rounded to nearest.
     """
 
     round: int
@@ -93,7 +93,7 @@ class ReduceSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyEntry:
-    """Absorb a valid entry into the outer state at the next step border. Entries of a span come in parent order."""
+    """Apply a valid entry to the outer state at the next step border. Entries of a span arrive in parent order."""
 
     entry: Entry
     own_included: bool
@@ -101,11 +101,12 @@ class ApplyEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceSpan:
-    """Take a span's bytes (anchor, then momentum, float32 little-endian) at `head`, behind all entries handed over.
+    """Replace a span's bytes (anchor, then momentum, float32 little-endian) at `head`, after all `ApplyEntry` so far.
 
-    `state` is handed over: nobody else writes to it, or reads it, any more.
-    `is_mended`: the same log, put right; otherwise it may be another branch, and entries kept of the span are given up.
-    `is_adoption`: an announced one, after which the log may be shorter.
+    `state` changes owner: the sender no longer reads or writes it.
+    `is_mended`: the same log with corrected bytes. Otherwise it may be another branch, and the span's stored entries
+    are given up.
+    `is_adoption`: the change was reported, and the new log may be shorter.
     """
 
     span: SpanId
@@ -117,7 +118,7 @@ class ReplaceSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSpan:
-    """Send a piece of a span, as this peer holds it, to `to`; no more than `most_bytes` of it."""
+    """Send a piece of a span, as this peer holds it, to `to`; at most `most_bytes`."""
 
     to: PeerId
     span: SpanId
@@ -137,14 +138,14 @@ class ServeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildSpan:
-    """Work out from a checkpoint and own entries what a span's bytes should be; answer with `span_rebuilt`."""
+    """Compute from this peer's checkpoint and entries what a span's bytes should be; answer with `span_rebuilt`."""
 
     span: SpanId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildParent:
-    """Work out from a checkpoint and own entries what a span was before the entry that led to `tip`.
+    """Compute from this peer's checkpoint and entries the state of a span before the entry that led to `tip`.
 
     Answer with `parent_rebuilt`.
     """
@@ -155,9 +156,9 @@ class RebuildParent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashSpan:
-    """Return the content digest of a span that was transferred, before anything takes it; answer with `span_hashed`.
+    """Compute the content digest of a transferred span before the span is used; answer with `span_hashed`.
 
-    `state` is as in `ReplaceSpan`, but stays with the engine.
+    `state` is as in `ReplaceSpan`, but the engine keeps it.
     """
 
     span: SpanId
@@ -167,7 +168,7 @@ class HashSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeContent:
-    """Hash a fragment's spans and send the digests to `to`; as `question` asks, where they are to be signed."""
+    """Hash a fragment's spans and send the digests to `to`; signed, as the answer to `question`, if there is one."""
 
     to: PeerId
     fragment: int
@@ -176,9 +177,9 @@ class ServeContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareContent:
-    """Hash a fragment's spans and say where they differ from `peer`'s at equal chain digests.
+    """Hash a fragment's spans and report which differ from `peer`'s at equal chain digests.
 
-    `link` is who has sent them: the peer itself, or another one that carried what it signed.
+    `link` is the peer that sent `digests`: `peer` itself, or another one that forwarded its signed answer.
     """
 
     peer: PeerId
@@ -189,13 +190,13 @@ class CompareContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundClosed:
-    """A round is over: what came of it.
+    """The result of a round that is over.
 
     Attributes:
         num_spans, num_entries: spans of the fragment, and how many of them got an entry.
         num_included: included contributions, summed over those entries.
-        num_ready: ready peers known here, those that could have been included.
-        num_members: members on the roster of the round that train.
+        num_ready: ready peers known to this one, all of which could have been included.
+        num_members: members of the round's roster that train.
     """
 
     round: int
@@ -208,7 +209,7 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Something that people may want to know; `topic` is a stable word, `text` a sentence."""
+    """An event to report to the user; `topic` is a stable word, `text` a sentence."""
 
     topic: str
     text: str

@@ -1,4 +1,4 @@
-"""Makes heartbeats: the state of this peer, and the tips of its fragments when their last round was over."""
+"""Builds heartbeats: the state of this peer, and the tips of its fragments at the end of their last round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_SIGNATURE = bytes(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Training figures of an island, as heartbeats publish them."""
+    """Training figures of an island, published in heartbeats."""
 
     tokens: int = 0
     steps: int = 0
@@ -28,10 +28,10 @@ class Progress:
 
 
 class Beacon:
-    """Makes heartbeats. A state machine without I/O.
+    """Builds heartbeats. A state machine without I/O.
 
-    The fragment of the round in progress moves at different times on different peers. So its digest is kept as it was
-    when the round began: two peers can compare at the closed boundary at any time.
+    The fragment of the round in progress advances at different times on different peers. So its digest is frozen when
+    the round begins, and two peers can compare the fragment at its closed boundary at any time.
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook) -> None:
@@ -44,24 +44,24 @@ class Beacon:
 
     @property
     def next_at(self) -> float:
-        """When the next heartbeat is due."""
+        """Time at which the next heartbeat is due."""
         return self._next
 
     def is_due(self, now: float) -> bool:
-        """Return whether a heartbeat is due, and count on its being sent; one is, too, when time was set back."""
+        """Return whether a heartbeat is due, also when time was set back; if so, the caller must send it."""
         if 0.0 < self._next - now <= self._rules.heartbeat_seconds:
             return False
         self._next = now + self._rules.heartbeat_seconds
         return True
 
     def freeze(self, round_index: int) -> None:
-        """Keep where the fragment of the round that begins stands."""
+        """Keep the digest of the fragment of the round that begins."""
         fragment = self._rules.clock.fragment(round_index)
         digest = self._digest(fragment)
         self._frozen = (fragment, digest) if digest is not None else None
 
     def thaw(self) -> None:
-        """Report all fragments as they are now. Call it when a branch is given up: the kept boundary is from before."""
+        """Publish all fragments as they are now. Call this when a branch is given up, as the kept digest is of it."""
         self._frozen = None
 
     def _digest(self, fragment: int) -> Digest | None:
@@ -69,20 +69,20 @@ class Beacon:
         return Digest(digest[:SHORT_DIGEST_BYTES]) if digest is not None else None
 
     def boundary_digest(self, fragment: int) -> Digest | None:
-        """Return the digest of a fragment's heads at its closed boundary; None while a span is missing."""
+        """Return the digest of a fragment's tips at its closed boundary; None while a span is missing."""
         if self._frozen is not None and self._frozen[0] == fragment:
             return self._frozen[1]
         return self._digest(fragment)
 
     def fragment_head(self, fragment: int, now: float) -> FragmentHead | None:
-        """Return where a fragment stands at its closed boundary; None while a span is missing."""
+        """Return the log position of a fragment at its closed boundary; None while a span is missing."""
         digest = self.boundary_digest(fragment)
         if digest is None:
             return None
         return FragmentHead(round=self._rules.clock.closed_round(fragment, now), digest=digest)
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
-        """Return where all fragments stand; empty while a span is missing."""
+        """Return the log positions of all fragments at their closed boundaries; empty while a span is missing."""
         heads = [self.fragment_head(fragment, now) for fragment in range(len(self._rules.num_spans))]
         found = tuple(head for head in heads if head is not None)
         return found if len(found) == len(heads) else ()
@@ -114,5 +114,5 @@ class Beacon:
 
 
 def _sayable(value: float) -> float:
-    """Return a float32 that passes the wire: a loss that diverged must not silence the peer."""
+    """Return a finite float32, the only kind that a frame holds: a diverged loss must not stop the heartbeats."""
     return as_float32(value) if math.isfinite(value) else 0.0

@@ -1,6 +1,6 @@
 """One peer of the swarm without a clock, a network or a vector: events in, actions out.
 
-The asyncio shell in `node/` drives it. Times are swarm seconds and are always handed in.
+The asyncio shell in `node/` drives it. Times are swarm seconds and always passed as arguments.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CYCLES_IN_MEMORY = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Noted:
-    """A peer that has an entry which may become valid; its payload is requested when it may be absorbed."""
+    """A peer with an entry that may become valid; the payload is requested once the entry may be absorbed."""
 
     sender: PeerId
     height: int
@@ -65,8 +65,8 @@ class Recalled:
     """The state that a restarted peer found on its disk.
 
     Attributes:
-        rosters: certified rosters in the order in which they were kept. A peer that finds none although it was a
-            member has lost its memory, and does not vote before a roster lists its new incarnation.
+        rosters: certified rosters in the order in which they were stored. A former member that finds none has lost its
+            disk, and does not vote until a roster lists its new incarnation.
     """
 
     rosters: tuple[CertifiedRoster, ...] = ()
@@ -76,7 +76,7 @@ class Recalled:
 
 
 class PeerEngine:
-    """The rules of one peer, put together. A state machine without I/O; every method returns what is to be done."""
+    """All rules of one peer. A state machine without I/O, whose methods return the actions to perform."""
 
     def __init__(self, *, me: Self, rules: RunRules, verify: Verify, recalled: Recalled | None = None) -> None:
         recalled = recalled if recalled is not None else Recalled()
@@ -85,12 +85,12 @@ class PeerEngine:
         self.progress = Progress()
         self.linked: set[PeerId] = set()
         self.last_round: int | None = None
-        """No contribution to rounds after this one; None: go on."""
+        """Last round to contribute to; None: no limit."""
         self.only_listens = False
-        """Whether the time is not sure here: this peer begins no first round, contributes nothing and does not vote."""
+        """Whether swarm time is uncertain: this peer then begins no first round and does not contribute or vote."""
         self.book = RosterBook(rules=rules, verify=verify)
         self.last_included: int | None = None
-        """The latest round of which an entry holds this peer's contribution."""
+        """Latest round with an entry that includes this peer's contribution."""
         self.membership = Membership(
             me=me,
             rules=rules,
@@ -133,23 +133,23 @@ class PeerEngine:
     # -- state
 
     def hold_state(self, heads: Mapping[SpanId, SpanHead]) -> None:
-        """Begin from spans that this peer holds: founded, or from its checkpoint."""
+        """Start from spans that this peer holds, from the founding or from its checkpoint."""
         for span, head in heads.items():
             self.chains.set_head(span, head)
         self.repair.serves_state = True
 
     def holds_needlessly(self, now: float) -> bool:
-        """Return whether a peer that does not train may drop what it holds: it is no member, and others can give it."""
+        """Return whether a peer that does not train may drop its state: it is not a member, and others can serve it."""
         return self.repair.is_needless(now)
 
     def drop_state(self) -> None:
-        """Hold no vectors any more. Ask `holds_needlessly` first."""
+        """Drop all vectors. Check `holds_needlessly` first."""
         self.repair.drop()
         for span in self.rules.span_elements:
             self.chains.drop_head(span)
 
     def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
-        """Found the run: this peer holds the start and is ready at once."""
+        """Found the run. This peer holds the initial state and is ready at once."""
         self.membership.ready = True
         return self.membership.take_rosters((founding,), now)
 
@@ -160,7 +160,7 @@ class PeerEngine:
 
     @property
     def catch_up(self) -> CatchUp:
-        """Transfers of this peer."""
+        """The transfers of this peer."""
         return self.repair.catch_up
 
     @property
@@ -170,42 +170,42 @@ class PeerEngine:
 
     @property
     def round(self) -> int | None:
-        """The round in progress here."""
+        """The round in progress at this peer."""
         return self._turns.round
 
     def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
-        """Return the answer to a question that came through another peer."""
+        """Return the signed answer to a request that another peer forwarded."""
         return self.repair.sign_content(question, digests)
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
-        """Return where all fragments stand at their closed boundaries; empty while a span is missing."""
+        """Return the log positions of all fragments at their closed boundaries; empty while a span is missing."""
         return self.repair.closed_heads(now)
 
     def donors(self, now: float) -> list[PeerId]:
-        """Return linked peers to fetch from: those that are ready, or when there are none, all that hold the state."""
+        """Return linked peers to fetch from: those that are ready or, if there are none, all that hold the state."""
         return self.repair.donors(now)
 
     # -- time
 
     def latest_round(self) -> int:
-        """Return the latest round in which this peer has surely been: of the tips it holds, and of its promises."""
+        """Return the latest round that this peer has certainly reached, by the tips that it holds and its promises."""
         heads = self.chains.heads.values()
         return max((self.membership.promised_round(), *(head.round for head in heads)))
 
     def wake_at(self, now: float) -> float:
-        """Return when `tick` has something to do at the latest."""
+        """Return the time by which `tick` must be called."""
         if self._beacon.next_at <= now or self._to_greet:
             return now
         clock = self.rules.clock
         current = clock.round_at(now)
         times = [self._beacon.next_at, *clock.moments(current)]
         if self.repair.follows and not self.ready and self.catch_up.is_complete():
-            # It asks others, who may not speak by themselves before it is too late.
+            # It polls the others: what they send unasked may come too late.
             times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)
         return min(time for time in times if time > now)
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due: heartbeats, rounds, rosters, requests that were not answered."""
+        """Do what is due: heartbeats, rounds, rosters, and requests that got no answer."""
         actions: list[Action] = []
         if now < self._ticked_at - self.rules.silence_seconds:
             self.membership.set_back(now)
@@ -238,11 +238,11 @@ class PeerEngine:
         return actions
 
     def wanted_links(self, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
-        """Return whom this peer needs a link to, of those announced too; None: to all, as far as can be reached."""
+        """Return the peers, including `announced` ones, that this peer needs a link to; None: all that it can reach."""
         return self._routes.wanted_links(self.round, announced)
 
     def is_cut_off(self) -> bool:
-        """Return whether this peer needs links to anybody, though it has a place in a grid."""
+        """Return whether this peer needs links to any peers at all, although it has a place in a grid."""
         return self._routes.is_cut_off()
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
@@ -264,7 +264,10 @@ class PeerEngine:
         return actions + self.repair.compare(sender, beat, now)
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
-        """Take a message from an authenticated peer. Entries come through `entry_checked`, after the codec saw them."""
+        """Receive a message from an authenticated peer.
+
+        Entries come through `entry_checked` instead, after the codec has checked them.
+        """
         match message:
             case Heartbeat():
                 return self._take_heartbeat(sender, message, now)
@@ -316,7 +319,7 @@ class PeerEngine:
     # -- entries
 
     def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
-        """Take an entry whose payload the codec found sound, with its exact norm."""
+        """Receive an entry whose payload the codec found sound, with the exact norm of the payload."""
         self.catch_up.heard(sender, now)
         is_asked = self.catch_up.has_asked(entry.span, sender)
         is_late = not is_asked and self.exchange.has_named(entry.span, entry.parent, before=entry.round)
@@ -331,7 +334,7 @@ class PeerEngine:
             return said + self.catch_up.step_back(entry.span) + self.entry_checked(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
             said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
-            # Whoever was asked has nothing that follows our head: who differs there is found by comparing.
+            # The peer that was asked has no entry that follows our tip; comparing digests finds who differs there.
             said += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
             return said + self.repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self.repair.follows:
@@ -342,10 +345,10 @@ class PeerEngine:
         return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
     def _wait_for(self, fate: EntryFate, sender: PeerId, entry: Entry, *, is_kept: bool, now: float) -> list[Action]:
-        """Ask for what an entry lacks, and note who has it where it is not kept here.
+        """Request what an entry needs before it can be absorbed; note its sender if the entry is not kept here.
 
-        A stranger's entry makes nobody wait for its parent: it may be a true one that this peer has lost, sent again
-        and again by somebody who keeps back what leads to it.
+        An entry from a stranger never makes this peer wait for the parent. It may be a true entry that this peer has
+        lost, sent again and again by a peer that withholds the entries that lead to it.
         """
         if not is_kept or fate is EntryFate.EARLY:
             self._note(sender, entry, now)
@@ -361,9 +364,10 @@ class PeerEngine:
         return self.repair.pump(now)
 
     def _note(self, sender: PeerId, entry: Entry, now: float) -> None:
-        """Note who has an entry; of a span one is noted, and nobody else displaces a member's, nor a far round a near.
+        """Note the sender of an entry, one per span.
 
-        A note only says whom to ask, and only members are asked, so a flood of them costs nothing.
+        A note of a non-member does not replace a member's, and a note of a round that is still too early does not
+        replace one that is not. A note only names a peer to ask, and only members are asked, so a flood costs nothing.
         """
         old, latest = self.noted.get(entry.span), self.rules.clock.round_at(now) + 1
         if old is not None:
@@ -374,7 +378,7 @@ class PeerEngine:
         self.noted[entry.span] = _Noted(sender=sender, height=entry.height, round=entry.round, roster=entry.roster)
 
     def _ask_noted(self, now: float) -> list[Action]:
-        """Fetch what follows our head where a member has had an entry that may be valid now."""
+        """Fetch the entries after our tips from members noted with an entry that may be valid now."""
         latest, is_wanted = self.rules.clock.round_at(now) + 1, False
         for span, noted in list(self.noted.items()):
             head = self.chains.heads.get(span)
@@ -391,11 +395,14 @@ class PeerEngine:
         return self.repair.pump(now) if is_wanted else []
 
     def is_stranger(self, peer: PeerId) -> bool:
-        """Return whether a peer is neither a member nor the founder; nobody is before a roster is known here."""
+        """Return whether a peer is neither a member nor the founder; False until a roster is known here."""
         return self.book.in_force is not None and not self._is_member(peer) and peer != self.book.founder
 
     def is_unknown(self, peer: PeerId) -> bool:
-        """Return whether a peer is neither a member nor was one lately: both sides of a split must find back."""
+        """Return whether a peer is a stranger and was not a member recently.
+
+        Recent members are not unknown, so that the two sides of a split can find each other again.
+        """
         return self.is_stranger(peer) and not self.book.has_listed(peer)
 
     def _is_member(self, peer: PeerId) -> bool:
@@ -408,7 +415,8 @@ class PeerEngine:
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
-            # The owner was there too. After a restart it contributes nothing until a roster lists its new incarnation.
+            # The owner was present too, although after a restart it contributes nothing until a roster lists its new
+            # incarnation.
             present = self.book.present_at(entry) | {grid.owner(entry.span)}
             self.membership.note_entry(present, peers, entry.round)
             self._turns.entry_absorbed(entry.round, len(peers))
@@ -422,45 +430,44 @@ class PeerEngine:
     def span_reduced(
         self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview, payload_norm: float, now: float
     ) -> list[Action]:
-        """Take a mean from the worker: send a row's mean to the span's owner, absorb an entry and hand it down.
+        """Receive a mean from the worker: send a row's mean to the span's owner; absorb an entry and distribute it.
 
-        Of a row also where there is none, as no part was sound: the owner learns who was there.
+        A row without a mean, because no part was sound, is sent too: the owner learns who was present.
         """
         result = self.exchange.span_reduced(order, sound, payload)
         if isinstance(result, str):
             return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]
         if isinstance(result, RowMean):
             return self.exchange.hand_up(result, now)
-        # What the entry is handed down with is decided when it is absorbed: an entry that does not hold before this
-        # peer would not before anybody.
+        # The entry is distributed only once it is absorbed: one that is invalid for this peer is invalid for all.
         return self.entry_checked(self.me.peer, result, payload_norm, now)
 
     def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        """Take the island's contribution to the round in progress."""
+        """Receive the island's contribution to the round in progress."""
         return self.exchange.contribute(contribution, now)
 
     def content_compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
-        """Take the result of a `CompareContent`."""
+        """Receive the result of a `CompareContent`."""
         return self.repair.content_compared(peer, fragment, num_equal, differing, now)
 
     def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
-        """Take the result of a `RebuildSpan`: at which head it was rebuilt, and its bytes if they are not ours."""
+        """Receive the result of a `RebuildSpan`: the head of the rebuilt span, and its bytes if ours differ."""
         return self.repair.span_rebuilt(span, head, state, now)
 
     def parent_rebuilt(
         self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
     ) -> list[Action]:
-        """Take the result of a `RebuildParent`: where the span stood before `tip`, and its bytes; or None twice."""
+        """Receive the result of a `RebuildParent`: the span's head before `tip`, and its bytes; or None for both."""
         return self.repair.parent_rebuilt(span, tip, parent, state, now)
 
     def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
-        """Take the result of a `HashSpan`: the content digest of what was transferred."""
+        """Receive the result of a `HashSpan`: the content digest of a transferred span."""
         return self.repair.span_hashed(span, head, content, now)
 
     def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
-        """Note that a span could not follow a valid entry: its memory is damaged, while its log has moved on."""
+        """Note that a valid entry could not be applied to a span: its memory is damaged, while its log has moved on."""
         return self.repair.span_damaged(span, reason, now)
 
     # -- links and leaving
@@ -477,9 +484,9 @@ class PeerEngine:
         self.catch_up.lose(peer)
 
     def leave(self, now: float) -> list[Action]:
-        """Announce that this peer leaves. A lone peer just goes: nobody needs to know, and it may come back.
+        """Announce that this peer leaves; it stays for as long as the others need its vote (`may_go`).
 
-        It stays as long as the others need its vote (`may_go`).
+        A lone peer leaves without an announcement: no other peer needs to know, and it may come back.
         """
         roster = self.book.in_force
         others = roster.peers() - {self.me.peer} if roster is not None else frozenset()
@@ -490,7 +497,7 @@ class PeerEngine:
         return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
 
     def may_go(self, now: float) -> bool:
-        """Return whether a peer that leaves is needed no more."""
+        """Return whether a leaving peer is no longer needed."""
         return not self.linked or self.membership.may_go(now)
 
     def _soon(self, now: float) -> float:

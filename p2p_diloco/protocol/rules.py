@@ -1,4 +1,4 @@
-"""All that the rules take from the manifest and from this peer's settings, in one value."""
+"""The values of the manifest and of this peer's settings that the rules use, in one record."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class RunRules:
     """The part of the manifest that the protocol needs.
 
     Attributes:
-        organiser: whose key founds the run.
-        founder: the only peer that may found it; None: whoever has that key.
+        organiser: the peer whose key founds the run.
+        founder: the only peer that may found it; None: any peer that has that key.
         span_elements: elements of each span, the same on all peers.
         payload_bytes: bytes of an encoded contribution to each span.
         row_mean_bytes: bytes of an encoded mean of a row.
         entry_bytes: bytes of an encoded entry of each span.
-        heartbeat_seconds: how often a peer says that it lives; silent after three of them and a round.
-        listed: the only peers that may be members; None: everybody may.
-        retained_cycles: cycles whose entries are kept on disk for those who catch up.
-        void_cycles: after so many cycles without entries a quarter of the electorate may go on without the rest.
-        scrub_cycles: contents are compared once in so many cycles.
-        contribution_limit, entry_limit: norms refused beyond these multiples of the last published radius.
+        heartbeat_seconds: interval between a peer's heartbeats; see `silence_seconds`.
+        listed: the only peers that may be members; None: every peer may.
+        retained_cycles: cycles whose entries are kept on disk for peers that catch up.
+        void_cycles: cycles without entries after which a quarter of the electorate may continue without the rest.
+        scrub_cycles: interval, in cycles, at which contents are compared.
+        contribution_limit, entry_limit: largest accepted norms, as multiples of the last published radius.
     """
 
     run: Digest
@@ -51,38 +51,38 @@ class RunRules:
     founder: PeerId | None = None
 
     def may_be_member(self, peer: PeerId) -> bool:
-        """Return whether the organiser lets `peer` take part; who founds the run always may."""
+        """Return whether the organiser lets `peer` take part; the founder always may."""
         return self.listed is None or peer in self.listed or peer == self.founder
 
     @property
     def num_all_spans(self) -> int:
-        """Spans of all fragments: so many entries are made in a cycle at most."""
+        """Number of spans of all fragments: the maximum number of entries in a cycle."""
         return sum(self.num_spans)
 
     @property
     def cycle_seconds(self) -> float:
-        """How long a cycle takes."""
+        """Length of a cycle."""
         return self.clock.round_seconds * self.clock.num_fragments
 
     @property
     def stalled_cycles(self) -> int:
-        """After so many cycles without an entry, sat through awake, the run is stalled."""
+        """Number of cycles without an entry after which the run is stalled; only cycles spent awake count."""
         return max(self.void_cycles, math.ceil(SHORTEST_STALL_SECONDS / self.cycle_seconds))
 
     @property
     def silence_seconds(self) -> float:
-        """After this long without a heartbeat a peer counts as silent."""
+        """Time without a heartbeat after which a peer counts as silent."""
         return max(3.0 * self.heartbeat_seconds, self.clock.round_seconds)
 
     @property
     def piece_seconds(self) -> float:
-        """After this long without an answer a donor of spans is left for another one; thin links need their time."""
+        """Time without an answer after which a donor of spans is replaced by another; long enough for thin links."""
         return max(SHORTEST_PIECE_SECONDS, self.silence_seconds)
 
 
 def explain_unlisted(peer: PeerId) -> str:
-    """Return what a peer is told that is not on the list of a run that lists its peers."""
+    """Return the message for a peer that is not on the list of a run that lists its peers."""
     return (
-        f"this run takes listed peers only, and {format_peer_id(peer)} is not one of them; send this peer id to "
+        f"this run accepts listed peers only, and {format_peer_id(peer)} is not one of them; send this peer id to "
         "whoever gave you the invite: the list is part of the run, so a new run.toml must name it under [trust] peers"
     )
