@@ -210,7 +210,7 @@ def test_what_is_published_moves_by_a_factor_of_four_at_most(published: float, i
         if is_taken:
             check(entry, head)
             continue
-        with pytest.raises(PeerError, match=r"publishes a median (norm|weight) of \S+, which is not from"):
+        with pytest.raises(PeerError, match=r"publishes a median (norm|weight) of \S+, which is not between"):
             check(entry, head)
 
 

@@ -120,7 +120,7 @@ def test_a_blob_that_is_too_long_is_refused_however_it_comes() -> None:
 def test_a_frame_that_goes_on_is_refused() -> None:
     reader = FrameReader(b"\1\2")
     U8.take(reader)
-    with pytest.raises(FrameError, match="1 bytes behind its last field at offset 1"):
+    with pytest.raises(FrameError, match="1 bytes after its last field at offset 1"):
         reader.expect_end()
 
 

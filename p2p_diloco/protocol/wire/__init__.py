@@ -1,1 +1,1 @@
-"""Everything that travels and is kept: frames, records and messages, and the rules that any reader can check."""
+"""All that peers send and store: frames, records and messages, and the rules that any reader can check."""

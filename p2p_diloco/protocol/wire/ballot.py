@@ -1,8 +1,8 @@
 """How one child of a roster is agreed on: single-decree Paxos among the electorate of the parent.
 
-A promise carries what its voter has seen (`View`), and a proposal follows from the promises that it shows, by a rule
-(`proposal.py`). So it is right or wrong by itself, for anybody and at any time: a leader can delay, not choose. A
-proposal that was voted for in an earlier ballot is proposed again with the promises from which it followed then.
+A promise carries what its voter has observed (`View`), and a proposal follows from the promises that it shows, by a
+rule (`proposal.py`). So any peer can check a proposal at any time: a leader can delay, but not choose. A proposal that
+was voted for in an earlier ballot is proposed again, with the promises from which it followed then.
 See docs/decisions/0002-rosters-by-paxos.md and 0030-membership-by-rule.md.
 
 Promises and votes must be on disk before they are sent: a restarted peer must not vote twice.
@@ -42,7 +42,7 @@ from p2p_diloco.protocol.wire.roster import (
 
 MOST_DECLARATIONS = 16
 MOST_DECLARATION_BYTES = 2304
-"""Maximum bytes of declarations in one promise: 15 without proofs, 8 with the founder's, 6 with two.
+"""Maximum bytes of declarations in one promise: 15 without proofs, 8 with the founder's proof, or 6 with two proofs.
 
 With 2,048 members a proposal that shows its origin then takes 246 KiB, and a promise that shows that proposal 250 KiB;
 a frame holds 256 KiB.
@@ -52,7 +52,7 @@ MOST_PROMISES = 20
 
 
 def ballot_number(round_index: int, turn: int) -> int:
-    """Return the number of a ballot; later rounds and turns are greater, and each has one leader."""
+    """Return the number of a ballot; it grows with rounds and turns, and each ballot has one leader."""
     return round_index * LEAD_TURNS + turn + 1
 
 
@@ -63,15 +63,15 @@ def ballot_turn(ballot: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The view of one voter; bitmaps are over the places on the roster in force.
+    """What one voter has observed; bit i of a bitmap is for member i of the roster in force.
 
     Attributes:
         absent: members that it would drop.
-        heard: members that it hears.
-        counting: members whose contributions were in entries for long enough.
+        heard: members whose heartbeats it receives.
+        counting: members whose contributions were in entries for long enough to count.
         idle: members that have lost *reduces*, because their spans got no entries.
-        height: entries that all its spans have absorbed together.
-        declarations: the newest of each peer that are news.
+        height: total number of entries that its spans have absorbed.
+        declarations: the newest declaration of each peer, if it would change the roster.
     """
 
     absent: bytes
@@ -84,10 +84,10 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A voter's signed word to the leader of `ballot`: no vote in a lower one; its last vote so far; what it has seen.
+    """A voter's signed promise to the leader of `ballot` not to vote in a lower one, with its last vote and its view.
 
     Attributes:
-        voted: ballot and roster digest of that vote.
+        voted: ballot and roster digest of the last vote.
     """
 
     parent: Digest
@@ -105,12 +105,14 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A leader's request to vote for `roster` in `ballot`, and why it must be this one: nobody need sign that.
+    """A leader's request to vote for `roster` in `ballot`, with the proof that it must be this roster.
+
+    It needs no signature.
 
     Attributes:
-        promises: made to the leader of this ballot.
-        origin: where one of these promises tells of a vote, the promises of the ballot in which that roster was
-            proposed first; empty where the roster follows from `promises`.
+        promises: the promises made to the leader of this ballot.
+        origin: if one of these promises reports a vote, the promises of the ballot in which that roster was first
+            proposed; empty if the roster follows from `promises`.
     """
 
     ballot: int
@@ -129,8 +131,8 @@ class Bond:
     """The commitment of one member in one decision: the child of one parent, or its degraded child.
 
     Attributes:
-        promised: no vote is given in a ballot below this one.
-        voted: the proposal that got the last vote, or None.
+        promised: the member does not vote in a ballot below this one.
+        voted: the proposal that it last voted for, or None.
     """
 
     degraded: bool
@@ -140,13 +142,13 @@ class Bond:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballots:
-    """All that one member is bound to about the children of one parent. Goes to disk as it is."""
+    """All commitments of one member about the children of one parent. Stored on disk in this form."""
 
     parent: Digest
     bonds: tuple[Bond, ...]
 
     def bond(self, parent: Digest, *, degraded: bool) -> Bond:
-        """Return what binds this member in a decision; an unbound one for another parent or a new decision."""
+        """Return this member's commitment in a decision; an empty one for another parent or a new decision."""
         if parent == self.parent:
             for bond in self.bonds:
                 if bond.degraded == degraded:
@@ -154,14 +156,14 @@ class Ballots:
         return Bond(degraded=degraded, promised=0, voted=None)
 
     def with_bond(self, parent: Digest, bond: Bond) -> Ballots:
-        """Return the ballots with one decision's bond replaced; a new parent drops those of the old one."""
+        """Return the ballots with the bond of one decision replaced; a new parent drops the bonds of the old one."""
         others = tuple(b for b in self.bonds if b.degraded != bond.degraded) if parent == self.parent else ()
         return Ballots(parent=parent, bonds=(*others, bond))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """A leader's question: promise to me, although no vote is due now."""
+    """A leader's request for a promise at a time when no vote is due."""
 
     parent: Digest
     degraded: bool
@@ -170,7 +172,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promised:
-    """A promise on its way to the leader, and the proposal that it names, which the leader may have to show again."""
+    """A promise as sent to the leader, with the proposal that it names: the leader may have to show that again."""
 
     promise: Promise
     voted: Proposal | None
@@ -224,21 +226,21 @@ VOTE_LAYOUT: Layout = (("parent", DIGEST), ("roster", DIGEST), ("ballot", U64), 
 NO_BALLOTS = Ballots(parent=ZERO_DIGEST, bonds=())
 
 Rule = Callable[[tuple[Promise, ...]], "Roster | None"]
-"""Derives the next roster from promises for one ballot; None if nothing changes."""
+"""Function that derives the next roster from the promises for one ballot; None if nothing changes."""
 Quorum = Callable[[Collection[PeerId]], bool]
-"""Tells whether some members are enough to promise and to vote."""
+"""Function that returns whether a set of members is enough to promise and to vote."""
 
 
 def promise(ballots: Ballots, parent: Digest, ballot: int, *, degraded: bool) -> Ballots | None:
-    """Return what a member is bound to once it has promised `ballot`, or None when it is bound to a higher one."""
+    """Return a member's commitments once it has promised `ballot`, or None if it has promised a higher one."""
     bond = ballots.bond(parent, degraded=degraded)
     return ballots.with_bond(parent, replace(bond, promised=ballot)) if ballot >= bond.promised else None
 
 
 def vote(ballots: Ballots, proposal: Proposal) -> Ballots | None:
-    """Return what a member is bound to once it has voted, or None when it must not vote.
+    """Return a member's commitments once it has voted, or None if it must not vote.
 
-    It must not when it has promised a higher ballot, or has voted for something else in this very ballot.
+    It must not vote if it has promised a higher ballot, or has voted for another roster in this one.
     """
     roster, ballot = proposal.roster, proposal.ballot
     bond = ballots.bond(roster.parent, degraded=roster.degraded)
@@ -273,9 +275,9 @@ def add_promise(
     """Return the candidacy with one more promise.
 
     Args:
-        checked: proposals that need no check any more.
+        checked: proposals that were checked before.
     Raises:
-        PeerError: an honest voter would not have made it.
+        PeerError: no honest voter would have made this promise.
     """
     promised = word.promise
     if promised.voter != sender:
@@ -286,24 +288,24 @@ def add_promise(
         raise PeerError(f"{short_peer_id(sender)} promised and did not show what it has voted for")
     if word.voted is not None:
         if word.voted.ballot > candidacy.ballot:
-            raise PeerError(f"{short_peer_id(sender)} says that it voted in a ballot that is still to come")
+            raise PeerError(f"{short_peer_id(sender)} reports that it voted in a ballot that is still to come")
         if word.voted not in checked:
             check_proposal(word.voted, candidacy.parent, rule, quorum, verify)
     return replace(candidacy, promises={**candidacy.promises, sender: word})
 
 
 def declarations_bytes(words: Iterable[Declaration]) -> int:
-    """Return how many bytes declarations take in a promise."""
+    """Return the number of bytes that declarations take in a promise."""
     return sum(word.num_bytes() for word in words)
 
 
 def check_promises(
     promises: tuple[Promise, ...], parent: Roster, ballot: int, verify: Verify, *, degraded: bool
 ) -> None:
-    """Check that promises are for one ballot on a child of `parent`, and what their voters show.
+    """Check that promises are for one ballot on a child of `parent`, and that what they contain is valid.
 
     Raises:
-        PeerError: one of them is not.
+        PeerError: a promise fails a check.
     """
     digest, bitmap_bytes = parent.digest(), (len(parent.members) + 7) // 8
     able = parent.peers() if degraded else parent.voters
@@ -329,10 +331,10 @@ def check_promises(
 
 
 def check_proposal(proposal: Proposal, parent: Roster, rule: Rule, quorum: Quorum, verify: Verify) -> None:
-    """Check that a proposal is the one that its ballot allows, whoever made it.
+    """Check that a proposal is the one that its ballot allows, whichever peer made it.
 
     Raises:
-        PeerError: it is not; the text says why.
+        PeerError: it is not; the text gives the reason.
     """
     roster, degraded = proposal.roster, proposal.roster.degraded
     text = f"the proposal of roster {roster.k} in ballot {proposal.ballot}"
@@ -341,7 +343,7 @@ def check_proposal(proposal: Proposal, parent: Roster, rule: Rule, quorum: Quoru
         raise PeerError(f"{text} shows {len(proposal.promises)} promises, which are not enough")
     last = max((each.voted for each in proposal.promises if each.voted is not None), default=None)
     if (last is None) != (not proposal.origin) or (last is not None and last[1] != roster.digest()):
-        raise PeerError(f"{text} is another one than was voted for last, as its promises tell")
+        raise PeerError(f"{text} is not the one that was voted for last, according to its promises")
     if proposal.origin:
         check_promises(proposal.origin, parent, proposal.origin[0].ballot, verify, degraded=degraded)
         voters = {each.voter for each in proposal.origin}
@@ -352,10 +354,10 @@ def check_proposal(proposal: Proposal, parent: Roster, rule: Rule, quorum: Quoru
 
 
 def propose(candidacy: Candidacy, rule: Rule, quorum: Quorum) -> Candidacy:
-    """Return the candidacy with its proposal once enough have promised and something changes.
+    """Return the candidacy with its proposal once enough members have promised and something changes.
 
-    Where a promise tells of an earlier vote, the roster of the latest one is proposed again, because it may already
-    have been certified somewhere.
+    If promises report earlier votes, the roster of the latest one is proposed again, because it may already have been
+    certified somewhere.
     """
     words = tuple(word for _, word in sorted(candidacy.promises.items()))
     if candidacy.proposal is not None or not quorum(candidacy.promises.keys()):
@@ -377,7 +379,7 @@ def _vote_order(voted: Proposal) -> tuple[int, Digest]:
 
 
 def add_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -> Candidacy:
-    """Return the candidacy with one more vote; anything that does not belong to it changes nothing."""
+    """Return the candidacy with one more vote; a vote that is invalid or for another proposal changes nothing."""
     proposal = candidacy.proposal
     if proposal is None or (word.roster, word.ballot) != (proposal.roster.digest(), candidacy.ballot):
         return candidacy
@@ -388,7 +390,7 @@ def add_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -
 
 
 def certificate(candidacy: Candidacy, quorum: Quorum) -> CertifiedRoster | None:
-    """Return the certified roster once enough members have voted, else None."""
+    """Return the certified roster once enough members have voted, otherwise None."""
     proposal = candidacy.proposal
     if proposal is None or not quorum(candidacy.votes.keys()):
         return None

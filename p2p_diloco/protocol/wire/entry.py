@@ -46,19 +46,19 @@ class Entry:
     """One link of a span's log.
 
     Attributes:
-        parent: chain digest that the span must have before.
-        height: parent's height + 1; lets two peers see who is ahead without the entries between them.
-        present: bit i (little-endian bytes) says that member i of the roster was there: it named `parent` for this span
-            in this round, whether its contribution came or not. More than half of the electorate must have, so that no
-            two children of one parent come about in a round.
-        included: likewise, who of those present is part of the mean.
-        weights: weights of the included members in grid order, as the mean used them; 0 for newcomers.
+        parent: chain digest of the span before this entry.
+        height: parent's height + 1; shows two peers which is ahead, without the entries between them.
+        present: bit i (little-endian bytes) is set if member i of the roster was present: it named `parent` for this
+            span in this round, whether or not its contribution arrived. More than half of the electorate must be
+            present, so that no parent gets two children in one round.
+        included: likewise for the present members whose contributions are in the mean.
+        weights: weights of the included members in grid order, as used in the mean; 0 for newcomers.
         tokens: sum of the included members' tokens of this cycle.
         median_norm: the span's next radius: the last one, moved towards the median norm of the included contributions,
-            before clipping, as far as `within_reach` lets it. Norms of 0 do not count.
-        median_weight: likewise of the included members' weights that are not 0.
-        payload: the encoded mean; its size follows from the manifest. Of an entry that came, a view of its frame.
-        signature: the owner's, over everything above (the payload by its hash).
+            before clipping, as far as `within_reach` allows. Norms of 0 do not count.
+        median_weight: likewise for the included members' weights that are not 0.
+        payload: the encoded mean; its size follows from the manifest. In a received entry, a view of its frame.
+        signature: the owner's, over all other fields (the payload as its hash).
     """
 
     run: Digest
@@ -77,10 +77,10 @@ class Entry:
     signature: bytes
 
     def statement(self) -> bytes:
-        """Return the bytes that the owner signs: all but the signature, the payload as its hash."""
+        """Return the bytes that the owner signs: all fields but the signature, with the payload as its hash."""
         return self._statement
 
-    # No slots: both are asked for more than once, and the payload they hash is long.
+    # No slots, so that statement and digest can be cached: both are used repeatedly, and the payload to hash is long.
     @cached_property
     def _statement(self) -> bytes:
         return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + blake3_of(self.payload)
@@ -94,7 +94,7 @@ class Entry:
         return sha256(self._statement)
 
     def absorbed(self) -> AbsorbedEntry:
-        """Return what the tip of a log takes from this entry."""
+        """Return the part of this entry that determines the tip of the log after it."""
         return AbsorbedEntry(
             digest=self._digest,
             round=self.round,
@@ -119,7 +119,7 @@ _SIGNED_LAYOUT: Layout = (
     ("median_weight", F32),
 )
 VECTOR = blob_view(MOST_PAYLOAD_BYTES)
-"""The vector of a message, its last field: it is put into a frame, and taken out of it, without another copy."""
+"""The vector of a message, always its last field: encoding and decoding a frame make no copy of it."""
 ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("signature", SIGNATURE), ("payload", VECTOR))
 
 
@@ -131,9 +131,9 @@ def pack_included(places: set[int], num_members: int) -> bytes:
     return bytes(bits)
 
 
-@functools.lru_cache(maxsize=256)  # more than a round has; of the longest, from strangers, 40 MB
+@functools.lru_cache(maxsize=256)  # more than a round has; 40 MB if all are the longest that strangers can send
 def places_in(included: bytes) -> tuple[int, ...]:
-    """Return the places that a bitmap names, in order."""
+    """Return the places that are set in a bitmap, in order."""
     number = int.from_bytes(included, "little")
     return tuple(place for place in range(number.bit_length()) if number >> place & 1)
 
@@ -144,7 +144,7 @@ def included_places(entry: Entry) -> tuple[int, ...]:
 
 
 def lies_within(part: bytes, whole: bytes) -> bool:
-    """Return whether a bitmap names nobody whom another one does not name."""
+    """Return whether every place that is set in `part` is set in `whole` too."""
     return not int.from_bytes(part, "little") & ~int.from_bytes(whole, "little")
 
 
@@ -158,8 +158,8 @@ class EntryRules:
     """Limits on entries, from the manifest.
 
     Attributes:
-        radius_limit: largest norm of an entry, in last published median norms.
-        weight_clip: largest weight of a contribution, in last published median weights.
+        radius_limit: largest norm of an entry, as a multiple of the last published median norm.
+        weight_clip: largest weight of a contribution, as a multiple of the last published median weight.
     """
 
     run: Digest
@@ -169,23 +169,23 @@ class EntryRules:
 
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
-    """Return whether the owner of the entry's span signed it, under the grid of the roster that it names."""
+    """Return whether the entry is signed by the owner of its span, in the grid of the roster that it names."""
     return verify(grid.owner(entry.span), entry.statement(), entry.signature)
 
 
 def check_entry(
     entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules, payload_norm: float, verify: Verify
 ) -> None:
-    """Check that `entry` may be applied to a span that stands at `head`. Needs nothing else, so everyone agrees.
+    """Check that `entry` may be applied to a span whose tip is `head`. Uses nothing else, so all peers agree.
 
     Args:
-        entry: the candidate; its parent must be the head's digest (anything else is not this function's question).
-        head: the span's own state.
-        roster: the certified roster that the entry names, and its `grid`.
-        payload_norm: exact norm of the decoded payload, found finite and of the right size by the codec.
+        entry: the candidate; its parent must be the digest of `head`.
+        head: the tip of the span.
+        roster, grid: the certified roster that the entry names, and its grid.
+        payload_norm: exact norm of the decoded payload, which the codec found finite and of the right size.
 
     Raises:
-        PeerError: it may not; the text names the owner and the reason.
+        PeerError: it may not be applied; the text gives the reason.
     """
     present, places = places_in(entry.present), included_places(entry)
     num_members, num_voters = len(roster.members), len(roster.voters)
@@ -195,9 +195,9 @@ def check_entry(
         (entry.run != rules.run, "belongs to another run"),
         (entry.roster != roster.digest(), "names another roster"),
         (entry.parent != head.digest, "has another parent than the span's head"),
-        (entry.height != head.height + 1, f"says height {entry.height} on top of {head.height}"),
+        (entry.height != head.height + 1, f"has height {entry.height} on top of {head.height}"),
         (entry.round <= head.round, f"is from round {entry.round}, not after round {head.round}"),
-        (rules.clock.fragment(entry.round) != entry.span.fragment, f"is for a fragment that round {entry.round} lacks"),
+        (rules.clock.fragment(entry.round) != entry.span.fragment, f"is for a fragment not of round {entry.round}"),
         (len(entry.present) != bitmap_bytes, f"has a bitmap that does not fit {num_members} members"),
         (len(entry.included) != bitmap_bytes, f"has a bitmap that does not fit {num_members} members"),
         (bool(present) and present[-1] >= num_members, "names members that the roster lacks"),
@@ -220,22 +220,22 @@ def check_entry(
 
 
 def _refuse_medians(entry: Entry, head: SpanHead) -> str | None:
-    """Return why what an entry publishes cannot follow on what the one before did."""
+    """Return why the medians that an entry publishes cannot follow those of the entry before it, or None."""
     for name, median, last, bounds in (
         ("norm", entry.median_norm, head.radius, RADIUS_BOUNDS),
         ("weight", entry.median_weight, head.median_weight, WEIGHT_BOUNDS),
     ):
         if median != within_reach(median, last, bounds):
             least, most = (within_reach(extreme, last, bounds) for extreme in (0.0, float("inf")))
-            return f"publishes a median {name} of {median:.4g}, which is not from {least:.4g} to {most:.4g}"
+            return f"publishes a median {name} of {median:.4g}, which is not between {least:.4g} and {most:.4g}"
     return None
 
 
 def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules) -> str | None:
-    """Return why an entry's weights are not those that its owner must use.
+    """Return why an entry's weights are not those that its owner must use, or None.
 
-    That its payload is the mean with these weights, and that they follow from the tokens and steps that contributors
-    trained, cannot be told from an entry.
+    An entry does not show whether its payload is the mean with these weights, nor whether they follow from the tokens
+    and steps that the contributors trained.
     """
     limit = weight_limit(head.median_weight, rules.weight_clip)
     largest = max(entry.weights)

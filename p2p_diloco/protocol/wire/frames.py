@@ -1,8 +1,8 @@
-"""A bounded binary form for frozen values: little-endian, fixed order, no tags, nothing a stranger can inflate.
+"""A bounded binary encoding of frozen values: little-endian, fixed order, no tags, nothing that a stranger can inflate.
 
-A layout is a tuple of `(field name, Field)`. A list never takes more memory than its frame has bytes, because each
-element costs at least one byte of the frame, whose length the transport has capped. Numbers that are not finite never
-pass, so no later room has to ask.
+A layout is a tuple of `(field name, Field)`. A list cannot have more elements than its frame has bytes, because each
+element takes at least one byte of the frame, whose length the transport has capped. Numbers that are not finite are
+refused, so no later module has to check for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from p2p_diloco.ids import DIGEST_BYTES, PEER_ID_BYTES, SpanId
 
 
 class FrameReader:
-    """Takes values off the front of one frame and complains with positions."""
+    """Reads values from the front of one frame; its errors name positions."""
 
     __slots__ = ("_at", "_frame")
 
@@ -28,27 +28,27 @@ class FrameReader:
 
     @property
     def remaining(self) -> int:
-        """Bytes not yet taken."""
+        """Number of bytes not read yet."""
         return len(self._frame) - self._at
 
     def take(self, num_bytes: int) -> memoryview:
         """Return the next `num_bytes` without copying them."""
         if num_bytes > self.remaining:
             raise FrameError(
-                f"frame ends early: {num_bytes} bytes expected at offset {self._at}, {self.remaining} there"
+                f"frame ends early: {num_bytes} bytes expected at offset {self._at}, {self.remaining} left"
             )
         self._at += num_bytes
         return self._frame[self._at - num_bytes : self._at]
 
     def expect_end(self) -> None:
-        """Refuse a frame that goes on behind its last field."""
+        """Refuse a frame that continues after its last field."""
         if self.remaining:
-            raise FrameError(f"frame is too long: {self.remaining} bytes behind its last field at offset {self._at}")
+            raise FrameError(f"frame is too long: {self.remaining} bytes after its last field at offset {self._at}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """How one value is put into and taken out of a frame; `smallest` is the least number of bytes it can take."""
+    """How one value is encoded and decoded; `smallest` is the least number of bytes that it can take."""
 
     put: Callable[[bytearray, Any], None]
     take: Callable[[FrameReader], Any]
@@ -59,10 +59,10 @@ Layout = tuple[tuple[str, Field], ...]
 
 
 def number(code: str, most: int | None = None, *, saturates: bool = False) -> Field:
-    """Return a number, by its code in `struct`; on its way in at most `most`.
+    """Return the field of a number with a `struct` code; decoding refuses values above `most`.
 
-    One that saturates is at most `most` on its way out, too: a count that others have driven up as far as they may
-    never makes an honest frame one that is hung up on.
+    A field that saturates also encodes at most `most`. So when other peers drive a count to its limit, the frames of
+    honest peers are still accepted.
     """
     packer = struct.Struct("<" + code)
 
@@ -81,8 +81,7 @@ def number(code: str, most: int | None = None, *, saturates: bool = False) -> Fi
 
 
 MOST_COUNTED = (1 << 62) - 1
-"""Largest count that a frame may hold, where all counts saturate: what a stranger says can be added to without leaving
-64 bits."""
+"""Largest count that a frame may hold; counts saturate there, so adding to a stranger's count cannot exceed 64 bits."""
 
 U8, U16, U32, U64 = number("B"), number("H"), number("I"), number("Q", MOST_COUNTED, saturates=True)
 I64, F32, F64 = number("q", MOST_COUNTED, saturates=True), number("f"), number("d")
@@ -99,7 +98,7 @@ FLAG = Field(put=lambda out, value: out.append(1 if value else 0), take=_take_fl
 
 
 def fixed(num_bytes: int) -> Field:
-    """Exactly `num_bytes` bytes."""
+    """Return the field of exactly `num_bytes` bytes."""
 
     def put(out: bytearray, value: bytes) -> None:
         if len(value) != num_bytes:
@@ -110,13 +109,13 @@ def fixed(num_bytes: int) -> Field:
 
 
 def blob(most_bytes: int) -> Field:
-    """Up to `most_bytes` bytes with their length in front."""
+    """Return the field of up to `most_bytes` bytes, preceded by their length."""
     view = blob_view(most_bytes)
     return Field(put=view.put, take=lambda reader: bytes(view.take(reader)), smallest=4)
 
 
 def blob_view(most_bytes: int) -> Field:
-    """Like `blob`, but what is taken is a view of the frame: nothing is copied, and the frame lives as long."""
+    """Return a field like `blob` that decodes to a view of the frame. The view keeps the whole frame in memory."""
 
     def put(out: bytearray, value: bytes | memoryview) -> None:
         put_length(out, len(value), most_bytes)
@@ -132,14 +131,14 @@ def blob_view(most_bytes: int) -> Field:
 
 
 def put_length(out: bytearray, num_bytes: int, most_bytes: int) -> None:
-    """Append what stands before a blob of `num_bytes`; the blob itself is the caller's to add."""
+    """Append the length that precedes a blob of `num_bytes`; the caller appends the blob."""
     if num_bytes > most_bytes:
         raise FrameError(f"{num_bytes} bytes where at most {most_bytes} fit")
     U32.put(out, num_bytes)
 
 
 def many(item: Field, most: int) -> Field:
-    """A tuple of up to `most` items with their count in front."""
+    """Return the field of a tuple of up to `most` items, preceded by their count."""
 
     def put(out: bytearray, values: tuple[Any, ...]) -> None:
         if len(values) > most:
@@ -158,7 +157,7 @@ def many(item: Field, most: int) -> Field:
 
 
 def optional(item: Field) -> Field:
-    """A value or None."""
+    """Return the field of a value or None."""
 
     def put(out: bytearray, value: Any) -> None:
         FLAG.put(out, value is not None)
@@ -169,7 +168,7 @@ def optional(item: Field) -> Field:
 
 
 def pair(first: Field, second: Field) -> Field:
-    """A tuple of two values."""
+    """Return the field of a tuple of two values."""
 
     def put(out: bytearray, value: tuple[Any, Any]) -> None:
         first.put(out, value[0])
@@ -183,7 +182,7 @@ def pair(first: Field, second: Field) -> Field:
 
 
 def record(kind: type[Any], layout: Layout) -> Field:
-    """A frozen value of class `kind`, its fields in the order of `layout`."""
+    """Return the field of a frozen value of class `kind`, with its fields in the order of `layout`."""
     return Field(
         put=lambda out, value: put_fields(out, value, layout),
         take=lambda reader: kind(**take_fields(reader, layout)),
@@ -198,12 +197,12 @@ def put_fields(out: bytearray, value: object, layout: Layout) -> None:
 
 
 def take_fields(reader: FrameReader, layout: Layout) -> dict[str, Any]:
-    """Take the fields of a value off `reader`, ready for its constructor."""
+    """Read the fields of a value from `reader`, as arguments for its constructor."""
     return {name: field.take(reader) for name, field in layout}
 
 
 def to_bytes(value: object, layout: Layout) -> bytes:
-    """Return the canonical bytes of `value`: what is hashed and signed."""
+    """Return the canonical bytes of `value`, which are hashed and signed."""
     out = bytearray()
     put_fields(out, value, layout)
     return bytes(out)

@@ -1,9 +1,9 @@
 """The grid: which members average together and which own a span; a pure function of the roster.
 
-The roster's order is the grid. Up to `group_size` members are one row: its reducers finish what they reduce. More
-members fold into rows of about √N. Each row is an averaging group whose reducers hold one column each; the owner of a
-span is one of its column and averages the rows' means for everybody. So a peer talks with its row and its column,
-about 2√N others, however large the swarm is.
+The order of the roster is the order of the grid. Up to `group_size` members are one row, whose reducers finish what
+they reduce. More members fold into rows of about √N. Each row is an averaging group, and each of its reducers holds one
+column. The owner of a span is one of the members of the span's column, and averages the rows' means for all peers. So a
+peer talks to its row and its column, about 2√N others, however large the swarm is.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Grid:
     """The folded roster.
 
     Attributes:
-        rows: members of each row in grid order, those that reduce first; rows differ by at most one member.
-        columns: for each column its reducer in each row; at least one, for a roster has members.
-        turns: columns in the order in which spans are dealt to them, each as often as it has shares.
-        rotation: spans move on by one turn and one row with each cycle, so that shares are kept over time.
+        rows: members of each row in grid order, reducers first; rows differ by at most one member.
+        columns: for each column, its reducer in each row; at least one column, because a roster has members.
+        turns: columns in the order in which spans are dealt to them, each in proportion to its shares.
+        rotation: cycle by which spans are shifted: one turn and one row per cycle, so that shares hold over time.
         row_of: the row of each member.
     """
 
@@ -48,16 +48,16 @@ class Grid:
         return self.columns[self.column_index(span)]
 
     def owner(self, span: SpanId) -> PeerId:
-        """Return who finishes `span` for everybody."""
+        """Return the peer that finishes `span` for all peers."""
         column = self.column(span)
         return column[(span.index // len(self.columns) + self.rotation) % len(column)]
 
     def reducer(self, span: SpanId, row: int) -> PeerId:
-        """Return who averages `span` for the members of `row`."""
+        """Return the peer that averages `span` for the members of `row`."""
         return self.column(span)[row]
 
     def row_for(self, peer: PeerId) -> int:
-        """Return the row of a member; a listener is dealt to one, whose reducers hand it the entries."""
+        """Return the row of a peer; a listener is assigned to a row too, whose reducers send it the entries."""
         row = self.row_of.get(peer)
         return row if row is not None else int.from_bytes(peer[:4], "little") % len(self.rows)
 
@@ -72,16 +72,16 @@ class Grid:
         return tuple(span for span in spans if peer in self.column(span))
 
     def share_of(self, peer: PeerId) -> float:
-        """Return how much `peer` averages, over the mean of those who do; 0 for who does not."""
+        """Return how much `peer` averages, relative to the mean of all columns; 0 if it does not reduce."""
         mine = sum(peer in self.columns[index] for index in self.turns)
         return mine * len(self.columns) / len(self.turns) if mine else 0.0
 
     def reducers(self) -> frozenset[PeerId]:
-        """Return all who reduce, in any row."""
+        """Return the reducers of all rows."""
         return frozenset(peer for column in self.columns for peer in column)
 
     def neighbours(self, peer: PeerId) -> frozenset[PeerId]:
-        """Return with whom `peer` shares a row or a column, as a member or as a listener: whom it needs a link to."""
+        """Return the peers in the row or column of `peer`, a member or a listener: those that it needs a link to."""
         row = self.row_for(peer)
         near = set(self.rows[row]).union(column[row] for column in self.columns)
         for column in self.columns:
@@ -93,7 +93,7 @@ class Grid:
 def num_rows(members: int, reachable: int, group_size: int) -> int:
     """Return R = max(1, min(⌈N/g⌉, reachable/2)), for rows of width g = max(`group_size`, ⌈√N⌉).
 
-    So each row has two reducers at least.
+    So each row has at least two reducers, or there is only one row.
     """
     width = max(group_size, math.isqrt(members - 1) + 1)
     return max(1, min(-(-members // width), reachable // 2))
@@ -118,19 +118,19 @@ def fold_roster(roster: Roster, group_size: int) -> Grid:
 
 
 def deal_turns(shares: Sequence[int]) -> tuple[int, ...]:
-    """Return places in turn, each as often as its shares without their common divisor, spread evenly.
+    """Return a sequence of places, each as often as its share divided by the common divisor, spread evenly.
 
-    Places with equal shares come one after the other.
+    Places with equal shares alternate.
 
     Args:
-        shares: of each place, at least 1.
+        shares: the share of each place, at least 1.
     """
     divisor = math.gcd(*shares)
     weights = [share // divisor for share in shares]
     if len(weights) == sum(weights):
         return tuple(range(len(weights)))
-    # A place with w turns has one in each w-th of the whole, the later in it the later the place: equal shares take
-    # turns one after the other, and those of small ones do not come together.
+    # A place with w turns has one in each w-th part of the sequence; later places come later within the part. So places
+    # with equal shares alternate, and the turns of places with small shares do not cluster.
     whole, number = math.lcm(*weights), len(weights)
     turns = [
         ((2 * number * k + 2 * place + 1) * (whole // w), place) for place, w in enumerate(weights) for k in range(w)
@@ -139,20 +139,21 @@ def deal_turns(shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def _share(roster: Roster, column: Sequence[PeerId]) -> int:
-    """Return the shares of a column's reducers, one at least for each."""
+    """Return the sum of the shares of a column's reducers, each counted as at least 1."""
     return sum(max(member.share, 1) for member in roster.members if member.peer in column)
 
 
 def grid_order(members: Collection[Member], run: Digest, drawing: int) -> tuple[Member, ...]:
-    """Return members in the order of a newly drawn grid: those that reduce first, each part drawn by hash."""
+    """Return members in the order of a newly drawn grid: reducers first, then the others, each part drawn by hash."""
     seed = run + drawing.to_bytes(8, "little")
     return tuple(sorted(members, key=lambda m: (not m.reduces, sha256(seed, m.peer))))
 
 
 def keep_places(before: Sequence[Member], members: Collection[Member], run: Digest, drawing: int) -> tuple[Member, ...]:
-    """Return members in the order of the grid before: who stays keeps its place, so that few links change.
+    """Return members in the order of the previous grid; those that stay keep their places, so that few links change.
 
-    Gaps are filled with newcomers, then with the last of their part; who is left over comes at the end of its part.
+    There are two parts, reducers and others. Gaps are filled with newcomers, then with the last members of the part.
+    Newcomers that are left over come at the end of it.
     """
     now = {member.peer: member for member in members}
     order: list[Member] = []
@@ -166,7 +167,7 @@ def keep_places(before: Sequence[Member], members: Collection[Member], run: Dige
 
 
 def _fill_gaps(kept: list[Member | None], fillers: list[Member]) -> list[Member]:
-    """Fill gaps from the front: with newcomers, then with whoever stands last."""
+    """Fill gaps from the front: with newcomers, then with the last members."""
     whole, waiting = list(kept), list(reversed(fillers))
     for place, member in enumerate(whole):
         if member is None and waiting:
@@ -182,7 +183,7 @@ def _fill_gaps(kept: list[Member | None], fillers: list[Member]) -> list[Member]
 
 
 def column_mates(grid: Grid, me: PeerId) -> frozenset[PeerId]:
-    """Return the reducers that hold the same column in other rows; none for who reduces nothing."""
+    """Return the reducers that hold the same column in other rows; none for a peer that does not reduce."""
     mates = {peer for column in grid.columns if me in column for peer in column}
     return frozenset(mates - {me})
 

@@ -1,4 +1,4 @@
-"""A peer's signed sign of life: who it is, where its fragments stand, how its training goes."""
+"""The heartbeat: a peer's signed message with its identity, the positions of its logs and its training progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT_DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentHead:
-    """Where a fragment stands at a closed boundary: its last closed round and a digest over its spans' heads."""
+    """The log position of a fragment at a closed boundary: its last closed round and a digest over its spans' tips."""
 
     round: int
     digest: Digest
@@ -39,15 +39,16 @@ class FragmentHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """A peer's signed sign of life.
+    """A signed sign of life of one peer.
 
     Attributes:
-        sequence: grows by one; an older one that arrives late changes nothing.
-        roster: digest of the roster in force here, and its place in the chain.
+        sequence: grows by one; an older heartbeat that arrives late changes nothing.
+        roster, roster_k: digest of the roster in force at this peer, and its place in the chain.
         heads: one per fragment at its closed boundary; empty for peers that hold no state.
-        ready: holds the agreed state.
-        share: of averaging that its line carries, as on a roster.
-        tokens, steps: trained so far in this incarnation; `loss` the last training loss, 0 when there is none.
+        ready: whether the peer holds the agreed state.
+        share: share of averaging that its line can carry, as on a roster.
+        tokens, steps: trained so far in this incarnation.
+        loss: the last training loss, 0 if there is none.
     """
 
     run: Digest
@@ -71,14 +72,14 @@ class Heartbeat:
         """Return the bytes that are signed."""
         return self._statement
 
-    # No slots: an object that passes through many hands in one process is put into bytes once.
+    # No slots, so that the bytes can be cached: many peers in one process may share the object.
     @cached_property
     def _statement(self) -> bytes:
         return b"heartbeat" + to_bytes(self, _STATEMENT_LAYOUT)
 
     def signed(self, sign: Callable[[bytes], bytes]) -> Heartbeat:
         """Return this heartbeat with its peer's signature."""
-        word = copy(self)  # keeps the statement: it is put into bytes once, not again by whoever checks it here
+        word = copy(self)  # keeps the cached statement, so that a check in this process does not encode it again
         object.__setattr__(word, "signature", sign(self.statement()))
         return word
 

@@ -17,13 +17,13 @@ NO_SIGNATURE = bytes(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inclusion:
-    """The contributions in a mean, and who was there for it.
+    """The contributions in a mean, and the members that were present for it.
 
     Attributes:
-        present: places on the roster of those who named the mean's parent, ascending; those in the mean among them.
-        places: of those in the mean, ascending.
+        present: roster places of the members that named the mean's parent, ascending; includes `places`.
+        places: roster places of the members in the mean, ascending.
         weights, norms: one per place in the mean; norms before clipping.
-        tokens: sum over the places in the mean, of this cycle.
+        tokens: tokens of this cycle, summed over the places in the mean.
     """
 
     present: tuple[int, ...]
@@ -33,17 +33,17 @@ class Inclusion:
     tokens: int
 
     def left_out(self) -> Inclusion:
-        """Return what remains where the part is in no mean: its members were there all the same."""
+        """Return the inclusion of a part that is left out of the mean: its members were present all the same."""
         return only_present(self.present)
 
 
 def only_present(places: tuple[int, ...]) -> Inclusion:
-    """Return that these were there, and nothing of theirs is in the mean."""
+    """Return the inclusion of members that were present and have no contribution in the mean."""
     return Inclusion(present=places, places=(), weights=(), norms=(), tokens=0)
 
 
 def join_inclusions(parts: Iterable[Inclusion]) -> Inclusion:
-    """Return who is in the mean of several means that share nobody, and who was there, again in roster order."""
+    """Return the inclusion of the mean of several means that share no members, in roster order again."""
     parts = tuple(parts)
     together = sorted(
         one for part in parts for one in zip(part.places, part.weights, part.norms, strict=True)
@@ -69,7 +69,7 @@ def build_entry(
     """Return the unsigned entry of a span, or why the span is skipped this round.
 
     Args:
-        head: where the span stands, on which the entry builds.
+        head: the tip of the span, which the entry follows.
         payload: the encoded mean.
     """
     num_members = len(roster.members)
@@ -78,7 +78,7 @@ def build_entry(
     positive = [weight for weight in inclusion.weights if weight > 0]
     if not positive:
         return "all contributions have weight 0" if inclusion.places else "no contribution was sound"
-    # Norms of 0, which a contribution may claim, say nothing of how long others are.
+    # A contribution may claim a norm of 0, which is no evidence of the other norms.
     norms = [norm for norm in inclusion.norms if norm > 0]
     median_norm = as_float32(lower_median(norms)) if norms else head.radius
     return Entry(
@@ -100,5 +100,5 @@ def build_entry(
 
 
 def too_few(roster: Roster, places: Iterable[int]) -> str:
-    """Return a phrase: how many voters were present."""
+    """Return a phrase with the number of voters that were present."""
     return f"{roster.num_voters(places)} of {len(roster.voters)} voters were there"

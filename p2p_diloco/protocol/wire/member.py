@@ -1,4 +1,4 @@
-"""One member of a run as a roster lists it, and what a peer declares of itself to get there."""
+"""A member as listed on a roster, and the declaration by which a peer gets listed."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Member:
     """One peer on a roster; `incarnation` grows with each of its starts.
 
     Attributes:
-        since: the cycle in which this peer was listed. Another incarnation that comes before the peer is dropped
-            keeps it; a peer that was dropped begins anew.
-        counts: enough of its contributions have been in entries for it to be one of those who may vote.
-        reduces: can be reached, and averages spans for others.
-        trains: False for the bootstrap only, which reduces while it is needed and contributes nothing.
-        share: of averaging that its line carries: 4 is what all have where all have the same, 8 as much again or
-            more, 1 the least; full where it does not reduce.
-        place: the public address at which it was reached, as a short digest; of one place at most one member reduces.
-            Zeros where it does not reduce, or was reached at no public address.
+        since: the cycle in which this peer was first listed. A new incarnation keeps it if it is listed before the peer
+            is dropped; a peer that was dropped starts again.
+        counts: whether its contributions have been in entries for long enough to let it vote.
+        reduces: whether it can be reached and averages spans for others.
+        trains: False only for the bootstrap peer, which reduces while it is needed and contributes nothing.
+        share: share of averaging that its line can carry. With equal shares all members have 4; 8 is twice that or
+            more, and 1 is the least. Full if the member does not reduce.
+        place: the public address at which it was reached, as a short digest; at most one member of a place reduces.
+            Zeros if it does not reduce, or was reached at no public address.
     """
 
     peer: PeerId
@@ -72,8 +72,8 @@ class ReachProof:
     """A signed statement that the prover dialled another peer over a fresh connection and checked its identity.
 
     Attributes:
-        place: of the address that it dialled; zeros for one that is not public.
-        cycle: in which it did so.
+        place: the place of the address that it dialled; zeros if the address is not public.
+        cycle: the cycle in which it dialled.
     """
 
     prover: PeerId
@@ -96,14 +96,14 @@ REACH_PROOF_LAYOUT: Layout = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """A signed declaration of a peer about itself: that it wants to be a member, how it changed, or that it leaves.
+    """A peer's signed declaration about itself: that it wants to be a member, has changed, or leaves.
 
-    Peers pass it on to those who vote.
+    Peers forward it to the voters.
 
     Attributes:
-        cycle: in which it was signed; an old application is worth nothing, so that nobody can replay it.
-        proofs: of others that have dialled this peer; none where it does not claim to be reachable.
-        leaving: this incarnation leaves the run.
+        cycle: the cycle in which it was signed; an old application is ignored, so that nobody can replay it.
+        proofs: proofs of peers that have dialled this one; none if it does not claim to be reachable.
+        leaving: whether this incarnation leaves the run.
     """
 
     run: Digest
@@ -122,13 +122,13 @@ class Declaration:
         return bool(self.proofs)
 
     def is_signed(self, verify: Callable[[PeerId, bytes, bytes], bool]) -> bool:
-        """Check the signature of the declaration and the signature of each proof."""
+        """Return whether the signatures of the declaration and of each proof are valid."""
         return verify(self.peer, self.statement(), self.signature) and all(
             verify(proof.prover, proof.statement(self.run, self.peer), proof.signature) for proof in self.proofs
         )
 
     def num_bytes(self) -> int:
-        """Return how many bytes it takes in a promise."""
+        """Return the number of bytes that it takes in a promise."""
         return len(to_bytes(self, DECLARATION_LAYOUT))
 
     def statement(self) -> bytes:
@@ -136,7 +136,7 @@ class Declaration:
         return b"declaration" + to_bytes(self, DECLARATION_LAYOUT[:-1])
 
     def age(self) -> tuple[int, bool, int]:
-        """Return the key by which the newest of a peer's declarations is found: it leaves once and for all."""
+        """Return the key that is greatest for a peer's newest declaration; an incarnation leaves once and for all."""
         return (self.incarnation, self.leaving, self.cycle)
 
 

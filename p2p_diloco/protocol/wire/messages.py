@@ -1,7 +1,7 @@
-"""The messages between peers, as frozen values with a bounded binary form.
+"""The messages between peers, as frozen values with a bounded binary encoding.
 
-Small words travel on the control lane, vectors on the bulk lane; `is_bulk` tells which. Signed values carry their own
-signature; everything else is vouched for by the link, whose peer the transport has authenticated.
+Small messages use the control lane, vectors the bulk lane; see `is_bulk`. Signed values carry their own signature.
+All others rely on the link, whose peer the transport has authenticated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, Cert
 PROTOCOL_VERSION = 7
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
-"""Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond whatever its length, so
+"""Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond, whatever its length, so
 longer pieces would save next to nothing."""
 MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
@@ -65,17 +65,17 @@ MOST_PORTS, MOST_HOST_BYTES, MOST_REASON_BYTES = 3, 64, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """Asks for the peer's clock; `nonce` comes back."""
+    """Request for the peer's clock; the answer repeats `nonce`."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """The answer: the peer's clock in seconds when it answered.
+    """Answer to a `Ping`: the peer's clock, in seconds, when it answered.
 
     Attributes:
-        is_settled: whether the peer has the swarm's time. One that has just been started has only an estimate.
+        is_settled: whether the peer has the swarm's time. A peer that has just started has only an estimate.
     """
 
     nonce: int
@@ -85,7 +85,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterRequest:
-    """Asks for the rosters after the first of these digests that the peer knows; all when it knows none."""
+    """Request for the rosters after the first of these digests that the peer knows; for all, if it knows none."""
 
     known: tuple[Digest, ...]
 
@@ -99,14 +99,14 @@ class RosterReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsRequest:
-    """Asks where the spans of a fragment stand."""
+    """Request for the tips of a fragment's spans."""
 
     fragment: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsReply:
-    """Where the spans of a fragment stand at the sender, in span order."""
+    """Tips of a fragment's spans at the sender, in span order."""
 
     fragment: int
     heads: tuple[SpanHead, ...]
@@ -114,7 +114,7 @@ class HeadsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRequest:
-    """Asks for the entry of `span` whose parent is `parent`."""
+    """Request for the entry of `span` whose parent is `parent`."""
 
     span: SpanId
     parent: Digest
@@ -122,7 +122,7 @@ class EntryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryAbsent:
-    """The answer when the sender does not hold that entry: too old, or of another branch."""
+    """Answer of a peer that does not hold the requested entry: it is too old, or of another branch."""
 
     span: SpanId
     parent: Digest
@@ -130,9 +130,9 @@ class EntryAbsent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRequest:
-    """Asks for a piece of a span's bytes; `version` is the chain digest of the pieces so far, or zeros.
+    """Request for a piece of a span's bytes; `version` is the chain digest of the pieces so far, or zeros.
 
-    A donor sends no more than `most_bytes` of it, and may send less.
+    A donor sends at most `most_bytes`, and may send less.
     """
 
     span: SpanId
@@ -146,7 +146,7 @@ class SpanReply:
     """A piece of a span's anchor and momentum (float32, little-endian, one after the other) at `head`.
 
     Attributes:
-        piece: of a message that came, a view of its frame.
+        piece: in a received message, a view of its frame.
     """
 
     span: SpanId
@@ -158,7 +158,7 @@ class SpanReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentRequest:
-    """Asks for the content digests of a fragment's spans."""
+    """Request for the content digests of a fragment's spans."""
 
     fragment: int
 
@@ -176,10 +176,10 @@ class ContentReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedContentRequest:
-    """Asks `voter` for its content digests, signed, so that any peer can carry the answer to `asker`.
+    """Request of `asker` for the signed content digests of `voter`; any peer can forward the answer.
 
     Attributes:
-        nonce: comes back, so that no older answer can be shown for this one.
+        nonce: repeated in the answer, so that an older answer cannot be passed off as this one.
     """
 
     fragment: int
@@ -190,7 +190,7 @@ class SignedContentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedContent:
-    """The answer: what `ContentReply` says, and under which roster; no digests where the voter holds nothing."""
+    """Signed answer: the digests of a `ContentReply` and the roster in force; no digests if the voter holds nothing."""
 
     fragment: int
     voter: PeerId
@@ -207,28 +207,28 @@ class SignedContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRequest:
-    """Asks for the signed manifest of the run that this link is about."""
+    """Request for the signed manifest of the run that this link serves."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestReply:
-    """The signed manifest as its own bytes."""
+    """The signed manifest, byte for byte."""
 
     manifest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introductions:
-    """Signed records of peers that the sender knows, so that a newcomer needs nobody else to find the others."""
+    """Signed records of peers that the sender knows, so that a newcomer needs only the sender to find the others."""
 
     records: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRequest:
-    """Asks the receiver to dial the sender afresh, at the host from which it sees it and these ports."""
+    """Request to dial the sender over a fresh connection, at these ports of the host that the receiver sees it at."""
 
     nonce: int
     ports: tuple[int, ...]
@@ -236,10 +236,11 @@ class ReachRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachReply:
-    """The answer: where the sender dialled, and why it did not get through; no reason when it did.
+    """Answer to a `ReachRequest`: the address that the sender dialled, and the result.
 
     Attributes:
-        cycle, signature: of the sender's `ReachProof` where it got through; zeros else.
+        reason: why the sender could not connect; empty if it could.
+        cycle, signature: those of the sender's `ReachProof` if it could connect; otherwise zeros.
     """
 
     nonce: int
@@ -254,12 +255,12 @@ class ReachReply:
 class SpanOffer:
     """One span of an opening: its index, and the parent at which the sender holds it.
 
-    A peer that names a parent is there for the round, and counts among those who agree on it, even where its vector is
-    late, cut or refused.
+    A peer that names a parent is present in the round and counts towards the majority on that parent, even if its
+    vector is late, cut off or refused.
 
     Attributes:
-        sends: whether a vector follows; a peer whose upload has a cap holds some back.
-        norm: of the contribution, before clipping; 0 where none follows.
+        sends: whether a vector follows; a peer with an upload cap does not send all of them.
+        norm: norm of the contribution before clipping; 0 if none follows.
     """
 
     index: int
@@ -270,13 +271,13 @@ class SpanOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """Begins a contribution: what is to come for the spans of one reducer.
+    """Begins a contribution: announces what follows for the spans of one reducer.
 
     Attributes:
-        roster: digest of the roster that the contributor goes by; another one than the reducer's does not count.
+        roster: digest of the roster that the contributor uses; it must be the reducer's.
         tokens, steps: trained for this fragment since its last snapshot.
-        commitment: zeros; for runs in which witnesses compute means again, a digest over the encoded spans that follow.
-            Nobody checks it as yet.
+        commitment: zeros. In runs in which witnesses recompute means, a digest over the encoded spans that follow. No
+            peer checks it yet.
     """
 
     round: int
@@ -290,7 +291,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanVector:
-    """One encoded span of a contribution; `payload` is, of a message that came, a view of its frame."""
+    """One encoded span of a contribution; in a received message, `payload` is a view of its frame."""
 
     round: int
     span: SpanId
@@ -299,7 +300,7 @@ class SpanVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMean:
-    """A row's mean of one span on its way to the span's owner; who was there, who is in it and with what weight."""
+    """A row's mean of one span, sent to the span's owner, with the members present, and those included with weights."""
 
     round: int
     span: SpanId
@@ -316,7 +317,7 @@ class RowMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A reducer's word that a contribution does not count, and why; `newer_roster` says that the sender's is old."""
+    """A reducer's notice that a contribution does not count; `newer_roster`: the receiver's roster is outdated."""
 
     round: int
     newer_roster: bool
@@ -328,7 +329,7 @@ _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("sends", F
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
 _PIECE = blob_view(MOST_PIECE_BYTES)
 _LONG = {VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
-"""Fields that end a frame and are most of it."""
+"""Maximum lengths of the fields that end a frame and are most of it."""
 
 _ROW_MEAN_LAYOUT: Layout = (
     ("round", I64),
@@ -418,7 +419,7 @@ Message = (
 
 
 def is_bulk(message: Message) -> bool:
-    """Return whether a message travels on the bulk lane."""
+    """Return whether a message uses the bulk lane."""
     return _KIND_OF[type(message)] >= _FIRST_BULK_KIND
 
 
@@ -428,7 +429,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def message_parts(message: Message) -> tuple[bytearray, bytes | memoryview]:
-    """Return the frame of a message in two parts, for whoever need not join them: the second is its vector, if any."""
+    """Return the frame of a message in two parts, so that they need not be joined: the second is its vector, if any."""
     kind = _KIND_OF[type(message)]
     out = bytearray((PROTOCOL_VERSION, kind))
     layout = _KINDS[kind][1]
@@ -451,7 +452,9 @@ def decode_message(frame: bytes | bytearray | memoryview) -> Message:
     reader = FrameReader(frame)
     version, kind = U8.take(reader), U8.take(reader)
     if version != PROTOCOL_VERSION:
-        raise FrameError(f"frame speaks protocol version {version}; this peer speaks {PROTOCOL_VERSION}; update one")
+        raise FrameError(
+            f"frame is of protocol version {version}, but this peer uses {PROTOCOL_VERSION}; update the older one"
+        )
     if kind not in _KINDS:
         raise FrameError(f"frame is of kind {kind}, which this peer does not know")
     message_class, layout = _KINDS[kind]

@@ -1,7 +1,7 @@
-"""The certified list of members: what it says, who may vote for the next one, what makes it valid, who leads.
+"""The certified list of members: its contents, the voters for the next one, what makes it valid, and the leaders.
 
-A roster is one link of a chain. Its certificate is a set of votes of its *parent's electorate*, so a newcomer is never
-the truth, and a leader that dies leaves the old roster in force.
+A roster is one link of a chain. Its certificate is a set of votes of its *parent's electorate*. So newcomers cannot
+certify anything, and if a leader dies, the old roster stays in force.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from p2p_diloco.protocol.wire.frames import DIGEST, FLAG, PEER, SIGNATURE, U64, 
 from p2p_diloco.protocol.wire.member import MEMBER_LAYOUT, Member
 
 MOST_MEMBERS = 2048
-"""A certified roster of so many must fit one control frame: 60 bytes a member."""
+"""Maximum number of members: a certified roster must fit one control frame, at 60 bytes per member."""
 MOST_VOTERS = 32
 MOST_LEADERS = 8
-"""All voters keep a link to them."""
+"""Maximum number of members that lead first. All voters keep a link to them."""
 FEWEST_COUNTING = 3
-"""While fewer members count, others fill the electorate up to so many."""
+"""Size up to which others fill the electorate while fewer members count."""
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
-"""`(signer, statement, signature) -> bool`; handed in, so that a simulator may use a cheap one."""
+"""`(signer, statement, signature) -> bool`; an argument, so that a simulator may use a cheap one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class Roster:
     Attributes:
         run: digest of the manifest.
         genesis: digest over the content digests of all spans at founding; the same along a chain.
-        parent: digest of the roster before; `ZERO_DIGEST` for the founding one.
+        parent: digest of the previous roster; `ZERO_DIGEST` for the founding one.
         k: position in the chain, 0 for the founding one.
         cycle: cycle in which it was proposed.
-        degraded: certified by less than a majority, because the run was stalled.
-        members: in grid order, those that reduce first.
-        height: entries that all spans had absorbed together: the lower median of what those who promised say.
+        degraded: whether less than a majority certified it, because the run was stalled.
+        members: in grid order, reducers first.
+        height: total number of entries that all spans had absorbed: the lower median of the numbers in the promises.
     """
 
     run: Digest
@@ -54,14 +54,14 @@ class Roster:
     height: int
 
     def digest(self) -> Digest:
-        """Return the name under which entries and children refer to this roster."""
+        """Return the digest by which entries and children refer to this roster."""
         return self._digest_and_size[0]
 
     def num_bytes(self) -> int:
-        """Return how many bytes it takes in a message, without its votes."""
+        """Return the number of bytes that it takes in a message, without its votes."""
         return self._digest_and_size[1]
 
-    # No slots: digest and members are asked for with every message, and a roster never changes.
+    # No slots, to allow caching: every message needs digest and members, and a roster never changes.
     @cached_property
     def _digest_and_size(self) -> tuple[Digest, int]:
         encoded = to_bytes(self, ROSTER_LAYOUT)
@@ -95,11 +95,12 @@ class Roster:
 
     @cached_property
     def voters(self) -> frozenset[PeerId]:
-        """Return the electorate: the members that have been listed for longest, of those that count.
+        """Return the electorate: the longest-listed of the members that count.
 
-        While fewer than three count it is filled up to three: the bootstrap first, then those listed for longest, but
-        only as far as those who count and the bootstrap stay more than half. So a crowd of fresh identities has no
-        vote, and a run of two volunteers and a bootstrap survives the loss of any one of the three.
+        While fewer than three count, it is filled up to three: with the bootstrap peer first, then with the
+        longest-listed others, as long as the members that count and the bootstrap peer stay more than half. So a crowd
+        of fresh identities has no vote, and a run of two volunteers and a bootstrap peer survives the loss of any one
+        of the three.
         """
         order = by_seniority(self.members, self.run)
         chosen = [member.peer for member in order if member.counts][:MOST_VOTERS]
@@ -120,17 +121,17 @@ class Roster:
 
     @cached_property
     def leaders(self) -> frozenset[PeerId]:
-        """Return who leads first: a few of those who reduce, and of these rather those who vote."""
+        """Return the members that lead first: a few of the reducers, preferably voters."""
         able = frozenset(reducers(self))
         order = (*_drawn(self.run, able & self.voters), *_drawn(self.run, able - self.voters))
         return frozenset(order[:MOST_LEADERS])
 
     def num_voters(self, places: Iterable[int]) -> int:
-        """Return how many of the members at these places vote."""
+        """Return the number of voters at these places."""
         return len(self.voter_places.intersection(places))
 
     def has_majority(self, places: Iterable[int]) -> bool:
-        """Return whether the members at these places are more than half of the electorate."""
+        """Return whether more than half of the electorate is at these places."""
         return 2 * self.num_voters(places) > len(self.voter_places)
 
 
@@ -143,7 +144,7 @@ class CertifiedRoster:
     votes: tuple[tuple[PeerId, bytes], ...]
 
     def num_bytes(self) -> int:
-        """Return how many bytes it takes in a message."""
+        """Return the number of bytes that it takes in a message."""
         return self.roster.num_bytes() + len(to_bytes(self, CERTIFIED_LAYOUT[1:]))
 
 
@@ -165,7 +166,7 @@ CERTIFIED_LAYOUT: Layout = (
 
 
 def by_seniority(members: Collection[Member], run: Digest) -> list[Member]:
-    """Return members, those listed for longest first; of the same cycle in an order that nobody chooses."""
+    """Return members, the longest-listed first; those of one cycle in an order that no peer can choose."""
     return sorted(members, key=lambda member: (member.since, sha256(b"seniority", run, member.peer)))
 
 
@@ -179,8 +180,8 @@ def founding_roster(run: Digest, genesis: Digest, founder: Member, cycle: int = 
 
     Args:
         genesis: digest over the content digests of all spans at the start.
-        founder: counts from the founding if it trains, and reduces: joiners have nobody else.
-        cycle: cycle in which the run is founded; a run founded before its round 0 begins in cycle 0.
+        founder: the founder. It counts from the founding if it trains, and it reduces, because joiners have no other.
+        cycle: cycle in which the run is founded. A run that is founded before its round 0 begins in cycle 0.
     """
     cycle = max(cycle, 0)
     member = Member(
@@ -210,14 +211,14 @@ def founding_statement(roster_digest: Digest) -> bytes:
 
 
 def is_majority(parent: Roster, peers: Collection[PeerId]) -> bool:
-    """Return whether `peers` are more than half of the electorate, and so can certify a child of `parent`."""
+    """Return whether `peers` include more than half of the electorate, and so can certify a child of `parent`."""
     return 2 * len(parent.voters.intersection(peers)) > len(parent.voters)
 
 
 def is_quarter(parent: Roster, peers: Collection[PeerId]) -> bool:
     """Return whether `peers` can certify a degraded child of `parent` as soon as the run is stalled.
 
-    A quarter of the electorate, or, where none of it is left, a quarter of all members. At least one.
+    That takes a quarter of the electorate or, if `peers` include none of it, a quarter of all members; at least one.
     """
     num = len(parent.voters.intersection(peers))
     if num:
@@ -229,10 +230,10 @@ def is_quarter(parent: Roster, peers: Collection[PeerId]) -> bool:
 def check_certificate(child: CertifiedRoster, parent: Roster, verify: Verify, rules: RunRules) -> None:
     """Check that `child` follows `parent` and that enough members of `parent` have voted for it.
 
-    Of a degraded one any vote will do here: whether it is enough depends on how long a peer has been without entries.
+    For a degraded one any vote is enough here: whether it suffices depends on how long a peer has had no entries.
 
     Raises:
-        PeerError: it does not; the text says why.
+        PeerError: a check failed; the text gives the reason.
     """
     roster = child.roster
     check_child(roster, parent, child.ballot, rules)
@@ -249,10 +250,10 @@ def check_certificate(child: CertifiedRoster, parent: Roster, verify: Verify, ru
 
 
 def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) -> None:
-    """Check all of a child but its votes and that it follows from what was promised.
+    """Check a child of `parent`, except for its votes and whether it follows from the promises.
 
     Raises:
-        PeerError: it cannot follow `parent`; the text says why.
+        PeerError: it cannot follow `parent`; the text gives the reason.
     """
     peers, clock = roster.peers(), rules.clock
     latest = max(parent.cycle, clock.cycle((ballot - 1) // LEAD_TURNS))
@@ -264,9 +265,9 @@ def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) ->
         (roster.run != parent.run or roster.genesis != parent.genesis, "belongs to another run"),
         (roster.k != parent.k + 1, f"does not follow roster {parent.k}"),
         (roster.cycle < parent.cycle, f"is from cycle {roster.cycle}, before its parent's {parent.cycle}"),
-        (roster.cycle > latest, f"is from cycle {roster.cycle}, but its ballot from cycle {latest}"),
+        (roster.cycle > latest, f"is from cycle {roster.cycle}, but its ballot is from cycle {latest}"),
         (roster.height < parent.height, "has absorbed fewer entries than its parent"),
-        (roster.height > possible, f"says {roster.height} entries, where at most {possible} can have been"),
+        (roster.height > possible, f"claims {roster.height} entries, but at most {possible} are possible"),
         (not roster.members, "has no members"),
         (len(peers) != len(roster.members), "lists a peer twice"),
         (
@@ -275,7 +276,7 @@ def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) ->
         ),
         (
             roster.degraded and any(m.peer not in before or m.counts > before[m.peer].counts for m in roster.members),
-            "is degraded, and lists members that its parent does not list so",
+            "is degraded, but lists members that its parent does not list or does not count",
         ),
         (len(idle) > 1, "lists more than one member that does not train"),
         (
@@ -286,7 +287,7 @@ def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) ->
         (not _is_in_grid_order(roster), "lists members that do not reduce before some that do"),
         (
             any(m.since != (before[m.peer].since if m.peer in before else roster.cycle) for m in roster.members),
-            "says that a member was listed in another cycle than it was",
+            "gives the wrong cycle for the listing of a member",
         ),
     )
     for is_wrong, text in problems:
@@ -295,7 +296,7 @@ def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) ->
 
 
 def _is_in_grid_order(roster: Roster) -> bool:
-    """Return whether those that reduce come first: dealing by order must give each row its share of them."""
+    """Return whether reducers come first: dealing members in order must give each row its share of them."""
     reducing = [member.reduces for member in roster.members]
     return reducing == sorted(reducing, reverse=True)
 
@@ -306,7 +307,7 @@ def check_founding(
     """Check a founding roster: one member, the `founder` if one is named, no parent, signed with the organiser's key.
 
     Raises:
-        PeerError: it is none; the text says why.
+        PeerError: it is not valid; the text gives the reason.
     """
     roster = founding.roster
     if roster.run != run:
@@ -315,24 +316,24 @@ def check_founding(
         raise PeerError("the founding roster is not the first link of a chain with the founder as its only member")
     if founder is not None and roster.members[0].peer != founder:
         given = short_peer_id(roster.members[0].peer)
-        raise PeerError(f"the founding roster is of {given}; only {short_peer_id(founder)} may found this run")
+        raise PeerError(f"the founding roster lists {given}; only {short_peer_id(founder)} may found this run")
     statement = founding_statement(roster.digest())
     if not any(peer == organiser and verify(peer, statement, signature) for peer, signature in founding.votes):
         raise PeerError(f"the founding roster is not signed by the organiser {short_peer_id(organiser)}")
 
 
 def reducers(roster: Roster) -> tuple[PeerId, ...]:
-    """Return who reduces, in grid order. Somebody must: where nobody can be reached all do, by their own word."""
+    """Return the reducers in grid order. There must be some: if no member can be reached, all members reduce."""
     return tuple(member.peer for member in roster.members if member.reduces) or tuple(m.peer for m in roster.members)
 
 
 def lead_order(roster: Roster, round_index: int, founder: PeerId, *, degraded: bool = False) -> tuple[PeerId, ...]:
-    """Return who proposes the child of `roster` in a round: one peer for each turn.
+    """Return the leaders that propose the child of `roster` in a round: one peer for each turn.
 
-    Leaders need no trust and no vote. The first turns belong to a few of those who reduce, for the others can be sure
-    to reach only them; the draw depends on the round, so that dead ones do not stay first. A turn belongs to the
-    founder where it is no member: should nobody on the roster be reachable, it may still be. The last turn belongs to
-    anybody who votes. In a stalled run all turns but the founder's belong to anybody: those who reduce may all be dead.
+    Leaders need neither trust nor a vote. The first turns belong to a few reducers, because only reducers are sure to
+    be reachable for all others. The draw depends on the round, so that dead leaders do not stay first. If the founder
+    is not a member, one turn belongs to it: it may be reachable even if no member is. The last turn belongs to any
+    voter. In a stalled run all turns but the founder's belong to any member, because all reducers may be dead.
     """
     seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
     pool = _drawn(seed, roster.peers() if degraded else roster.leaders)
@@ -342,6 +343,6 @@ def lead_order(roster: Roster, round_index: int, founder: PeerId, *, degraded: b
     return (*turns, pool[-1] if degraded else _drawn(seed, roster.voters)[0])
 
 
-@lru_cache(maxsize=16)  # asked for with every promise and proposal of a voting round
+@lru_cache(maxsize=16)  # every promise and proposal of a voting round needs it
 def _drawn(seed: bytes, peers: frozenset[PeerId]) -> tuple[PeerId, ...]:
     return tuple(sorted(peers, key=lambda peer: sha256(seed, peer)))
