@@ -36,10 +36,10 @@ def test_who_hears_no_majority_says_so_once_and_once_when_it_does_again() -> Non
     assert said(watch, 1.0) == []
     assert said(watch, 2.0 + SILENCE) == []
     (text,) = said(watch, 2.0 + 2 * SILENCE)
-    assert text.startswith("hears 1 of 3 voters; no entry comes about")
+    assert text.startswith("in contact with 1 of 3 voters; entries need more")
     assert said(watch, 3.0 + 2 * SILENCE) == []
     membership.hear(heartbeat(B, sequence=2), 90.0)
-    assert said(watch, 90.0) == ["hears 2 of 3 voters again"]
+    assert said(watch, 90.0) == ["in contact with 2 of 3 voters again"]
     assert said(watch, 91.0) == []
 
 
@@ -75,7 +75,7 @@ def test_members_without_a_vote_are_not_missed_and_make_up_for_no_voter() -> Non
     assert reports_of(one_voter) == []
     assert reports_of(one_of_the_crowd) == [], "it has no vote itself"
     (text,) = reports_of(alone)
-    assert text.startswith("hears 1 of 3 voters")
+    assert text.startswith("in contact with 1 of 3 voters")
 
 
 def test_who_can_only_dial_out_misses_none_that_it_cannot_hear() -> None:
@@ -95,7 +95,7 @@ def test_in_a_grid_a_peer_needs_most_of_its_row_and_column() -> None:
     me = peers[0]
     lonely = membership_of(me, founding(), roster, group_size=4)
     (text,) = reports_of(lonely)
-    assert text.startswith("hears 1 of 7 voters")
+    assert text.startswith("in contact with 1 of 7 voters")
     grid = lonely.book.grid()
     assert grid is not None
     for now in range(40):
@@ -118,6 +118,6 @@ def test_both_sides_of_a_long_split_say_what_they_noticed_and_which_side_wins() 
         name: [report.text for _, report in machine.reports if report.topic in ("split", "branch")]
         for name, machine in swarm.machines.items()
     }
-    assert any("hears 1 of 4 voters; no entry" in text for text in texts["p3"])
+    assert any("in contact with 1 of 4 voters; entries need" in text for text in texts["p3"])
     assert any("of another branch wins over roster" in text for text in texts["p3"])
     assert texts["p0"] == [], "it has always heard three of four"

@@ -1,6 +1,6 @@
 """Attendance: heartbeats and declarations that this peer received, and how often entries name each member.
 
-The next roster follows from it; that is in `membership.py`.
+The next roster follows from it; see `membership.py`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration, Member, Rea
 from p2p_diloco.protocol.wire.roster import Verify
 
 MOST_HEARD = 4096
-"""Members of the roster in force aside: strangers must keep none of them out."""
+"""Maximum number of peers whose messages are kept, apart from members: strangers must not crowd them out."""
 CYCLES_SEEN = 8
 COUNTS_AFTER_CYCLES = 4
-"""A member counts when contributions of its were in entries of so many of the last eight cycles since it was listed."""
+"""A member counts when entries of this many of the last eight cycles since its listing include its contributions."""
 NO_SIGNATURE = bytes(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Self:
-    """This peer, as the rules see it; `sign` is its key, `can_be_dialled` what is known of that at its start."""
+    """This peer, as the rules see it; `sign` signs with its key, `can_be_dialled` is what is known at its start."""
 
     peer: PeerId
     incarnation: int
@@ -35,13 +35,13 @@ class Self:
     sign: Callable[[bytes], bytes]
 
     def member(self, share: int = FULL_SHARE) -> Member:
-        """Return this incarnation as it founds a run."""
+        """Return this incarnation as the member that founds a run."""
         return Member(peer=self.peer, incarnation=self.incarnation, trains=self.trains, share=share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The latest heartbeat of a peer, when it came, and since when the peer has been heard without a silence."""
+    """The latest heartbeat of a peer, when it arrived, and the start of the time in which the peer was never silent."""
 
     heartbeat: Heartbeat
     at: float
@@ -49,10 +49,10 @@ class Heard:
 
 
 class Attendance:
-    """One peer's view of who is here. A state machine without I/O.
+    """One peer's view of which peers are present. A state machine without I/O.
 
-    `share` is what this peer's line carries of averaging, `can_be_dialled` whether others have proved it reachable, and
-    `proofs` is what they have signed of that, newest first; all three are kept by the shell.
+    `share` is the share of averaging that this peer's line can carry, `can_be_dialled` whether others have proved it
+    reachable, and `proofs` what they signed about that, newest first. The shell updates all three.
     """
 
     def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
@@ -61,7 +61,7 @@ class Attendance:
         self.book = book
         self.heard: dict[PeerId, Heard] = {}
         self.present_in: dict[PeerId, int] = {}
-        """The round of the last entry for which each member was there."""
+        """Per member, the round of the last entry for which it was present."""
         self.share = FULL_SHARE
         self.can_be_dialled = me.can_be_dialled
         self.proofs: tuple[ReachProof, ...] = ()
@@ -71,14 +71,14 @@ class Attendance:
         """The newest declaration of each peer."""
         self._verify = verify
         self._included_in: dict[PeerId, tuple[int, int]] = {}
-        """Per member a cycle, and a bit for it and each of the seven before: whether it was included in entries."""
+        """Per member, a cycle, and a bit for it and each of the seven before: whether entries include the member."""
         self._entries_of: dict[int, int] = {}
-        """How many entries the last rounds got."""
+        """Per recent round, its number of entries."""
 
     # -- heartbeats
 
     def hear(self, heartbeat: Heartbeat, now: float) -> bool:
-        """Take a heartbeat; False for one that is old or not signed by its peer."""
+        """Receive a heartbeat; return False if it is ignored, such as one that is old or not signed by its peer."""
         known = self.heard.get(heartbeat.peer)
         if known is None and len(self.heard) >= MOST_HEARD and not self._is_listed(heartbeat.peer):
             return False
@@ -93,11 +93,11 @@ class Attendance:
         return True
 
     def _is_older(self, heartbeat: Heartbeat, known: Heard, now: float) -> bool:
-        """Return whether a heartbeat is from before the last one that its peer sent.
+        """Return whether a heartbeat is older than the last one that its peer sent.
 
-        Starts on a new disk are numbered by the clock. Where that was far ahead once, the next such start has a smaller
-        number: it is heard when the greater one is silent, unless the roster still lists another start. That one can
-        come no more and must be dropped, so it stays silent.
+        Incarnations that start on a new disk are numbered by the clock. If the clock was far ahead once, the next such
+        incarnation has a smaller number. Its heartbeats count once the greater one is silent, unless the roster still
+        lists another incarnation: that one cannot return and must be dropped, so the peer stays silent until then.
         """
         last, roster = known.heartbeat, self.book.in_force
         if heartbeat.incarnation < last.incarnation and now - known.at > self.rules.silence_seconds:
@@ -106,7 +106,7 @@ class Attendance:
         return (heartbeat.incarnation, heartbeat.sequence) <= (last.incarnation, last.sequence)
 
     def alive(self, now: float) -> dict[PeerId, Heartbeat]:
-        """Return the latest heartbeats of peers that are not silent and have not said that they leave."""
+        """Return the latest heartbeats of peers that are not silent and have not declared that they leave."""
         earliest = now - self.rules.silence_seconds
         left = {peer for peer, word in self.declared.items() if word.leaving}
         return {
@@ -118,8 +118,8 @@ class Attendance:
     def num_ready(self, now: float) -> int:
         """Return how many peers that train are alive and ready, this one included.
 
-        In a grid of several rows it is taken that the members are. Two members that can only dial out never hear each
-        other: of these the entries tell who is there.
+        In a grid of several rows, all members are assumed to be. Two members that can only dial out never receive each
+        other's heartbeats; the entries show whether such a member is present.
         """
         grid, roster = self.book.grid(), self.book.in_force
         if grid is not None and roster is not None and len(grid.rows) > 1:
@@ -130,7 +130,7 @@ class Attendance:
         return len(here | self._unheard_in_entries(now))
 
     def _unheard_in_entries(self, now: float) -> frozenset[PeerId]:
-        """Return the members never heard here that were there for an entry of the last cycle."""
+        """Return the members that never sent a heartbeat here but were present for an entry of the last cycle."""
         roster, clock = self.book.in_force, self.rules.clock
         members = frozenset(m.peer for m in roster.members if m.trains) if roster is not None else frozenset()
         since = clock.round_at(now) - clock.num_fragments
@@ -138,7 +138,7 @@ class Attendance:
         return frozenset(peer for peer in unheard if self.present_in.get(peer, -1) >= max(since, 0))
 
     def may_be_member(self, peer: PeerId) -> bool:
-        """Return whether the organiser lets `peer` take part; whoever founded the run may."""
+        """Return whether the organiser lets `peer` take part; the founder always may."""
         return self.rules.may_be_member(peer) or (self.book.in_force is not None and peer == self.book.founder)
 
     def _is_listed(self, peer: PeerId) -> bool:
@@ -148,7 +148,7 @@ class Attendance:
     # -- declarations
 
     def declare(self, now: float, *, leaving: bool = False) -> Declaration:
-        """Return what this peer declares of itself, signed."""
+        """Return this peer's declaration about itself, signed."""
         unsigned = Declaration(
             run=self.rules.run,
             peer=self.me.peer,
@@ -171,7 +171,7 @@ class Attendance:
         return proofs_to_declare(self.proofs, self.me.peer, roster, self.book.founder)
 
     def take_declaration(self, word: Declaration, cycle: int) -> bool:
-        """Note what a peer declares; False where that is not news, of a cycle to come, or not signed by it."""
+        """Note a peer's declaration; return False if it is not new, is of a future cycle, or is not signed by it."""
         known = self.declared.get(word.peer)
         is_full = known is None and len(self.declared) >= MOST_HEARD and not self._is_listed(word.peer)
         if is_full or word.run != self.rules.run or word.peer == self.me.peer or word.cycle > cycle + 1:
@@ -186,20 +186,20 @@ class Attendance:
         return True
 
     def forget_old_declarations(self, before: int) -> None:
-        """Drop what peers that are no members declared before a cycle."""
+        """Drop what peers that are not members declared before a cycle."""
         if any(word.cycle < before and not self._is_listed(peer) for peer, word in self.declared.items()):
             kept = {p: word for p, word in self.declared.items() if word.cycle >= before or self._is_listed(p)}
             self.declared = kept
 
     def has_left(self, peer: PeerId, incarnation: int) -> bool:
-        """Return whether that incarnation of a peer has said that it leaves."""
+        """Return whether that incarnation of a peer has declared that it leaves."""
         word = self.declared.get(peer)
         return word is not None and word.leaving and word.incarnation >= incarnation
 
-    # -- what the entries say
+    # -- what the entries show
 
     def note_entry(self, present: Iterable[PeerId], included: Iterable[PeerId], round_index: int) -> None:
-        """Note who was there for an entry of a round, and whose contribution is in it."""
+        """Note the members that were present for an entry of a round, and those whose contributions it includes."""
         cycle = self.rules.clock.cycle(round_index)
         for peer in present:
             self.present_in[peer] = max(round_index, self.present_in.get(peer, -1))
@@ -220,7 +220,7 @@ class Attendance:
         return sum(num for index, num in self._entries_of.items() if first <= index <= last)
 
     def has_come_to_count(self, member: Member, cycle: int) -> bool:
-        """Return whether a member's contributions have been in entries for long enough since it was listed."""
+        """Return whether entries have included a member for long enough, since its listing, to make it count."""
         last, bits = self._included_in.get(member.peer, (cycle, 0))
         cycles = (last - place for place in range(CYCLES_SEEN) if bits >> place & 1)
         return sum(max(member.since, cycle - CYCLES_SEEN) < each <= cycle for each in cycles) >= COUNTS_AFTER_CYCLES

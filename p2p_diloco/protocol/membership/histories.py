@@ -1,10 +1,10 @@
-"""Which of two lines of rosters to go by, after a swarm was split or stalled.
+"""Which of two lines of rosters to follow, after a swarm was split or stalled.
 
-What is compared is what both sides hold alike: the certified rosters since the one at which the lines part. So both
-sides find the same line better, and cannot swap. See docs/decisions/0030-membership-by-rule.md.
+The comparison uses only what both sides hold: the certified rosters since the one at which the lines part. So both
+sides prefer the same line, and cannot swap lines. See docs/decisions/0030-membership-by-rule.md.
 
-A line is *sound* when a majority certified all of it without a long gap to this day, and it made entries. No other
-line from the same parting can be sound too, unless a leader lies.
+A line is *sound* if a majority certified all of it, it made entries, and it had no long gap until now. No other line
+from the same parting can be sound too, unless a leader lies.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 LONGEST_GAP_CYCLES = REFRESH_CYCLES + 8
-"""A swarm that lives certifies a roster at least so often."""
+"""Maximum number of cycles between two rosters of a swarm that is alive."""
 
 LIVELY_CYCLES = 8
-"""A line goes on while it has no longer gap between entries."""
+"""Maximum number of cycles between two entries of a line that is alive."""
 
 Strength = tuple[bool, int, int, bytes]
 
@@ -34,8 +34,8 @@ class Liveliness:
     """A peer's record of activity on its own line of rosters. It is kept on disk and never sent to other peers.
 
     Attributes:
-        roster: in force when the last entry came.
-        first, last: cycles of the first and the last entry of the stretch in which the line has gone on.
+        roster: the roster in force when the last entry was absorbed.
+        first, last: cycles of the first and the last entry since the line's last longer gap.
     """
 
     roster: Digest
@@ -51,10 +51,11 @@ LIVELINESS_LAYOUT: Layout = (("roster", DIGEST), ("first", U64), ("last", U64))
 
 
 def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bool:
-    """Return whether a line went on with a majority since the parting, made entries, and had no long gap to this day.
+    """Return whether a line kept a majority since the parting, made entries, and had no long gap until now.
 
-    Two of three who meet in the morning have a majority, and a gap of a night: it is not worth more than the night that
-    the third one went on alone. Neither is a bootstrap that was cut off from all who train.
+    Two of three members that meet in the morning have a majority, and a gap of one night. Their line is not worth more
+    than that of the third, which continued alone all night. Nor is the line of a bootstrap peer that was cut off from
+    all trainers.
     """
     if not line or any(certified.roster.degraded for certified in line) or line[-1].roster.height <= parting.height:
         return False
@@ -63,10 +64,11 @@ def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bo
 
 
 def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> Strength:
-    """Return the key by which one of two lines from a parting is better: the greater.
+    """Return the key by which two lines from one parting are compared; the greater one is better.
 
-    A sound one; then the one with more work behind it: the entries that it absorbed since, as far as its last roster
-    tells, times the members of the parting roster who signed it; then more of these; then the smaller digest.
+    A sound line wins. Next comes the work: the number of entries that the line absorbed since the parting, according to
+    its last roster, times the number of members of the parting roster that signed it. Then more signers win, and then
+    the smaller digest.
     """
     if not line:
         return (False, 0, 0, b"")
@@ -77,13 +79,13 @@ def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> St
 
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
-    """Return whether most members of `roster` that are heard follow rosters unknown here, or none is heard."""
+    """Return whether most members of `roster` among the senders follow rosters unknown here, or none is among them."""
     named = _named(roster, heartbeats)
     return not named or 2 * sum(digest not in book for digest in named) > len(named)
 
 
 def is_left_by_all(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
-    """Return whether no live member of `roster` follows a roster that is known here."""
+    """Return whether no member of `roster` among the senders follows a roster that is known here."""
     return not any(digest in book for digest in _named(roster, heartbeats))
 
 

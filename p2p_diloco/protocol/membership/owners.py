@@ -1,7 +1,7 @@
 """Which owners' spans get no entries while others' do: the log is the evidence that an owner cannot do its part.
 
-It does not matter why: nobody reaches it, its line is thin, or it withholds. It loses *reduces* for a while, so that a
-wrong claim of being reachable costs the spans that it owns a few cycles and no more.
+The cause does not matter: the owner is unreachable, its line is thin, or it withholds entries. It loses *reduces* for a
+while. So a wrong claim of being reachable costs the spans that it owns a few cycles and no more.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.roster import Roster
 
 IDLE_CYCLES = 2
-"""An owner none of whose spans got an entry for so long, while another's did, loses *reduces*."""
+"""Number of cycles without an entry in any of its spans, while another owner's got some, after which an owner loses
+*reduces*."""
 FEWEST_MISSED = 2
-"""Rounds in which it owned spans: in a large run a single missed one may be all that it owned in many cycles."""
+"""Minimum number of missed rounds for that: in a large run, one such round may be all that it owned in many cycles."""
 LOST_CYCLES = 16
 
 
 @dataclass(slots=True)
 class _Owner:
-    """One incarnation that owns spans: its latest round with an entry, and its rounds since that have none."""
+    """One incarnation that owns spans: its latest round with an entry, and its rounds without one since then."""
 
     last_entry: int = -1
     idle_since: int = 0
@@ -30,9 +31,9 @@ class _Owner:
 
 
 class OwnerLog:
-    """Counts, from this peer's logs, the entries that each owner made or owes. A state machine without I/O.
+    """Counts, from this peer's logs, the entries that each owner made or missed. A state machine without I/O.
 
-    A restarted owner is a new one: it may have been mended.
+    A restarted owner counts as a new one: its fault may have been fixed.
     """
 
     def __init__(self, *, clock: RoundClock) -> None:
@@ -42,9 +43,9 @@ class OwnerLog:
         """Members that have lost *reduces*, each with the rounds in which its spans got no entries."""
 
     def entry_absorbed(self, round_index: int, span: SpanId, roster: Roster, grid: Grid) -> None:
-        """Note that a span got an entry in a round, however late it came.
+        """Note that a span got an entry in a round, however late the entry arrived.
 
-        A peer that slept or was cut off saw no entries and took their owner for idle. One entry of those rounds shows
+        A peer that slept or was cut off saw no entries and considered their owner idle. One entry of those rounds shows
         that it was wrong.
         """
         name = _incarnation(roster, grid.owner(span))
@@ -54,11 +55,11 @@ class OwnerLog:
             del self._lost[name]
 
     def round_over(self, round_index: int, num_spans: int, roster: Roster, grid: Grid) -> tuple[PeerId, ...]:
-        """Note who owned spans of a round that is over; return the owners that lose *reduces* for it.
+        """Note the owners of a round that is over; return those that lose *reduces* because of it.
 
         Args:
-            num_spans: of the fragment of that round.
-            roster, grid: that governed it.
+            num_spans: number of spans of the fragment of that round.
+            roster, grid: those that governed the round.
         """
         fragment = self._clock.fragment(round_index)
         owned = {_incarnation(roster, grid.owner(SpanId(fragment, index))) for index in range(num_spans)}
@@ -80,11 +81,11 @@ class OwnerLog:
         return tuple(peer for peer, _ in losers)
 
     def forget(self) -> None:
-        """Begin anew: this peer does not follow the logs, and who lacks entries sees idle owners everywhere."""
+        """Start over: this peer does not follow the logs, and without the entries all owners seem idle."""
         self._owners.clear()
 
     def lost(self) -> frozenset[tuple[PeerId, int]]:
-        """Return who has lost *reduces* for now, with its incarnation."""
+        """Return the members that have lost *reduces* at present, with their incarnations."""
         return frozenset(self._lost)
 
     def _loses(self, name: tuple[PeerId, int], owner: _Owner, round_index: int) -> bool:

@@ -1,8 +1,8 @@
-"""Whether others can reach this peer: nobody is dialable by its own word.
+"""Whether others can reach this peer: a peer's own claim does not make it reachable.
 
-A peer starts as outbound only. Members of the run and its bootstrap (the provers) dial it afresh on request, at the
-host from which they see it and the port that it announces, and answer yes or no. Which of these answers count depends
-on the network in which they were given: a private address proves something only to those who share that network.
+A peer starts as outbound only. Members of the run and its bootstrap peer (the provers) dial it over a fresh connection
+on request, at the host from which they see it and the port that it announces, and answer yes or no. Which of these
+answers count depends on the network: an answer at a private address proves something only within that network.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from p2p_diloco.ids import PeerId
 
 ENOUGH_PROOFS = 2
-"""So many other peers must have proved it before no more are asked; one is enough to begin with."""
+"""Number of proofs by other peers after which no more provers are asked; one is enough to begin with."""
 PROOF_SECONDS = 3600.0
 RENEW_SECONDS = 0.5 * PROOF_SECONDS
 ANSWER_SECONDS = 15.0
-"""A prover that has not answered by then is asked again later."""
+"""Time in which a prover should answer; if it does not, it is asked again later."""
 FIRST_RETRY_SECONDS = 30.0
 LAST_RETRY_SECONDS = RENEW_SECONDS
 UNSEEN_SECONDS = 30.0
-"""A member that was never linked for so long lives elsewhere; before, it may just not have been dialled yet."""
+"""Time after which a member that was never linked is taken to be in another network, and not just not dialled yet."""
 MOST_REMEMBERED = 4096
 
 
 class Network(enum.IntEnum):
-    """How far an address leads: within this machine, within one site, or everywhere."""
+    """From where an address can be reached: from this machine, from one site, or from everywhere."""
 
     MACHINE = 0
     SITE = 1
@@ -36,10 +36,10 @@ class Network(enum.IntEnum):
 
 
 def network_of(host: str) -> Network:
-    """Return how far an IP address leads; a zone such as `%eth0` is not looked at.
+    """Return from where an IP address can be reached; a zone such as `%eth0` is ignored.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `host` is not an IP address.
     """
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_loopback:
@@ -49,11 +49,11 @@ def network_of(host: str) -> Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of one prover.
+    """The answer of one prover.
 
     Attributes:
-        host, port: where it dialled: the host from which it sees this peer, a port that this peer announces.
-        reason: why it did not get through; empty when it did.
+        host, port: what it dialled: the host from which it sees this peer, and a port that this peer announces.
+        reason: why it could not connect; empty if it could.
     """
 
     host: str
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def place(self) -> str:
-        """Return host and port as people write them."""
+        """Return host and port in the usual notation."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -72,10 +72,10 @@ class Standing:
     """The verdict that follows from the answers.
 
     Attributes:
-        is_reachable: whether this peer may say that it can be dialled.
-        proofs: answers that got through, newest first, those that count here before others.
-        failures: answers that did not, newest first.
-        num_proved: how many provers got through in the network that counts.
+        is_reachable: whether this peer may claim that it can be dialled.
+        proofs: answers of provers that could connect; those that count come first, each group newest first.
+        failures: answers of provers that could not connect, in the same order.
+        num_proved: number of provers that could connect in the network that counts.
     """
 
     is_reachable: bool
@@ -94,10 +94,10 @@ class _Prover:
 class Reach:
     """Chooses the peers to ask for proofs, and weighs their answers. A state machine without I/O or clock.
 
-    The rule. Of each prover the latest answer counts, for `PROOF_SECONDS`. An answer at a public address counts always,
-    one at a private address while every other member is seen from a private one, one within this machine while all are
-    within it. A peer is reachable while more of the answers that count got through than did not. A no is asked about
-    again after half a minute, then ever later, and brings further provers in.
+    The latest answer of each prover counts, for `PROOF_SECONDS`. An answer at a public address always counts; one at a
+    private address counts while every other member is seen from a private address, and one within this machine while
+    all members are within it. A peer is reachable while more of the answers that count are yes than no. After a no, the
+    prover is asked again after half a minute, then at growing intervals, and further provers are asked.
     """
 
     def __init__(self) -> None:
@@ -111,10 +111,11 @@ class Reach:
     def due(
         self, provers: Collection[PeerId], now: float, preferred: Collection[PeerId] = frozenset()
     ) -> tuple[PeerId, ...]:
-        """Return which of the provers that are linked now to ask; they count as asked.
+        """Return the provers to ask now; they then count as asked.
 
         Args:
-            preferred: those of them whose proofs the roster rule counts; asked first, until enough have answered.
+            provers: the provers that are linked now.
+            preferred: provers whose proofs the roster rule counts; asked first, until enough have answered.
         """
         counted = [(peer, word) for peer, word in self._words(now) if network_of(word.host) >= self._company]
         wanted = _num_wanted(word for _, word in counted)
@@ -136,7 +137,7 @@ class Reach:
         return tuple(chosen)
 
     def take(self, peer: PeerId, answer: Answer) -> None:
-        """Take the answer of a prover that was asked."""
+        """Receive the answer of a prover that was asked."""
         prover = self._provers.get(peer)
         if prover is None:
             return
@@ -145,13 +146,13 @@ class Reach:
             prover.not_before, prover.pause = answer.at + RENEW_SECONDS, FIRST_RETRY_SECONDS
 
     def forget(self) -> None:
-        """Begin anew: this peer's addresses have changed."""
+        """Start over, because this peer's addresses have changed."""
         self._provers.clear()
 
     # -- judging
 
     def see(self, hosts: Mapping[PeerId, Iterable[str]]) -> None:
-        """Note from where linked peers are seen; their nearest address counts, and stays after the link is lost."""
+        """Note at which hosts linked peers are seen; the nearest one counts, and is kept after the link is lost."""
         for peer, seen in hosts.items():
             networks = [network_of(host) for host in seen]
             if networks and (peer in self._seen_at or len(self._seen_at) < MOST_REMEMBERED):
@@ -161,7 +162,7 @@ class Reach:
         """Return what follows from the answers.
 
         Args:
-            provers: whose answers count: members of the run and its bootstrap, linked or not.
+            provers: peers whose answers count: members of the run and its bootstrap peer, linked or not.
             company: the peers that must be able to dial this one.
         """
         self._company = self._farthest(company, now)
@@ -179,20 +180,20 @@ class Reach:
         )
 
     def _farthest(self, company: Collection[PeerId], now: float) -> Network:
-        """Return the network in which all of `company` can be met; who was never seen for long is out in the world."""
+        """Return the smallest network that holds all of `company`; `WORLD` if one of them stays unseen for too long."""
         self._missed_since = {p: self._missed_since.get(p, now) for p in company if p not in self._seen_at}
         if any(now - since >= UNSEEN_SECONDS for since in self._missed_since.values()):
             return Network.WORLD
         return max((self._seen_at[peer] for peer in company if peer in self._seen_at), default=Network.MACHINE)
 
     def _words(self, now: float) -> list[tuple[PeerId, Answer]]:
-        """Return the answers that are young enough, and whose they are."""
+        """Return the answers that are recent enough, with their provers."""
         answers = ((peer, prover.answer) for peer, prover in self._provers.items())
         return [(peer, a) for peer, a in answers if a is not None and now - a.at < PROOF_SECONDS]
 
 
 def _num_wanted(answers: Iterable[Answer]) -> int:
-    """Return how many more answers are wanted: each no is to be outweighed, or confirmed."""
+    """Return how many more answers are wanted: each no must be outweighed or confirmed."""
     return ENOUGH_PROOFS + sum(1 if answer.reason else -1 for answer in answers)
 
 

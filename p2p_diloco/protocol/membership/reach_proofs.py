@@ -18,16 +18,16 @@ from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, PLACE_BYTES, 
 from p2p_diloco.protocol.wire.roster import Roster
 
 ENOUGH_TO_DOUBT_ONE = 3
-"""Where so many others may prove it, one liar among them is not enough: it takes two proofs."""
+"""Number of possible provers from which two proofs are needed, so that one liar among them is not enough."""
 IPV6_SITE_BYTES = 8
-"""A host with one IPv6 address usually controls its whole /64 network, so the network is one place."""
+"""Bytes of an IPv6 address that name its place: a host with one address usually controls its whole /64 network."""
 
 
 def place_of(run: Digest, host: str) -> bytes:
     """Return the place of a public IP address as rosters name it; zeros for any other address.
 
     Raises:
-        ValueError: it is no address.
+        ValueError: `host` is not an IP address.
     """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -38,9 +38,9 @@ def place_of(run: Digest, host: str) -> bytes:
 
 
 def provers_for(peer: PeerId, parent: Roster, founder: PeerId) -> frozenset[PeerId]:
-    """Return whose proofs count for `peer` in the roster after `parent`: the founder and the members that count.
+    """Return the peers whose proofs count for `peer` in the next roster: the founder and the members that count.
 
-    If `peer` itself is the only one of these, proofs by all other members count, since somebody must be able to give
+    If `peer` itself is the only one of these, proofs by all other members count, since some peer must be able to give
     one.
     """
     trusted = {member.peer for member in parent.members if member.counts} | {founder}

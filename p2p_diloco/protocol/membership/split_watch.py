@@ -9,7 +9,7 @@ from p2p_diloco.protocol.rules import RunRules
 
 
 class SplitWatch:
-    """Watches for a split and reports it. A state machine without I/O; decides nothing."""
+    """Watches for a split and reports it, and nothing else. A state machine without I/O."""
 
     def __init__(self, *, rules: RunRules, membership: Membership) -> None:
         self._rules = rules
@@ -18,16 +18,16 @@ class SplitWatch:
         self._has_said_lonely = False
 
     def tick(self, now: float) -> list[Action]:
-        """Report once what has changed.
+        """Report each change once.
 
-        Hearing no majority must last as long as a silence before it counts: at a start nobody has been heard yet.
+        The lack of a majority counts only after `silence_seconds`: at the start no heartbeats have arrived yet.
         """
         me, voters, roster = self._membership.me.peer, self._near(), self._membership.book.in_force
         num_heard = len(voters & {me, *self._membership.alive(now)})
         is_member = roster is not None and roster.member(me) is not None
         if not is_member or 2 * num_heard > len(voters):
             has_said, self._has_said_lonely, self._lonely_since = self._has_said_lonely, False, None
-            text = f"hears {num_heard} of {len(voters)} voters again"
+            text = f"in contact with {num_heard} of {len(voters)} voters again"
             return [Report(topic="split", text=text)] if has_said and is_member else []
         if self._lonely_since is None:
             self._lonely_since = now
@@ -35,13 +35,13 @@ class SplitWatch:
             return []
         self._has_said_lonely = True
         text = (
-            f"hears {num_heard} of {len(voters)} voters; no entry comes about without more than half of them, and "
-            "training goes on meanwhile"
+            f"in contact with {num_heard} of {len(voters)} voters; entries need more than half of them; training "
+            "continues meanwhile"
         )
         return [Report(topic="split", text=text)]
 
     def _near(self) -> frozenset[PeerId]:
-        """Return the voters that this peer should hear, as far as they can be; in a grid its row and column."""
+        """Return the voters that this peer should have heartbeats of, where possible; in a grid, its row and column."""
         roster, grid = self._membership.book.in_force, self._membership.book.grid()
         if roster is None or grid is None:
             return frozenset()
