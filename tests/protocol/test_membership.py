@@ -1061,9 +1061,9 @@ def test_a_vote_of_this_peer_that_its_disk_does_not_hold_is_said_once() -> None:
         return [action.text for action in actions if isinstance(action, Report) and action.topic == "identity"]
 
     assert said(membership_of(A, founding(), first), second, third) == [
-        "roster 2 carries a vote of this peer that its state directory does not hold: the directory was restored from "
-        "a backup, where nothing is to be done, or another process runs with a copy of it: stop one of them, and give "
-        "it a state directory of its own"
+        "roster 2 carries a vote of this peer that its state directory does not hold: either the directory was "
+        "restored from a backup (nothing to do), or another process uses a copy of it (stop one of them, and give it "
+        "its own state directory)"
     ]
     assert said(membership_of(C, founding(), first), second, third) == [], "others certified it"
     assert said(membership_of(A, founding(), first, remembers=False), second) == [], "it knows that it has forgotten"

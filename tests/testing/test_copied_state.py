@@ -76,7 +76,7 @@ def test_a_state_folder_that_was_restored_from_a_backup_harms_nobody_and_its_use
             (text,) = restored.texts("identity")
             assert text.startswith("roster ")
             assert "carries a vote of this peer that its state directory does not hold" in text
-            assert "restored from a backup, where nothing is to be done" in text
+            assert "restored from a backup (nothing to do)" in text
             await swarm.run_to_round(first + 12)
             assert share_of_spans(swarm, first, first + 10) >= 0.9
             await swarm.until(swarm.agreed, within=2 * swarm.rules.cycle_seconds)

@@ -1,11 +1,12 @@
-"""Agrees on the members of a run: promises, proposals, votes and certificates of rosters.
+"""Agreement on the members of a run: promises, proposals, votes and certificates of rosters.
 
-In the last round of each cycle the electorate of the roster in force promises to that round's leaders, and says what it
-has seen. Where that changes something a child is agreed on (`ballot.py`); else nothing is certified. A member that
-leaves, and a vote whose certificate is lost, call a ballot at any time.
+In the last round of each cycle the electorate of the roster in force promises to that round's leaders, and reports what
+it has observed. If that changes something, a child is agreed on (`ballot.py`); otherwise nothing is certified. A member
+that leaves, or a vote whose certificate is lost, leads to a ballot at any time.
 
-No round goes under two rosters: who has voted for a child names no parent under the roster before it in later rounds,
-so that once the child can be certified no majority is left there. See docs/decisions/0026-governing-rosters.md.
+No round is governed by two rosters: a peer that has voted for a child names no parents under the old roster in later
+rounds. So once the child can be certified, the old roster has no majority left. See
+docs/decisions/0026-governing-rosters.md.
 """
 
 from __future__ import annotations
@@ -70,19 +71,19 @@ PATIENT_STALLS = 4
 MOST_APPLICATIONS = MOST_DECLARATIONS // 2
 """Maximum number of applications in one promise: applicants must not crowd out members that leave or have changed."""
 MOST_REFUSED = 16
-"""Rosters that were refused and reported, so as not to report them again."""
+"""Number of refused rosters to remember, so that each is reported once."""
 MOST_NAMED = 16
-"""Members that a sentence names."""
+"""Maximum number of members that a sentence names."""
 LEAVE_SECONDS = 5.0
-"""So long a peer that leaves stays to vote for the roster without it."""
+"""Time that a leaving peer stays to vote for the roster without it."""
 
 
 class Membership(Attendance):
     """One peer's view of the swarm and its part in certifying rosters. A state machine without I/O.
 
     Args:
-        remembers: whether this peer still knows what its earlier incarnations voted. One whose disk was lost does
-            not, and so has no vote on the child of a roster that lists an earlier incarnation.
+        remembers: whether this peer still knows the votes of its earlier incarnations. A peer that lost its disk does
+            not, so it has no vote on the child of a roster that lists an earlier incarnation.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class Membership(Attendance):
         self.void_cycles = 0
         self.in_force_since = 0
         self.height = 0
-        """Entries that all spans here have absorbed together; kept by the engine."""
+        """Total number of entries that all spans here have absorbed; updated by the engine."""
         self.named_round = -1
         """The last round in which this peer named parents; until it does, the round in which it was started."""
         self._voted_in: tuple[Digest, int] | None = None
-        """The roster whose child this peer has last voted for, and the round of its first such vote."""
+        """The parent of the roster that this peer last voted for, and the round of its first vote for a child of it."""
         self._ballots = ballots
         self._candidacies: dict[bool, Candidacy] = {}
         self._prepared = 0
@@ -112,40 +113,40 @@ class Membership(Attendance):
         self._has_said_forgotten = False
         self._doubted_since: float | None = None
         self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
-        """Which rosters voters that are not linked have signed that they go by, and when; kept by `Repair`."""
+        """Per voter without a link, the roster that it signed as the one in force, and when; updated by `Repair`."""
         self._ticked_at, self._listens_since = -math.inf, math.inf
         self._lively: Liveliness | None = None
         self._kept: Liveliness | None = None
         self._leaves_at: float | None = None
         self._has_refused: list[Digest] = []
         self._checked: list[Proposal] = []
-        """Proposals that voters showed: all show the same one, and it is checked once."""
+        """Proposals shown by voters that were checked: all voters show the same one."""
         self.own_steps = 0
-        """Inner steps of this peer so far; kept by the engine."""
+        """Inner steps of this peer so far; updated by the engine."""
         self._steps: dict[PeerId, int] = {}
 
     # -- coming and going
 
     def leave(self, now: float) -> Declaration:
-        """Leave: from now on this peer names no parent, and only votes for a roster without it."""
+        """Leave: from now on this peer names no parents, and stays only to vote for a roster without it."""
         self.ready, self.leaving, self._leaves_at = False, True, now + LEAVE_SECONDS
         return self.declare(now, leaving=True)
 
     def may_go(self, now: float) -> bool:
-        """Return whether the others need no vote of a peer that leaves any more."""
+        """Return whether the others no longer need the vote of this leaving peer."""
         roster = self.book.in_force
         is_listed = roster is not None and roster.member(self.me.peer) is not None
         return not is_listed or self._leaves_at is None or now >= self._leaves_at
 
     def is_needed(self) -> bool:
-        """Return whether this peer belongs on the roster although it does not train: it founded the run."""
+        """Return whether this peer, which founded the run and does not train, is needed on the roster."""
         roster = self.book.in_force
         if roster is None or self.me.trains or self.book.founder != self.me.peer:
             return False
         return is_bootstrap_needed(member for member in roster.members if member.trains)
 
     def declaration(self, now: float) -> Declaration | None:
-        """Return what the voters must know of this peer and do not yet; None where there is nothing."""
+        """Return this peer's declaration if it would change the roster in force, otherwise None."""
         roster = self.book.in_force
         if roster is None or not (self.ready or self.leaving):
             return None
@@ -155,10 +156,10 @@ class Membership(Attendance):
         return word if self._is_news(word, roster, now) else None
 
     def pass_on(self, word: Declaration, sender: PeerId, now: float) -> list[Action]:
-        """Note what a peer declares, and pass on to the voters what it said to us itself.
+        """Note a peer's declaration, and forward it to the voters if the peer sent it itself.
 
-        What others declare is taken from members and the founder: a stranger could make up as many applicants as it
-        likes, and who applies in earnest would hardly ever be one of the few that are listed in a cycle.
+        Declarations of third peers are accepted only from members and the founder. Otherwise a stranger could invent
+        any number of applicants, and a genuine one would hardly ever be among the few that are listed in a cycle.
         """
         roster = self.book.in_force
         if roster is None or not (sender in (word.peer, self.book.founder) or self._is_listed(sender)):
@@ -176,7 +177,7 @@ class Membership(Attendance):
         return actions
 
     def _is_news(self, word: Declaration, roster: Roster, now: float) -> bool:
-        """Return whether a declaration changes something about the roster in force."""
+        """Return whether a declaration would change the roster in force."""
         member = roster.member(word.peer)
         cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
         if member is None:
@@ -194,17 +195,17 @@ class Membership(Attendance):
         return judge.is_reachable(word)
 
     def audible_voters(self) -> frozenset[PeerId]:
-        """Return the other voters that this peer can hear; where there are none, all other members that it can."""
+        """Return the other voters that this peer can have a link to; if there are none, all other such members."""
         others, voters = self._audible()
         return others & voters or others
 
     def clocks(self, now: float) -> frozenset[PeerId]:
-        """Return whose clocks count here: the other members that this peer can hear; of a joiner those that it hears.
+        """Return the peers whose clocks count here: the other members that this peer can have a link to.
 
-        Not the voters alone: a run begins with one, and who has slept or was started again must have others to ask.
-        Where this peer can be sure of none, those that it does hear count, as at one home, if they are more than half
-        of all with itself: one alone may lie. Else the founder's clock counts: those who cannot reach each other must
-        agree by somebody.
+        For a joiner, only those with live heartbeats count. Voters alone are not enough: a run begins with one, and a
+        peer that slept or was restarted needs others to ask. If this peer cannot be sure of a link to any member, those
+        with live heartbeats count, as in one home, if with this peer they are more than half of all members: a single
+        one may lie. Otherwise the founder's clock counts, because peers that cannot reach each other need a common one.
         """
         others, _ = self._audible()
         roster, me = self.book.in_force, self.me.peer
@@ -219,7 +220,7 @@ class Membership(Attendance):
         return others if self._is_listed(me) else (others & alive or others)
 
     def hears_hub(self, clocks: frozenset[PeerId]) -> bool:
-        """Return whether the only clock that counts here is of a peer that hears members that this one does not."""
+        """Return whether the only clock that counts is of a peer with links to members that this one cannot link to."""
         roster, me = self.book.in_force, self.me.peer
         if roster is None or len(clocks) != 1 or len(roster.members) <= 2 or me == self.book.founder:
             return False
@@ -236,10 +237,10 @@ class Membership(Attendance):
     # -- the chain of rosters
 
     def take_rosters(self, rosters: tuple[CertifiedRoster, ...], now: float, *, is_own: bool = False) -> list[Action]:
-        """Add rosters in chain order; report what is now in force, and a branch that was given up.
+        """Add rosters in chain order; report the one that is now in force, and a branch that was given up.
 
         Args:
-            is_own: this peer led the ballot, and saw the votes come.
+            is_own: whether this peer led the ballot, and so received the votes itself.
         """
         before = self.book.in_force
         actions: list[Action] = []
@@ -259,9 +260,9 @@ class Membership(Attendance):
         return actions
 
     def _forgotten(self, certified: CertifiedRoster) -> list[Action]:
-        """Report, once, that a child of the roster in force carries a vote of this peer that was never kept here.
+        """Report, once, that a child of the roster in force has a vote of this peer that is not on its disk.
 
-        Votes are on disk before they are given. A peer without a disk of earlier starts knows that it has forgotten.
+        Votes are written to disk before they are sent. A peer that lost its disk already knows that votes are missing.
         """
         roster = certified.roster
         voted = self._ballots.bond(roster.parent, degraded=roster.degraded).voted
@@ -271,14 +272,14 @@ class Membership(Attendance):
             return []
         self._has_said_forgotten = True
         text = (
-            f"roster {roster.k} carries a vote of this peer that its state directory does not hold: the directory was "
-            "restored from a backup, where nothing is to be done, or another process runs with a copy of it: stop one "
-            "of them, and give it a state directory of its own"
+            f"roster {roster.k} carries a vote of this peer that its state directory does not hold: either the "
+            "directory was restored from a backup (nothing to do), or another process uses a copy of it (stop one of "
+            "them, and give it its own state directory)"
         )
         return [Report(topic="identity", text=text)]
 
     def _refused(self, certified: CertifiedRoster, reason: str) -> list[Action]:
-        """Report a roster that is refused, once: whoever goes by it offers it again and again."""
+        """Report a refused roster, once: peers that follow it send it again and again."""
         digest = certified.roster.digest()
         if digest in self._has_refused:
             return []
@@ -286,7 +287,7 @@ class Membership(Attendance):
         return [Report(topic="roster-refused", text=reason)]
 
     def is_better(self, certified: CertifiedRoster, cycle: int) -> bool | None:
-        """Return whether a roster ends a better line than the one in force; None where they do not part."""
+        """Return whether a roster ends a better line than the one in force; None if the lines do not part."""
         roster = certified.roster
         parting = self.book.parting(roster.parent)
         if parting is None or roster.digest() in self.book or roster.parent == self.book.in_force_digest:
@@ -298,9 +299,9 @@ class Membership(Attendance):
         return strength(begin, line, cycle) > strength(begin, ours, cycle)
 
     def _is_lively(self, ours: Sequence[CertifiedRoster], theirs: Sequence[CertifiedRoster], cycle: int) -> bool:
-        """Return whether our line has continued with a majority since before the other one began, as seen here.
+        """Return whether our line has kept a majority since before the other one began, as observed here.
 
-        One that a majority certified too is of voters of the past, or of a leader that lies; the latter shows at once.
+        If a majority certified the other line too, it comes from former voters or a lying leader; a lie shows at once.
         """
         if self._lively is None or not self._lively.goes_on(cycle) or any(each.roster.degraded for each in ours):
             return False
@@ -310,7 +311,7 @@ class Membership(Attendance):
         return begun <= cycle - LIVELY_CYCLES and first <= begun + LIVELY_CYCLES
 
     def _weigh(self, certified: CertifiedRoster, now: float) -> bool | None:
-        """Return whether a roster must be in force; raises PeerError for one not even to be kept."""
+        """Return whether a roster must be put in force; raise PeerError if it must not even be kept."""
         roster, mine, clock = certified.roster, self.book.in_force, self.rules.clock
         current = clock.round_at(now)
         cycle = clock.cycle(current)
@@ -324,12 +325,12 @@ class Membership(Attendance):
         return self.is_better(certified, cycle)
 
     def _doubt(self, certified: CertifiedRoster, mine: Roster, now: float) -> None:
-        """Raise PeerError for a degraded child of ours, unless this peer is stalled itself or most others have gone on.
+        """Raise PeerError for a degraded child of ours, unless this peer is stalled too or most others have moved on.
 
-        One member's vote can be enough for such a roster. Who comes back to a swarm that went on without it looks
-        twice: one liar may be the first to be heard. Most others are more than half of the members that are heard, or
-        of the electorate: that could have certified an ordinary child, and members that wait themselves do not keep
-        each other here for ever.
+        One member's vote can be enough for such a roster. A peer that returns to a swarm that continued without it
+        checks twice, because the first message may come from a liar. Most others are more than half of the members with
+        live heartbeats, or of the electorate. That much of the electorate could have certified an ordinary child, and
+        it keeps members that all wait from holding each other back for ever.
         """
         roster, voters = certified.roster, [peer for peer, _ in certified.votes]
         if self._has_seen_a_stall(mine) and self._quorum(mine, degraded=True)(voters):
@@ -345,23 +346,23 @@ class Membership(Attendance):
         have_voters_gone = is_majority(mine, [peer for peer, unknown in named if unknown not in self.book])
         is_left = have_voters_gone or is_left_behind(mine, beats, self.book)
         if is_idle and not is_alive and since is not None and is_left:
-            # Where one says otherwise, its entries, or those that it names, have the time to come.
+            # If a member follows a roster that is known here, its entries, or those that it names, get time to arrive.
             seconds = self.rules.silence_seconds
             if not is_left_by_all(mine, beats, self.book):
                 seconds = max(seconds, self.rules.stalled_cycles * self.rules.cycle_seconds)
             if now - since >= seconds:
                 return
         raise PeerError(
-            f"roster {roster.k} has no majority of roster {roster.k - 1} behind it; it counts for those who are "
-            f"stalled, after {self.rules.stalled_cycles} cycles without entries: here it was {self.void_cycles}"
+            f"roster {roster.k} has no majority of roster {roster.k - 1}; only stalled peers accept it, after "
+            f"{self.rules.stalled_cycles} cycles without entries; this peer had {self.void_cycles}"
         )
 
     def ask_rosters(self, to: PeerId, now: float) -> Send:
-        """Ask a peer whose roster is not known here for what we lack."""
+        """Return a request to a peer, whose roster is not known here, for the rosters that this peer lacks."""
         return Send(to=to, message=RosterRequest(known=self.book.landmarks()), deadline=self._soon(now))
 
     def ask_certificate(self, to: PeerId, digest: Digest, now: float) -> Send:
-        """Ask a peer for its certificate of a roster that is known here: it may hold an earlier one."""
+        """Return a request for a peer's certificate of a roster that is known here: it may hold an earlier one."""
         parent = self.book.roster(digest).parent
         return Send(to=to, message=RosterRequest(known=(parent,)), deadline=self._soon(now))
 
@@ -378,7 +379,7 @@ class Membership(Attendance):
             actions.append(Report(topic="branch", text=text))
 
     def _forget_strangers(self, roster: Roster, now: float) -> None:
-        """Drop what is kept of peers that are neither members nor here, so that nothing grows for ever."""
+        """Drop what is kept about peers that are neither members nor present, so that nothing grows for ever."""
         long_ago = now - 4 * self.rules.silence_seconds
         members = roster.peers()
         self.heard = {p: heard for p, heard in self.heard.items() if p in members or heard.at > long_ago}
@@ -388,7 +389,7 @@ class Membership(Attendance):
         self._included_in = {peer: seen for peer, seen in self._included_in.items() if peer in members}
 
     def entry_absorbed(self, round_index: int) -> None:
-        """Note that the line in force has gone on."""
+        """Note that the line in force is alive: it got an entry."""
         cycle = self.rules.clock.cycle(round_index)
         before = self._lively if self._lively is not None and self._lively.goes_on(cycle) else None
         first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
@@ -396,12 +397,12 @@ class Membership(Attendance):
         self._lively = Liveliness(roster=self.book.in_force_digest, first=first, last=last)
 
     def recall(self, liveliness: Liveliness) -> None:
-        """Take up what this peer had seen of its line before it was started again, if that is the one in force."""
+        """Restore what this peer had observed of its line before a restart, if that line is in force."""
         if self.book.is_on_chain(liveliness.roster):
             self._lively = self._kept = liveliness
 
     def keep_liveliness(self) -> list[Action]:
-        """Return what is to be kept of the line in force; nothing where that has not changed."""
+        """Return the action that stores the liveliness of the line in force; none if it has not changed."""
         if self._lively is None or self._lively == self._kept:
             return []
         self._kept = self._lively
@@ -410,11 +411,11 @@ class Membership(Attendance):
     # -- certifying the next one
 
     def tick(self, now: float) -> list[Action]:
-        """Promise to the leader whose turn it is, and lead when it is ours."""
+        """Promise to the leader whose turn it is, and lead if the turn is this peer's."""
         parent = self.book.in_force
         round_index = self.rules.clock.round_at(now)
         if now - self._ticked_at > self.rules.silence_seconds:
-            self._listens_since = now  # it was just started, or has slept
+            self._listens_since = now  # this peer was just started, or has slept
         self._ticked_at = now
         if parent is None or round_index < 0:
             return []
@@ -430,7 +431,7 @@ class Membership(Attendance):
         return actions
 
     def set_back(self, now: float) -> None:
-        """Take nobody for heard at a time to come: the clock was far ahead."""
+        """Remove all heartbeat times that are in the future, because the clock was far ahead."""
         self._ticked_at = self._listens_since = now
         self._doubted_since = None
         self.in_force_since = min(self.in_force_since, self.rules.clock.round_at(now))
@@ -444,28 +445,28 @@ class Membership(Attendance):
 
     def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
         clock = self.rules.clock
-        # A founder may certify roster 1 in the very cycle of the founding; who is ready by then begins together.
+        # A founder may certify roster 1 in the cycle of the founding, so that all peers ready by then begin together.
         return clock.is_last_of_cycle(round_index) and (parent.k == 0 or clock.cycle(round_index) > parent.cycle)
 
     def _has_voted(self, parent: Roster) -> bool:
         return self._ballots.bond(parent.digest(), degraded=False).voted is not None
 
     def may_name_parents(self, roster: Digest, round_index: int) -> bool:
-        """Return whether this peer may name parents under a roster: not in the rounds after its vote for a child."""
+        """Return whether this peer may name parents under a roster: not in the rounds after it voted for a child."""
         if self.leaving:
             return False
         return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
 
     def promised_round(self) -> int:
-        """Return the round of the latest ballot that this peer has promised to; -1 for none."""
+        """Return the round of the latest ballot that this peer has promised; -1 if there is none."""
         promised = max((bond.promised for bond in self._ballots.bonds), default=0)
         return ballot_turn(promised)[0] if promised else -1
 
     def is_stalled(self) -> bool:
-        """Return whether this peer goes on without a majority: it has sat through too many cycles without an entry.
+        """Return whether this peer continues without a majority, after too many cycles without an entry while awake.
 
-        Never where the roster in force has one member: that one is a majority, however long it has waited for others.
-        The bootstrap cannot train, so it waits until somebody applies who can.
+        Never if the roster in force has one member: that one is a majority, however long it has waited for others. The
+        bootstrap peer cannot train, so it waits for an application of a peer that can.
         """
         roster = self.book.in_force
         if roster is None or self.void_cycles < self.rules.stalled_cycles or len(roster.members) == 1:
@@ -478,25 +479,25 @@ class Membership(Attendance):
         return self._doubted_since is not None
 
     def _named_of_late(self, beats: Sequence[Heartbeat], now: float) -> list[tuple[PeerId, Digest]]:
-        """Return which rosters others go by, by heartbeats and by what was signed of late."""
+        """Return the rosters that others follow, by their heartbeats and recently signed statements."""
         since = now - 2 * self.rules.cycle_seconds - self.rules.silence_seconds
         signed = [(peer, roster) for peer, (roster, at) in self.signed_rosters.items() if at >= since]
         heard = [(beat.peer, beat.roster) for beat in beats]
         return [(peer, roster) for peer, roster in (*signed, *heard) if roster != ZERO_DIGEST]
 
     def _has_seen_a_stall(self, roster: Roster) -> bool:
-        """Return whether this peer is stalled, or is not a member and has seen no entries for as long.
+        """Return whether this peer is stalled or, if it is not a member, has had no entries for as long.
 
-        Two members that cannot reach each other may be heard by such a peer alone, which hands rosters on to them.
+        Two members that cannot reach each other may both have a link only to such a peer, which forwards rosters.
         """
         if roster.member(self.me.peer) is not None:
             return self.is_stalled()
         return self.ready and self.void_cycles >= self.rules.stalled_cycles
 
     def are_voters_idle(self, now: float) -> bool:
-        """Return whether more than half of the electorate is here and none of it has stepped since the last call.
+        """Return whether more than half of the electorate is present and none of it has stepped since the last call.
 
-        First steps compile: nobody need go on without the rest for that.
+        The first step compiles; that is no reason to continue without the rest.
         """
         roster, before = self.book.in_force, self._steps
         self._steps = {peer: beat.steps for peer, beat in self.alive(now).items()}
@@ -508,7 +509,7 @@ class Membership(Attendance):
         return 2 * len(here) > len(roster.voters) and not have_moved
 
     def _has_application(self, roster: Roster) -> bool:
-        """Return whether somebody who trains wants to be listed, anew or with a later incarnation."""
+        """Return whether a peer that trains wants to be listed, as a new member or with a later incarnation."""
         for word in self.declared.values():
             member = roster.member(word.peer)
             if word.trains and not word.leaving and (member is None or word.incarnation > member.incarnation):
@@ -526,7 +527,7 @@ class Membership(Attendance):
         return lambda promises: next_roster(parent, promises, self.rules, founder, before=before, degraded=degraded)
 
     def _quorum(self, parent: Roster, *, degraded: bool) -> Quorum:
-        """Return whom a child of `parent` takes; who has been stalled for long goes on with whoever is there."""
+        """Return the quorum for a child of `parent`; after a long stall, any members are enough."""
         if not degraded:
             return lambda peers: is_majority(parent, peers)
         is_patient = self.void_cycles >= PATIENT_STALLS * self.rules.stalled_cycles
@@ -557,14 +558,14 @@ class Membership(Attendance):
         return [*actions, Send(to=lead, message=word, deadline=self._soon(now))] if lead is not None else actions
 
     def _lead_of(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> PeerId | None:
-        """Return whose ballot this is; None for one that is not near the present, which would bind us for long."""
+        """Return the leader of a ballot; None if it is not near the present, as a promise would bind us for long."""
         round_index, turn = ballot_turn(ballot)
         if round_index < 0 or abs(round_index - self.rules.clock.round_at(now)) > 1:
             return None
         return lead_order(parent, round_index, self.book.founder, degraded=degraded)[turn]
 
     def _prepare_if_leader(self, parent: Roster, now: float) -> list[Action]:
-        """Ask the electorate for promises, once in a turn of ours."""
+        """Ask the electorate for promises, once in each turn of this peer."""
         ballot = self._ballot_at(self.rules.clock.round_at(now), now)
         if self._prepared >= ballot or self._lead_of(parent, ballot, now, degraded=False) != self.me.peer:
             return []
@@ -580,13 +581,13 @@ class Membership(Attendance):
         if parent is None or word.parent != parent.digest() or word.degraded:
             return []
         if word.ballot > self._ballot_at(self.rules.clock.round_at(now), now) + 1:
-            return []  # the next turn may have begun by another clock; a later one would shut out those before it
+            return []  # by another clock the next turn may have begun; a later one would block those before it
         if self._lead_of(parent, word.ballot, now, degraded=False) != sender:
             return []
         return self._promise(parent, word.ballot, now, degraded=False)
 
     def take_promise(self, sender: PeerId, word: Promised, now: float) -> list[Action]:
-        """Count a promise made to us; propose once they are enough."""
+        """Count a promise made to this peer; propose once there are enough."""
         parent, said = self.book.in_force, word.promise
         if parent is None or said.parent != parent.digest():
             return self._tell_child(sender, said.parent, now)
@@ -617,13 +618,13 @@ class Membership(Attendance):
         return actions + self.take_proposal(self.me.peer, candidacy.proposal, now)
 
     def _tell_child(self, sender: PeerId, parent: Digest, now: float) -> list[Action]:
-        """Send what follows a roster to a member of it that promises for it still: the certificate was lost."""
+        """Send the rosters after `parent` to a member that still makes promises under it: the certificate was lost."""
         if not self.book.is_on_chain(parent) or sender not in self.book.roster(parent).peers():
             return []
         return [Send(to=sender, message=RosterReply(rosters=self.book.after((parent,))), deadline=self._soon(now))]
 
     def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
-        """Vote for a proposal of the leader of its ballot, when what we have promised allows it."""
+        """Vote for a proposal of the leader of its ballot, if this peer's promises allow it."""
         parent, roster = self.book.in_force, proposal.roster
         if parent is None or roster.parent != parent.digest():
             return []
@@ -631,7 +632,7 @@ class Membership(Attendance):
             return []
         ballot_round, _ = ballot_turn(proposal.ballot)
         if not self._may_vote(parent, degraded=roster.degraded) or ballot_round < self.named_round:
-            return []  # were it certified, it would govern a round in which this peer has named parents under another
+            return []  # once certified, it would govern a round in which this peer named parents under another roster
         try:
             check_child(roster, parent, proposal.ballot, self.rules)
             rule, quorum = self._rule(parent, degraded=roster.degraded), self._quorum(parent, degraded=roster.degraded)
@@ -653,7 +654,7 @@ class Membership(Attendance):
         return [*actions, Send(to=sender, message=word, deadline=self._soon(now))]
 
     def take_vote(self, sender: PeerId, word: Vote, now: float) -> list[Action]:
-        """Count a vote for our proposal; spread the certificate once they are enough."""
+        """Count a vote for this peer's proposal; send out the certificate once there are enough."""
         for degraded, candidacy in list(self._candidacies.items()):
             counted = add_vote(candidacy, sender, word, self._verify)
             if counted is candidacy:
@@ -666,7 +667,7 @@ class Membership(Attendance):
         return []
 
     def spread(self, certified: CertifiedRoster, parent: Roster, now: float) -> list[Action]:
-        """Send a certified roster to those who voted, to the own row and column, and to all who are heard."""
+        """Send a certified roster to the voters, this peer's row and column, and all peers with live heartbeats."""
         _, grid = self.book.folded(parent.digest(), self.rules.clock.round_at(now))
         to = parent.voters | row_mates(grid, self.me.peer) | column_mates(grid, self.me.peer) | self.alive(now).keys()
         word = RosterReply(rosters=(certified,))
@@ -675,7 +676,7 @@ class Membership(Attendance):
     # -- what this peer has seen
 
     def view(self, parent: Roster, now: float) -> View:
-        """Return what this peer has seen of the members of the roster in force."""
+        """Return this peer's view of the members of the roster in force."""
         clock, members = self.rules.clock, parent.members
         cycle = clock.cycle(clock.round_at(now))
         lost, here = self.owners.lost(), self.alive(now).keys() | {self.me.peer}
@@ -695,7 +696,7 @@ class Membership(Attendance):
         )
 
     def _news(self, parent: Roster, now: float) -> tuple[Declaration, ...]:
-        """Return the declarations that change something: of those who leave, who come, and who have changed."""
+        """Return the declarations that would change the roster: of peers that leave, join or have changed."""
         if self.ready or self.leaving:
             self.declaration(now)
 
@@ -716,8 +717,9 @@ class Membership(Attendance):
     def _absent(self, parent: Roster, now: float) -> frozenset[PeerId]:
         """Return the members that this peer would drop.
 
-        Where most spans got entries in the last cycle, whoever was there for none of them; else whoever was not heard
-        for a cycle either. A row of which nobody was there has lost its reducers: only these are dropped.
+        If most spans got entries in the last cycle, these are the members that were present for none of them.
+        Otherwise, they must also have sent no heartbeat for a cycle. If no member of a row was present, the row has
+        lost its reducers, and only these are dropped.
         """
         clock = self.rules.clock
         current = clock.round_at(now)
@@ -737,7 +739,7 @@ class Membership(Attendance):
         return frozenset(peer for peer, member in quiet.items() if self._is_unheard(member, now))
 
     def _is_unheard(self, member: Member, now: float) -> bool:
-        """Return whether a member that this peer should hear was not heard for a cycle."""
+        """Return whether a member whose heartbeats should arrive here has sent none for a cycle."""
         grid, me = self.book.grid(), self.me.peer
         is_near = grid is not None and (len(grid.rows) == 1 or member.peer in grid.neighbours(me))
         if not is_near or not (self.can_be_dialled or member.reduces):
@@ -747,7 +749,7 @@ class Membership(Attendance):
         return self._listens_since <= long_ago and (heard is None or heard.at < long_ago)
 
     def round_over(self, round_index: int) -> list[Action]:
-        """Draw from a round that is over who of the owners gets no entries; only who follows the logs can tell."""
+        """Report the owners that get no entries, after a round is over; only a peer that follows the logs can tell."""
         governing = self.book.governing(round_index)
         if not self.ready or governing is None:
             self.owners.forget()

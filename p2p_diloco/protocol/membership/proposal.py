@@ -1,8 +1,8 @@
-"""The next roster as it follows from what voters promised: the same for everybody who sees the same promises.
+"""The next roster, derived from the voters' promises: all peers derive the same one from the same promises.
 
-Who is dropped, who counts and who has lost *reduces* is what more than half say; of those who reduce, and so can be
-reached, one voter that misses them is enough if none of the others hears them. Whoever wants in, leaves, or has
-changed has signed that itself, so one voter that holds the declaration is enough.
+Members are dropped, count or have lost *reduces* if more than half of the voters report it. A reducer can be reached by
+all, so one voter that reports it absent is enough if no other voter receives its heartbeats. A peer that wants to join,
+leaves or has changed signs that itself, so one voter that holds the declaration is enough.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from p2p_diloco.protocol.wire.member import FULL_SHARE, NO_PLACE, Declaration, M
 from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING, MOST_MEMBERS, Roster, by_seniority
 
 FEWEST_NEWCOMERS, NEWCOMERS_SHARE = 2, 5
-"""One roster lists so many peers that its parent does not, or this share of the parent's members, whichever is more."""
+"""Maximum number of newcomers on one roster: two, or a fifth of the members of its parent if that is more."""
 REFRESH_CYCLES = 64
-"""The grid is drawn anew, and a roster certified, once in so many cycles, even where nothing changes."""
+"""Interval, in cycles, at which the grid is drawn again and a roster certified, even if nothing changes."""
 REDUCES_AFTER_CYCLES = 8
-"""While two others reduce, who wants to must have been listed for so long: a machine with twenty identities must not
-own the spans at once."""
+"""Cycles for which a member must have been listed before it starts to reduce, while two others reduce: a machine with
+twenty identities must not own the spans at once."""
 ENOUGH_REDUCERS = 2
 FRESH_CYCLES = 2
-"""An application is good for so many cycles."""
+"""Number of cycles for which an application is valid."""
 SHARE_STEP = 2
-"""Smaller changes of a share are not worth a roster."""
+"""Minimum change of a share that is worth a new roster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tally:
-    """The promises put together, by peer."""
+    """The promises, combined by peer."""
 
     absent: frozenset[PeerId]
     heard: frozenset[PeerId]
@@ -56,14 +56,14 @@ def next_roster(
     before: Roster | None,
     degraded: bool,
 ) -> Roster | None:
-    """Return the child of `parent` that follows from promises for one ballot; None where nothing changes.
+    """Return the child of `parent` that follows from promises for one ballot; None if nothing changes.
 
-    The first entries since `before` are a change too: a line of rosters that tells of none is worth nothing beside
-    another one (`histories.py`), while those who make the entries never leave it.
+    The first entries since `before` are a change too. A line of rosters that shows no entries loses against another
+    line (`histories.py`), although the members that make its entries would never leave it.
 
     Args:
         founder: the only peer that may be on a roster without training.
-        before: the parent of `parent`, None of the founding roster.
+        before: the parent of `parent`; None if that is the founding roster.
     """
     if not promises:
         return None
@@ -78,7 +78,7 @@ def next_roster(
     able = _able(members, lost, parent)
     members = _without_superfluous_bootstrap(members, able)
     if not members or not (degraded or any(member.trains for member in members)):
-        return None  # a bootstrap that is cut off from all who train drops nobody
+        return None  # a bootstrap peer that is cut off from all trainers drops no members
     members = _reducing(members, able, lost, parent, cycle)
     ordered = _in_order(members, parent, cycle)
     is_due = cycle // REFRESH_CYCLES != parent.cycle // REFRESH_CYCLES
@@ -99,7 +99,7 @@ def next_roster(
 
 
 def is_bootstrap_needed(others: Iterable[Member]) -> bool:
-    """Return whether the bootstrap belongs on a roster with these others: few count yet, or too few reduce."""
+    """Return whether the bootstrap peer belongs on a roster with these others: too few of them count or reduce."""
     members = tuple(others)
     num_counting = sum(member.counts for member in members)
     return num_counting < FEWEST_COUNTING or sum(member.reduces for member in members) < ENOUGH_REDUCERS
@@ -134,7 +134,7 @@ def _tally(parent: Roster, promises: tuple[Promise, ...]) -> _Tally:
 
 
 def _admission(parent: Roster, rules: RunRules, founder: PeerId, cycle: int) -> Callable[[Declaration], bool]:
-    """Return who may be listed anew."""
+    """Return a function that decides whether the peer of a declaration may become a member."""
 
     def may_join(one: Declaration) -> bool:
         is_fresh = cycle - FRESH_CYCLES <= one.cycle <= cycle + 1
@@ -154,9 +154,9 @@ def _staying(
     *,
     degraded: bool,
 ) -> list[Member]:
-    """Return the members that are on the next roster too, with what they declare of themselves since cycle `fresh`.
+    """Return the members that stay on the next roster, updated by their declarations since cycle `fresh`.
 
-    On a degraded one exactly those who promised it, and whom they hear.
+    On a degraded roster, these are exactly the voters that promised and the members whose heartbeats they receive.
     """
     present = tally.heard | {promise.voter for promise in promises}
     members = []
@@ -190,7 +190,7 @@ def _arriving(
     judge: ReachJudge,
     cycle: int,
 ) -> list[Member]:
-    """Return who is listed anew: those that others can reach first, then in an order that nobody chooses."""
+    """Return the new members, chosen from reachable applicants first, in an order that no peer can choose."""
 
     def rank(one: Declaration) -> tuple[bool, bytes]:
         return (not judge.is_reachable(one), sha256(parent.digest(), one.peer))
@@ -215,11 +215,11 @@ def _arriving(
 
 
 def _able(members: list[Member], lost: Collection[PeerId], parent: Roster) -> list[Member]:
-    """Return the members that can reduce: those who did so far first, then those listed for longest.
+    """Return the members that can reduce: present reducers first, then others, the longest-listed first.
 
-    The bootstrap needs no proof: all have reached it. Of one public place at most one reduces, so that a machine with
-    twenty identities does so once. A member that has lost *reduces* keeps its place, so that no other identity of the
-    same machine follows it; it takes the place of nobody who reduces.
+    The bootstrap peer needs no proof: all have reached it. At most one member of a public place reduces, so that a
+    machine with twenty identities does so once. A member that has lost *reduces* keeps its place, so that no other
+    identity of the same machine replaces it, but it displaces no present reducer.
     """
     had = {member.peer for member in parent.members if member.reduces}
     able = [m for m in by_seniority(members, parent.run) if (m.reduces or not m.trains) and m.peer not in lost]
@@ -229,16 +229,16 @@ def _able(members: list[Member], lost: Collection[PeerId], parent: Roster) -> li
 
 
 def _lost(members: Iterable[Member], tally: _Tally, parent: Roster) -> set[PeerId]:
-    """Return whose spans got no entries.
+    """Return the members whose spans got no entries.
 
-    Voters do not lose sight of an idle owner all at once: who had lost *reduces* needs more of them to get it back.
+    Voters do not forget an idle owner all at once: a member that has lost *reduces* needs more of them to get it back.
     """
     had = {member.peer for member in parent.members if member.reduces}
     return {m.peer for m in members if m.peer in (tally.idle if m.peer in had else tally.doubted)}
 
 
 def _one_of_each_place(members: Iterable[Member], others: Iterable[Member]) -> list[Member]:
-    """Return the first member of each public place where none of the others is, and all of no public place."""
+    """Return the first member of each public place without any of `others`, and all members without a public place."""
     taken = {member.place for member in others}
     chosen: list[Member] = []
     for member in members:
@@ -258,9 +258,9 @@ def _without_superfluous_bootstrap(members: list[Member], able: Iterable[Member]
 def _reducing(
     members: list[Member], able: Iterable[Member], lost: Collection[PeerId], parent: Roster, cycle: int
 ) -> list[Member]:
-    """Return the members with *reduces* for those that may.
+    """Return the members, with *reduces* set for those that may reduce.
 
-    Those who did so far go on; others come when they have been listed for long enough, or there are few.
+    Present reducers continue; others start once they have been listed for long enough, or while there are few reducers.
     """
     here = {member.peer for member in members}
     had = {member.peer for member in parent.members if member.reduces}

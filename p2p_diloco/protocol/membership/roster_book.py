@@ -27,9 +27,9 @@ _RECENT = 8
 _SPARSE = 40
 _MOST_IN_ONE_REPLY = 24
 LATELY_LISTED = 64
-"""Rosters whose members are no strangers."""
+"""Number of the latest rosters whose members are not strangers."""
 MOST_BRANCHES = 16
-"""Lines of rosters that are kept beside the one in force."""
+"""Maximum number of lines of rosters that are kept beside the one in force."""
 MOST_REPLY_BYTES = 240 * 1024
 """Maximum bytes of the rosters in one reply, and of any single roster: a control frame holds little more."""
 
@@ -47,11 +47,7 @@ class Governance(enum.Enum):
 
 
 class RosterBook:
-    """The chain of rosters, with branches. A state machine without I/O.
-
-    Args:
-        rules: of the run.
-    """
+    """The chain of rosters, with branches. A state machine without I/O."""
 
     def __init__(self, *, rules: RunRules, verify: Verify) -> None:
         self._rules = rules
@@ -64,7 +60,7 @@ class RosterBook:
         self.in_force_digest: Digest | None = None
         self._chain: list[Digest] = []
         self._agreed_in: list[int] = []
-        """For each roster of the chain, the round of its certifying ballot: it governs the rounds after that."""
+        """For each roster of the chain, the round of its certifying ballot: the roster governs the rounds after it."""
         self._places: dict[Digest, int] = {}
         self._tips: dict[Digest, Roster] = {}
         self._in_common: Digest | None = None
@@ -74,13 +70,13 @@ class RosterBook:
         return digest in self._certified
 
     def add(self, certified: CertifiedRoster, *, wins: bool | None = None) -> bool:
-        """Take a certified roster whose parent is known, or a founding one; put it in force where it wins.
+        """Add a certified roster whose parent is known, or a founding one; put it in force if it wins.
 
-        A roster that is proposed again may be certified twice, in different ballots. It was agreed on by the earlier
+        A roster that is proposed again may be certified twice, in different ballots. It was agreed on in the earlier
         one, so that certificate replaces a later one.
 
         Args:
-            wins: whether to put it in force (`histories.py`); by default where it is the first, or follows the one in
+            wins: whether to put it in force (`histories.py`); by default if it is the first, or follows the one in
                 force.
         Returns:
             Whether it was new, or an earlier certificate of a known roster.
@@ -100,7 +96,7 @@ class RosterBook:
             if parent is None:
                 raise PeerError(f"roster {certified.roster.k} follows one that is not known here")
             if certified.ballot < parent.ballot:
-                # A majority could otherwise give itself rounds that are over.
+                # Otherwise a majority could make itself govern rounds that are over.
                 raise PeerError(
                     f"roster {certified.roster.k} was certified in ballot {certified.ballot}, before its parent in "
                     f"ballot {parent.ballot}"
@@ -127,7 +123,7 @@ class RosterBook:
         return True
 
     def _make_room_for_branch(self, roster: Roster, num_votes: int) -> None:
-        """Forget the branch of fewest votes, or raise PeerError: one vote can make as many branches as it likes."""
+        """Drop the branch with the fewest votes, or raise PeerError: one voter can make any number of branches."""
         others = [digest for digest in self._tips if digest not in self._places]
         if len(others) < MOST_BRANCHES:
             return
@@ -138,7 +134,7 @@ class RosterBook:
             kept.pop(weakest)
 
     def _extend_chain(self, roster: Roster, digest: Digest) -> None:
-        """Let the chain end with the roster now in force; walked again only when another branch took over."""
+        """Make the chain end with the roster now in force, replacing its last part if another branch took over."""
         branch, parent = [digest], roster.parent
         while parent not in self._places and parent != ZERO_DIGEST:
             branch.append(parent)
@@ -154,11 +150,11 @@ class RosterBook:
 
     @property
     def founder(self) -> PeerId:
-        """Return the one member of roster 0, which the organiser has signed. Only where some roster is known."""
+        """Return the only member of roster 0, which the organiser has signed. Requires that a roster is known."""
         return self._certified[self._chain[0]].roster.members[0].peer
 
     def grid(self) -> Grid | None:
-        """Return the grid of the roster in force; who owns which span depends on the cycle, see `folded`."""
+        """Return the grid of the roster in force. Owners of spans depend on the cycle; see `folded`."""
         return self._folded[self.in_force_digest][1] if self.in_force_digest is not None else None
 
     def folded(self, digest: Digest, round_index: int) -> tuple[Roster, Grid]:
@@ -177,10 +173,10 @@ class RosterBook:
         return self._folded[digest][0]
 
     def governing(self, round_index: int) -> tuple[Roster, Grid] | None:
-        """Return the roster, with its grid, that a round goes by: the newest one agreed on before that round.
+        """Return the roster that governs a round, with its grid: the newest one agreed on before that round.
 
-        One that is certified while a round begins would reach some members just before and others just after, and half
-        of their contributions would name another roster. So it counts from the next round on, by whosever clock.
+        A roster certified while a round begins would reach some members just before and others just after, and half of
+        their contributions would name another roster. So it governs from the next round on, by any clock.
         """
         place = bisect_left(self._agreed_in, round_index) - 1
         return self.folded(self._chain[place], round_index) if place >= 0 else None
@@ -203,15 +199,15 @@ class RosterBook:
         return parent is not None and certified.ballot < parent.ballot
 
     def included_in(self, entry: Entry) -> frozenset[PeerId]:
-        """Return whose contributions are in an entry of a known roster."""
+        """Return the peers whose contributions are in an entry of a known roster."""
         return self._named(entry.roster, entry.included)
 
     def present_at(self, entry: Entry) -> frozenset[PeerId]:
-        """Return who was there for an entry of a known roster."""
+        """Return the peers that were present for an entry of a known roster."""
         return self._named(entry.roster, entry.present)
 
     def _named(self, digest: Digest, bitmap: bytes) -> frozenset[PeerId]:
-        """Return whom a bitmap names; most spans of a round name the same."""
+        """Return the peers that a bitmap names; cached, because most spans of a round name the same ones."""
         found = self._last_named.get((digest, bitmap))
         if found is None:
             roster = self.roster(digest)
@@ -222,18 +218,18 @@ class RosterBook:
         return found
 
     def parent_of(self, roster: Roster) -> Roster | None:
-        """Return the parent of a known roster, None for the founding one."""
+        """Return the parent of a known roster; None for the founding one."""
         parent = self._certified.get(roster.parent)
         return parent.roster if parent is not None else None
 
     def is_on_chain(self, digest: Digest) -> bool:
-        """Return whether a roster is the one in force or on the chain behind it."""
+        """Return whether a roster is the one in force or one of its ancestors."""
         return digest in self._places
 
     def parting(self, parent: Digest) -> tuple[Roster, list[CertifiedRoster], list[CertifiedRoster]] | None:
-        """Return where the line that ends in a known roster leaves our chain, ours since then, and its own since then.
+        """Return the roster at which the line that ends in `parent` leaves our chain, then our line and its line since.
 
-        None when the roster is not known here.
+        None if `parent` is not known here.
         """
         theirs: list[CertifiedRoster] = []
         while parent in self._certified and parent not in self._places:
@@ -249,7 +245,7 @@ class RosterBook:
         return any(self.roster(digest).member(peer) is not None for digest in self._chain[-LATELY_LISTED:])
 
     def num_degraded(self) -> int:
-        """Return how many rosters of the chain went without a majority."""
+        """Return how many rosters of the chain were certified without a majority."""
         return sum(self._certified[digest].roster.degraded for digest in self._chain)
 
     def chain(self) -> list[CertifiedRoster]:
@@ -259,8 +255,9 @@ class RosterBook:
     def landmarks(self) -> tuple[Digest, ...]:
         """Return digests by which another peer finds where our chains part.
 
-        First the ends of other branches: a long one comes in several replies and is not in force before its last ones.
-        Then our chain: the latest, then ever sparser ones, and the last one that a reply had in common with it.
+        First come the tips of other branches: a long branch arrives in several replies, and is not in force before the
+        last ones. Then comes our chain: the latest rosters, ever sparser earlier ones, and the last one that a reply
+        had in common with it.
         """
         tips = sorted(self._tips.items(), key=lambda tip: (tip[1].height, tip[1].k, tip[0]), reverse=True)
         branches = [digest for digest, _ in tips if digest != self.in_force_digest][:_RECENT]
@@ -271,9 +268,9 @@ class RosterBook:
         return (*branches, *(self._chain[place] for place in sorted(places, reverse=True)))
 
     def after(self, known: Sequence[Digest]) -> tuple[CertifiedRoster, ...]:
-        """Return what follows the first of `known` on the chain in force; from the founding one when none is on it.
+        """Return the rosters after the first of `known` on the chain in force; if none is on it, from the founding one.
 
-        As much as one message holds, and always one: who gets it asks for what follows.
+        As many as one message holds, and always at least one: the receiver asks for those that follow.
         """
         start = next((self._places[digest] + 1 for digest in known if digest in self._places), 0)
         digests = self._chain[start : start + _MOST_IN_ONE_REPLY]
@@ -282,5 +279,5 @@ class RosterBook:
 
 
 def _agreed_in(certified: CertifiedRoster) -> int:
-    """Return the round of the certifying ballot; of the founding roster one before all rounds."""
+    """Return the round of the certifying ballot; for the founding roster, one before all rounds."""
     return ballot_turn(certified.ballot)[0] if certified.roster.k else _BEFORE_ALL_ROUNDS
