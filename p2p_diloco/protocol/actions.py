@@ -101,7 +101,7 @@ class ApplyEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceSpan:
-    """Replace a span's bytes (anchor, then momentum, float32 little-endian) at `head`, after all `ApplyEntry` so far.
+    """Replace a span's bytes (anchor, then momentum, float32 little-endian) at `head`, after all entries so far.
 
     `state` changes owner: the sender no longer reads or writes it.
     `is_mended`: the same log with corrected bytes. Otherwise it may be another branch, and the span's stored entries

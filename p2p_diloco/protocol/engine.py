@@ -334,7 +334,7 @@ class PeerEngine:
             return said + self.catch_up.step_back(entry.span) + self.entry_checked(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
             said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
-            # The peer that was asked has no entry that follows our tip; comparing digests finds who differs there.
+            # The peer that was asked has no entry that follows our tip; comparing digests finds the peers that differ.
             said += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
             return said + self.repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self.repair.follows:

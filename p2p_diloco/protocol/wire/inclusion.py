@@ -33,7 +33,7 @@ class Inclusion:
     tokens: int
 
     def left_out(self) -> Inclusion:
-        """Return the inclusion of a part that is left out of the mean: its members were present all the same."""
+        """Return the inclusion of a part that is left out of the mean: its members were present nevertheless."""
         return only_present(self.present)
 
 

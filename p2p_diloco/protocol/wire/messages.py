@@ -165,7 +165,7 @@ class ContentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentReply:
-    """Pairs of chain digest and content digest in span order; compared only where the chain digests are equal.
+    """Pairs of chain digest and content digest in span order; compared only if the chain digests are equal.
 
     A content digest covers the bytes and the whole head.
     """
