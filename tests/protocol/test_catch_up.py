@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TypeGuard
 
 import pytest
-from fake_run import RUN, run_rules, verify
+from fake_run import RUN, peer_id, run_rules, verify
 from fetching import (
     NEW,
     A,
     B,
     C,
     catch_up,
+    content_of,
     far_voters,
     fetched,
     hashed,
@@ -26,11 +28,18 @@ from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report, Send
-from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
+from p2p_diloco.protocol.repair.catch_up import MOST_FORMER, CatchUp
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
-from p2p_diloco.protocol.wire.messages import ContentRequest, EntryRequest, HeadsReply, SpanReply, SpanRequest
+from p2p_diloco.protocol.wire.messages import (
+    ContentReply,
+    ContentRequest,
+    EntryRequest,
+    HeadsReply,
+    SpanReply,
+    SpanRequest,
+)
 
 
 def test_a_piece_that_comes_after_a_branch_was_given_up_changes_nothing() -> None:
@@ -642,10 +651,10 @@ def is_report(action: Action) -> TypeGuard[Report]:
 ONE, TWO, THREE = (head_of(height=3, digest=name, round_index=7) for name in (b"one", b"two", b"three"))
 
 
-def test_where_no_tip_has_a_majority_all_take_the_one_at_which_most_stand() -> None:
+def test_without_a_majority_all_peers_take_the_tip_that_most_peers_have() -> None:
     fetch, said = undecided(TWO, TWO, ONE, ONE, mine=THREE)
     (text,) = said
-    assert "stands at 3 tips" in text
+    assert "has 3 tips and none has a majority" in text
     assert not fetch.is_complete()
     best = min(ONE, TWO, key=lambda head: head.digest)
     other = TWO if best == ONE else ONE
@@ -684,3 +693,75 @@ def test_what_the_only_other_member_serves_is_asked_for_again_where_it_has_gone_
     assert again.offset == 0
     taken = hashed(fetch, fetch.take_span(A, piece(head=gone_on), 12.2), 12.2)
     assert any(isinstance(action, ReplaceSpan) for action in taken), "it has said so already"
+
+
+def test_a_donor_that_lacks_the_next_entry_does_not_end_the_transfer_of_a_span() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    fetch.listen_to(voices(A, B, C))
+    fetch.want_transfer(SPAN, A)
+    fetch.pump([A, B, C], 0.0)
+    assert fetch.entry_absent(A, SPAN, head_of().digest, 0.1) == []
+    assert fetch.is_transferred(SPAN)
+
+
+def test_one_donor_of_three_that_never_serves_does_not_keep_a_peer_from_following_the_majority() -> None:
+    fetch, chains = catch_up()
+    mine, liar = head_of(height=3, digest=b"lost"), min(A, B, C)
+    chains.set_head(SPAN, mine)
+    fetch.listen_to(voices(A, B, C, needed=3))
+    content = ContentReply(fragment=0, digests=((NEW.digest, content_of(b"12345678")),))
+    num_replaced = 0
+    for second in range(150):
+        now = float(second)
+        queue: list[Action] = []
+        for peer in (A, B, C):
+            if fetch.ask_heads(0, peer, now):
+                reply = HeadsReply(fragment=0, heads=(NEW,))
+                assert fetch.take_heads(peer, reply)
+                queue += fetch.note_differences(peer, reply, now)
+            queue += fetch.pump([A, B, C], now)
+        while queue:
+            action = queue.pop(0)
+            num_replaced += isinstance(action, ReplaceSpan)
+            if isinstance(action, HashSpan):
+                queue += fetch.span_hashed(action.span, action.head, content_of(bytes(action.state)), now)
+            if not isinstance(action, Send):
+                continue
+            match action.message:
+                case EntryRequest():
+                    queue += fetch.entry_absent(action.to, SPAN, mine.digest, now) + fetch.pump([A, B, C], now)
+                case SpanRequest() if action.to == liar:
+                    queue += fetch.entry_absent(action.to, SPAN, mine.digest, now) + fetch.pump([A, B, C], now)
+                case SpanRequest(offset=offset):
+                    queue += fetch.take_span(action.to, piece(offset), now)
+                case ContentRequest():
+                    queue += fetch.take_content(action.to, content, now)
+    assert num_replaced == 1
+
+
+def test_tips_of_a_former_member_do_not_confirm_the_claim_of_another_peer() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    former = peer_id("former")
+    high = HeadsReply(fragment=0, heads=(head_of(height=9, digest=b"no such"),))
+    fetch.listen_to(voices(A, B, C, former, needed=3))
+    fetch.note_differences(former, high, 0.0)
+    fetch.pump([A, B, C, former], 0.0)
+    fetch.entry_absent(former, SPAN, head_of().digest, 0.1)
+    fetch.listen_to(voices(A, B, C, needed=3))
+    fetch.pump([A, B, C], 900.0)
+    fetch.note_differences(A, high, 900.0)
+    assert fetch.left_out() == frozenset(), "one peer's claim keeps no contribution back"
+
+
+def test_the_tips_of_former_members_are_dropped() -> None:
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, head_of())
+    fetch.listen_to(voices(A, B, C, needed=2))
+    replies = [HeadsReply(fragment=0, heads=(NEW,) * 1) for _ in range(100)]
+    free = [sys.getrefcount(reply.heads) for reply in replies]
+    for number, reply in enumerate(replies):
+        fetch.note_differences(peer_id(str(number)), reply, float(number))
+    num_kept = sum(sys.getrefcount(reply.heads) > before for reply, before in zip(replies, free, strict=True))
+    assert num_kept <= 2 * 3 + MOST_FORMER

@@ -42,6 +42,8 @@ MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
 """Maximum number of requests under way at one donor: enough to keep it busy even if some requests are lost."""
 QUIET_SHARE = 0.125
 """Share of `piece_seconds` for which a donor that used to answer may be silent while others answer."""
+MOST_FORMER = 16
+"""Maximum number of peers that are no voices any more and whose tips are kept, beside one for each voice."""
 MOST_LACKING = 2
 """Number of donors without an entry, plus unanswered requests to the peer ahead, above which that peer is given up."""
 
@@ -247,7 +249,7 @@ class CatchUp:
             return False
         mine = self._chains.heads[span]
         told = self._told.get(span.fragment, {})
-        return sum(heads[span.index].height > mine.height for heads in told.values()) < 2
+        return sum(told[voice][span.index].height > mine.height for voice in told.keys() & self.voices.near) < 2
 
     @property
     def _transfers(self) -> dict[SpanId, Transfer]:
@@ -447,7 +449,10 @@ class CatchUp:
         ones lack, and wait until they have them. A whole span is fetched if a majority has another tip that cannot be
         reached by entries.
         """
-        self._told.setdefault(reply.fragment, {})[sender] = reply.heads
+        told = self._told.setdefault(reply.fragment, {})
+        told[sender] = reply.heads
+        if len(told) > 2 * len(self.voices.near) + MOST_FORMER:
+            self._told[reply.fragment] = {v: heads for v, heads in told.items() if v in self.voices.near or v == sender}
         self._level.get(reply.fragment, set()).discard(sender)
         actions: list[Action] = []
         for index, theirs in enumerate(reply.heads):
@@ -457,7 +462,7 @@ class CatchUp:
                 continue
             if theirs.height > mine.height and self._doubted.get((sender, span), now) <= now:
                 self._finding(span).is_unjoinable = False  # this peer may have the entries that others lack
-                if theirs.height >= self._targets.get(span, (0, sender))[0]:
+                if theirs.height > self._targets.get(span, (0, sender))[0]:
                     self._targets[span] = (theirs.height, sender)
                 self.want_entry(span, sender)
             actions += (
@@ -679,8 +684,8 @@ class CatchUp:
         """
         asked = self._asked_of(span)
         head = self._chains.heads.get(span)
-        if asked is None or asked.donor != sender or head is None or head.digest != parent:
-            return []
+        if self.is_transferred(span) or asked is None or asked.donor != sender or head is None or head.digest != parent:
+            return []  # a donor of a whole span that answers so is shunned once it is late
         self._drop(span)
         if not self._is_behind(span):
             return []
