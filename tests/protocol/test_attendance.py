@@ -179,14 +179,15 @@ def test_nobody_can_fill_the_memory_with_declarations_and_strangers_keep_no_memb
     assert here.take_declaration(declaration(peer_id("0"), cycle=1), 0)
 
 
-def test_old_applications_are_forgotten_and_what_members_declared_is_not() -> None:
+def test_old_applications_are_dropped_but_declarations_of_members_are_kept() -> None:
     here = member_of_three()
     for word in (declaration(STRANGER, cycle=4), declaration(peer_id("new"), cycle=5), declaration(B, cycle=1)):
-        here.take_declaration(word, 5)
-    here.forget_old_declarations(4)
+        assert here.take_declaration(word, 6)
+    here.forget_old_declarations(6)
     assert here.declared.keys() == {STRANGER, peer_id("new"), B}
-    here.forget_old_declarations(5)
+    here.forget_old_declarations(7)
     assert here.declared.keys() == {peer_id("new"), B}
+    assert not here.take_declaration(declaration(STRANGER, cycle=4), 7), "it has expired"
 
 
 def test_who_has_said_that_it_leaves_is_gone_until_another_incarnation_comes() -> None:

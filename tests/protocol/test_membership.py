@@ -1179,3 +1179,32 @@ def test_a_joiner_takes_a_roster_of_a_run_whose_clock_is_far_ahead_of_its_own() 
         here = membership_of(peer, founding(), roster_1(3), incarnation=incarnation)
         here.take_rosters((far,), NOW)
         assert (here.book.in_force == far.roster) is is_taken
+
+
+def test_a_good_bye_from_before_the_listing_does_not_take_a_member_away() -> None:
+    roster = child_of(
+        founding().roster,
+        [member(peer, since=10, incarnation=2 if peer == B else 1) for peer in (A, B, C, D)],
+        cycle=10,
+    )
+    here = membership_of(A, founding(), certify(roster, [BOOT], ballot_number(20, 0)))
+    now = here.rules.clock.begin(40)
+    assert here.hear(heartbeat(B, incarnation=2, sequence=7), now)
+    assert here.pass_on(declaration(B, incarnation=9, leaving=True, cycle=3), C, now) == []
+    assert B in here.alive(now)
+
+
+def test_a_good_bye_is_forgotten_once_its_peer_is_listed_again() -> None:
+    """As for a peer that slept while the member was dropped and came back."""
+    three = [member(peer, since=1) for peer in (A, C, D)]
+    first = child_of(founding().roster, [*three, member(B, incarnation=9, since=1)], cycle=1)
+    second = child_of(first, three, cycle=4)
+    third = child_of(second, [*three, member(B, incarnation=2, since=10, counts=False)], cycle=10)
+    here = membership_of(A, founding(), certify(first, [BOOT], ballot_number(2, 0)))
+    assert here.take_declaration(declaration(B, incarnation=9, leaving=True, cycle=3), 3)
+    now = here.rules.clock.begin(40)
+    rosters = certify(second, [A, C, D], ballot_number(8, 0)), certify(third, [A, C, D], ballot_number(20, 0))
+    here.take_rosters(rosters, now)
+    here.tick(now)
+    assert here.hear(heartbeat(B, incarnation=2), now)
+    assert B in here.alive(now)

@@ -732,3 +732,25 @@ def test_the_bootstrap_is_on_the_roster_while_it_is_needed_and_no_longer(data: s
         assert listed(found, BOOT).reduces
     elif parent.bootstrap is not None and not any(one.leaving for one in declared):
         assert not is_needed
+
+
+# -- what a peer declared before it was listed
+
+
+def test_a_good_bye_from_before_the_listing_removes_no_member() -> None:
+    parent = listing(member(A), member(B, incarnation=2, since=10), member(C), member(D), cycle=10)
+    old = declaration(B, incarnation=9, leaving=True, cycle=3)
+    assert nothing_follows(parent, said(A, parent), said(C, parent, declared=[old]), said(D, parent))
+
+
+def test_an_expired_application_of_a_greater_incarnation_does_not_hide_a_new_one() -> None:
+    new, old = applies(E, incarnation=2), declaration(E, incarnation=9, cycle=3)
+    roster = child(FOUR, said(A, declared=[new]), said(B, declared=[new]), said(C, declared=[old]))
+    assert roster.member(E) is not None
+
+
+def test_a_declaration_from_before_the_listing_does_not_hide_a_good_bye() -> None:
+    parent = listing(member(A), member(B, incarnation=2, since=10), member(C), member(D), cycle=10)
+    bye, old = applies(B, incarnation=2, leaving=True), declaration(B, incarnation=9, cycle=3)
+    promises = said(A, parent, declared=[bye]), said(D, parent, declared=[bye]), said(C, parent, declared=[old])
+    assert child(parent, *promises).member(B) is None

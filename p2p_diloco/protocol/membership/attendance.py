@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.membership.proposal import is_outdated
 from p2p_diloco.protocol.membership.reach_proofs import proofs_to_declare
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
@@ -171,12 +172,12 @@ class Attendance:
         return proofs_to_declare(self.proofs, self.me.peer, roster, self.book.founder)
 
     def take_declaration(self, word: Declaration, cycle: int) -> bool:
-        """Note a peer's declaration; return False if it is not new, is of a future cycle, or is not signed by it."""
+        """Note a declaration; return False if it is not new, outdated, of a future cycle, or not signed by its peer."""
         known = self.declared.get(word.peer)
         is_full = known is None and len(self.declared) >= MOST_HEARD and not self._is_listed(word.peer)
         if is_full or word.run != self.rules.run or word.peer == self.me.peer or word.cycle > cycle + 1:
             return False
-        if not self.may_be_member(word.peer):
+        if not self.may_be_member(word.peer) or self._is_outdated(word, cycle):
             return False
         if known is not None and known.age() >= word.age():
             return False
@@ -185,11 +186,14 @@ class Attendance:
         self.declared[word.peer] = word
         return True
 
-    def forget_old_declarations(self, before: int) -> None:
-        """Drop what peers that are not members declared before a cycle."""
-        if any(word.cycle < before and not self._is_listed(peer) for peer, word in self.declared.items()):
-            kept = {p: word for p, word in self.declared.items() if word.cycle >= before or self._is_listed(p)}
-            self.declared = kept
+    def forget_old_declarations(self, cycle: int) -> None:
+        """Drop declarations that are outdated in this cycle."""
+        if any(self._is_outdated(word, cycle) for word in self.declared.values()):
+            self.declared = {p: word for p, word in self.declared.items() if not self._is_outdated(word, cycle)}
+
+    def _is_outdated(self, word: Declaration, cycle: int) -> bool:
+        roster = self.book.in_force
+        return roster is not None and is_outdated(word, roster, cycle)
 
     def has_left(self, peer: PeerId, incarnation: int) -> bool:
         """Return whether that incarnation of a peer has declared that it leaves."""

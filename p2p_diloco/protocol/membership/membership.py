@@ -21,7 +21,7 @@ from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, Kee
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Attendance, Self
 from p2p_diloco.protocol.membership.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
 from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
-from p2p_diloco.protocol.membership.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, next_roster
+from p2p_diloco.protocol.membership.proposal import SHARE_STEP, is_bootstrap_needed, next_roster
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
@@ -181,7 +181,7 @@ class Membership(Attendance):
         member = roster.member(word.peer)
         cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
         if member is None:
-            return not word.leaving and word.cycle >= cycle - FRESH_CYCLES and self.may_be_member(word.peer)
+            return not word.leaving
         if word.incarnation < member.incarnation:
             return False
         if word.leaving or word.incarnation > member.incarnation:
@@ -421,7 +421,7 @@ class Membership(Attendance):
             return []
         ballot = self._ballot_at(round_index, now)
         actions: list[Action] = []
-        self.forget_old_declarations(self.rules.clock.cycle(round_index) - FRESH_CYCLES)
+        self.forget_old_declarations(self.rules.clock.cycle(round_index))
         if self._is_voting_round(parent, round_index) or self._has_voted(parent):
             actions += self._promise(parent, ballot, now, degraded=False)
         if self.is_stalled():

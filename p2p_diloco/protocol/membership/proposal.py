@@ -68,7 +68,7 @@ def next_roster(
     if not promises:
         return None
     cycle = max(parent.cycle, rules.clock.cycle(ballot_turn(promises[0].ballot)[0]))
-    tally = _tally(parent, promises)
+    tally = _tally(parent, promises, cycle)
     may_join = _admission(parent, rules, founder, cycle)
     judge = ReachJudge(parent=parent, rules=rules, founder=founder, cycle=cycle)
     staying = _staying(parent, promises, tally, judge, cycle - FRESH_CYCLES, degraded=degraded)
@@ -98,6 +98,16 @@ def next_roster(
     )
 
 
+def is_outdated(one: Declaration, parent: Roster, cycle: int) -> bool:
+    """Return whether a declaration no longer counts: an application expires, and a listing ends what was said before.
+
+    Without the second rule, a member whose clock was ahead before it lost its disk could be removed for ever with
+    what it signed then, because that start has the greater incarnation.
+    """
+    member = parent.member(one.peer)
+    return one.cycle < (member.since if member is not None else cycle - FRESH_CYCLES)
+
+
 def is_bootstrap_needed(others: Iterable[Member]) -> bool:
     """Return whether the bootstrap peer belongs on a roster with these others: too few of them count or reduce."""
     members = tuple(others)
@@ -105,7 +115,7 @@ def is_bootstrap_needed(others: Iterable[Member]) -> bool:
     return num_counting < FEWEST_COUNTING or sum(member.reduces for member in members) < ENOUGH_REDUCERS
 
 
-def _tally(parent: Roster, promises: tuple[Promise, ...]) -> _Tally:
+def _tally(parent: Roster, promises: tuple[Promise, ...], cycle: int) -> _Tally:
     peers = [member.peer for member in parent.members]
 
     def named(bitmap: Callable[[Promise], bytes], more_than: int) -> frozenset[PeerId]:
@@ -115,6 +125,8 @@ def _tally(parent: Roster, promises: tuple[Promise, ...]) -> _Tally:
     declared: dict[PeerId, Declaration] = {}
     for promise in promises:
         for one in promise.view.declarations:
+            if is_outdated(one, parent, cycle):
+                continue
             known = declared.get(one.peer)
             if known is None or (one.age(), one.signature) > (known.age(), known.signature):
                 declared[one.peer] = one
@@ -137,10 +149,9 @@ def _admission(parent: Roster, rules: RunRules, founder: PeerId, cycle: int) -> 
     """Return a function that decides whether the peer of a declaration may become a member."""
 
     def may_join(one: Declaration) -> bool:
-        is_fresh = cycle - FRESH_CYCLES <= one.cycle <= cycle + 1
-        is_new = parent.member(one.peer) is None
+        is_new = parent.member(one.peer) is None and one.cycle <= cycle + 1
         may_be = rules.may_be_member(one.peer) or one.peer == founder
-        return is_new and is_fresh and not one.leaving and may_be and one.incarnation > 0
+        return is_new and not one.leaving and may_be and one.incarnation > 0
 
     return lambda one: may_join(one) and (one.trains or one.peer == founder)
 
