@@ -588,3 +588,24 @@ def test_one_of_two_that_slept_through_it_follows_the_other() -> None:
     swarm.resume("p0")
     swarm.run_until(swarm.all_members, 8 * CYCLE_SECONDS)
     assert num_degraded(swarm, ["p0", "p1"]) == {1}
+
+
+@pytest.mark.parametrize("armed", ["by nobody", "by a stranger", "by a voter", "by a voter, then entries"])
+def test_a_degraded_child_seen_long_ago_does_not_shorten_the_wait(armed: str) -> None:
+    """A peer that wakes up checks twice; what it saw before it slept must not count as the first time."""
+    parent = roster_of(5)
+    here = membership_of(A, founding_of(), roster_1(5))
+    here.tick(399.0)
+    if armed != "by nobody":
+        votes = () if armed == "by a stranger" else (B,)
+        here.take_rosters((certify(child_of(parent, [member(B)], cycle=1, degraded=True), votes),), 400.0)
+    if armed.endswith("entries"):
+        here.entry_absorbed(4999)
+    here.present_in = dict.fromkeys((B, C, D, E), 4999)
+    now = ROUND_SECONDS * 5010
+    late = after(parent, (B,), 2500, degraded=True)
+    if not armed.endswith("entries"):
+        here.tick(now)
+    here.hear(heartbeat(B, roster=late.roster.digest()), now)
+    here.take_rosters((late,), now)
+    assert here.book.in_force == parent

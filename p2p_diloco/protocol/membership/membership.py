@@ -58,6 +58,7 @@ from p2p_diloco.protocol.wire.roster import (
     CertifiedRoster,
     Roster,
     Verify,
+    check_certificate,
     check_child,
     is_majority,
     is_quarter,
@@ -332,6 +333,7 @@ class Membership(Attendance):
         live heartbeats, or of the electorate. That much of the electorate could have certified an ordinary child, and
         it keeps members that all wait from holding each other back for ever.
         """
+        check_certificate(certified, mine, self._verify, self.rules)
         roster, voters = certified.roster, [peer for peer, _ in certified.votes]
         if self._has_seen_a_stall(mine) and self._quorum(mine, degraded=True)(voters):
             return
@@ -369,6 +371,7 @@ class Membership(Attendance):
     def _enter(self, before: Roster | None, after: Roster, now: float, actions: list[Action]) -> None:
         self.void_cycles = 0
         self._candidacies = {}
+        self._doubted_since = None
         self.in_force_since = self.rules.clock.round_at(now)
         self._forget_strangers(after, now)
         if before is None or after.degraded or before.peers() != after.peers():
@@ -390,6 +393,7 @@ class Membership(Attendance):
 
     def entry_absorbed(self, round_index: int) -> None:
         """Note that the line in force is alive: it got an entry."""
+        self._doubted_since = None
         cycle = self.rules.clock.cycle(round_index)
         before = self._lively if self._lively is not None and self._lively.goes_on(cycle) else None
         first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
@@ -415,7 +419,7 @@ class Membership(Attendance):
         parent = self.book.in_force
         round_index = self.rules.clock.round_at(now)
         if now - self._ticked_at > self.rules.silence_seconds:
-            self._listens_since = now  # this peer was just started, or has slept
+            self._listens_since, self._doubted_since = now, None  # this peer was just started, or has slept
         self._ticked_at = now
         if parent is None or round_index < 0:
             return []
