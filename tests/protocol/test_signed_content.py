@@ -432,6 +432,19 @@ def test_an_answer_that_its_voter_has_not_signed_or_of_another_line_counts_for_n
     assert page.catch_up.signed(0.1, holds=True) == [BOB]
 
 
+def test_a_signed_answer_shows_which_roster_its_voter_follows_though_it_is_unknown_here() -> None:
+    page = page_of(JOINER, holds=False, linked={ANN})
+    ((_, asked),) = page.catch_up.far.ask([0], [BOB], [ANN], 0.0)
+    unknown = sha256(b"roster 3")
+    whole = (PAIR,) * page.rules.num_spans[0]
+    forged = replace(answer(asked, digests=whole, roster=sha256(b"forged")), signature=bytes(64))
+    assert page.take(ANN, forged, 0.1) == []
+    assert page.catch_up.far.rosters == {}
+    assert page.take(ANN, answer(asked, digests=whole, roster=unknown), 0.1) == []
+    assert page.catch_up.far.rosters == {BOB: (unknown, 0.1)}
+    assert page.catch_up.signed(0.1, holds=True) == [], "its digests do not count"
+
+
 def test_who_goes_by_few_says_so_once() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
     page.catch_up.want_everything()

@@ -677,10 +677,13 @@ class Repair:
     def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
         if answer.asker != self.membership.me.peer:
             return [self._send(to, answer, now) for to in self._carrier.bring(sender, answer, now) if to in self.linked]
-        if not self.catch_up.far.expects(answer) or not self.membership.book.is_on_chain(answer.roster):
+        if not self.catch_up.far.expects(answer):
             return []
         if not self._verify(answer.voter, answer.statement(self.rules.run), answer.signature):
             return []  # the voter or a carrier is at fault; which one is unknown
+        if not self.membership.book.is_on_chain(answer.roster):
+            self.catch_up.far.rosters[answer.voter] = (answer.roster, now)
+            return []  # the voter follows rosters that are not in force here, so its digests do not count
         self.catch_up.take_signed(answer, now)
         self._look(now)
         settled = self.catch_up.settle_fragment(answer.fragment, now)
