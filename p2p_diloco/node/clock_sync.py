@@ -61,7 +61,7 @@ class SwarmClock:
         self._patience = 60.0
         self._base = offset_seconds
         self._offset = 0.0
-        self._fewest_seconds = 0.0
+        self._fewest_seconds = self._begun_seconds = 0.0
         self._offsets: dict[PeerId, float] = {}
         self._round_trips: dict[PeerId, float] = {}
         self._unsettled: set[PeerId] = set()
@@ -93,7 +93,7 @@ class SwarmClock:
         if latest_round >= 0:
             not_before = rounds.begin(latest_round)
             # Entries are accepted up to one round early, so peers that are one round behind this one may be right.
-            self._fewest_seconds = not_before - rounds.round_seconds
+            self._fewest_seconds = self._begun_seconds = not_before - rounds.round_seconds
             with self._lock:
                 self._base += max(not_before - self.own(), 0.0)
 
@@ -201,13 +201,14 @@ class SwarmClock:
         self._asked = {key: at for key, at in self._asked.items() if key[0] != peer}
         self._correct()
 
-    def poll(self, not_before: float = 0.0) -> None:
+    def poll(self, not_before: float | None = None) -> None:
         """Do the periodic work, once per heartbeat.
 
         Args:
             not_before: lower bound of swarm time: an entry of a later round was absorbed.
         """
-        self._fewest_seconds = max(self._fewest_seconds, not_before)
+        if not_before is not None:
+            self._fewest_seconds = max(self._begun_seconds, not_before)
         raw, wall_ahead = self.raw(), self._wall() - self.raw()
         if abs(wall_ahead - self._wall_ahead) > WALL_STEP_SECONDS:
             self._doubt()

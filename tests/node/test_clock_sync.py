@@ -398,3 +398,15 @@ def test_the_clock_of_a_session_shows_unix_time_and_only_goes_on() -> None:
     first = raw()
     assert first > 1.6e9
     assert raw() >= first
+
+
+def test_a_log_that_was_given_up_keeps_no_clock_ahead() -> None:
+    watch = Watch()
+    clock = started_clock(watch)
+    clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
+    clock.poll(1000.0)
+    hear(clock, watch, ANN, -600.0)
+    for _ in range(4):
+        watch.now += PATIENCE
+        clock.poll(200.0)  # the log was given up for another one
+    assert abs(clock.own() - watch.now + 600.0) < 1.0
