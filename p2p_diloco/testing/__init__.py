@@ -1,6 +1,6 @@
-"""The whole peer on virtual time, and what can go wrong; and `local_swarm`, to try a loop of one's own.
+"""A simulator that runs whole peers on virtual time, with faults; and `local_swarm`, to try out a training loop.
 
-`local_swarm` is as stable as the names in `p2p_diloco.__all__`; the rest is this project's own.
+`local_swarm` is as stable as the names in `p2p_diloco.__all__`; everything else here is internal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["local_swarm"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `local_swarm` when it is first used: the simulator needs nothing of it."""
+    """Import `local_swarm` on first use: the simulator does not need it."""
     if name in __all__:
         from p2p_diloco.testing.local import local_swarm
 

@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco.testing`: plays simulated swarms, and mistakes planted in them."""
+"""`python -m p2p_diloco.testing`: run simulated swarms, with or without planted mistakes."""
 
 from __future__ import annotations
 

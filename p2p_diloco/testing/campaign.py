@@ -1,4 +1,4 @@
-"""Many seeds at once: one process for each core, and one line of sums at the end."""
+"""Run many seeds in parallel, one process per core, and sum up the results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SEEDS_OF_ONE_TASK = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignPlan:
-    """The options of a play.
+    """Options of a campaign.
 
     Attributes:
-        peers: fewest and most in a swarm.
-        kinds: what may befall them.
-        mistake: the name of one to plant, to see that it is caught.
+        peers: smallest and largest size of a swarm.
+        kinds: kinds of trouble that may occur.
+        mistake: name of a mistake to plant, to check that it is caught.
     """
 
     peers: tuple[int, int]
@@ -30,7 +30,7 @@ class CampaignPlan:
     mistake: str | None = None
 
     def play(self, seed: int, *, with_trace: bool = False) -> TrialResult:
-        """Play one seed here."""
+        """Run one seed in this process."""
         from p2p_diloco.testing.mistakes import MISTAKES
 
         mistake = MISTAKES[self.mistake] if self.mistake is not None else None
@@ -42,9 +42,9 @@ class CampaignResult:
     """The results of all seeds.
 
     Attributes:
-        seeds: how many were played.
-        failing: those that broke an invariant, in order of seeds, with the trace left out.
-        checks, skipped: made, and those that could not be.
+        seeds: number of seeds.
+        failing: results of the seeds that broke an invariant, in order of seed, without traces.
+        checks, skipped: number of checks, and how many of them could not be made.
         seconds: wall time.
     """
 
@@ -56,15 +56,15 @@ class CampaignResult:
 
     @property
     def skipped_share(self) -> float:
-        """Return which share of the checks could not be made."""
+        """Return the share of checks that could not be made."""
         return self.skipped / self.checks if self.checks else 0.0
 
 
 def run_campaign(plan: CampaignPlan, seeds: Sequence[int], *, processes: int | None = None) -> CampaignResult:
-    """Play all seeds.
+    """Run all seeds.
 
     Args:
-        processes: as many at once; one for each core it may use unless given. 1: in this process.
+        processes: number of worker processes; one per usable core by default. With 1, all seeds run in this process.
     """
     began = time.monotonic()
     results = list(_results(plan, seeds, processes))
@@ -79,7 +79,7 @@ def run_campaign(plan: CampaignPlan, seeds: Sequence[int], *, processes: int | N
 
 
 def first_catch(plan: CampaignPlan, seeds: Sequence[int]) -> TrialResult | None:
-    """Play seeds until one breaks an invariant, in this process; None: none does."""
+    """Run seeds in this process until one breaks an invariant; return None if none does."""
     for seed in seeds:
         (result,) = _play_task(plan, (seed,))
         if result.invariant is not None:
@@ -100,7 +100,7 @@ def _results(plan: CampaignPlan, seeds: Sequence[int], processes: int | None) ->
 
 
 def _play_task(plan: CampaignPlan, seeds: tuple[int, ...]) -> list[TrialResult]:
-    """Play a few seeds; the collector waits for the end of each, since a swarm makes much and drops all at once."""
+    """Run a few seeds. Garbage is collected only after each: a swarm allocates much and frees it all at once."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
 """The simulator's command line.
 
-`swarm` plays seeds, `mistakes` plants mistakes and reports whether they are caught, `scale` measures what a cycle costs
-as a swarm grows, `split` what becomes of a swarm that is cut in two, `rosters` what the rosters of a long run cost a
-joiner.
+`swarm` runs seeds. `mistakes` plants mistakes and reports whether they are caught. `scale` measures the cost of a cycle
+as a swarm grows. `split` cuts a swarm in two and measures how it heals. `rosters` measures what the rosters of a long
+run cost a joiner.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from p2p_diloco.testing.troubles import KINDS, kinds_named
 FEWEST_PEERS, MOST_PEERS = 1, 512
 MOST_AT_SCALE = 1024
 MOST_SHOWN = 3
-"""Traces of failing seeds that are printed; the numbers of all are."""
+"""Maximum number of failing seeds whose traces are printed; others are listed by number."""
 MOST_SKIPPED_SHARE = 0.05
 MOST_SEEDS_PER_MISTAKE = 60
 PEERS_PER_MISTAKE = (3, 8)
 FEWEST_CYCLES_BETWEEN = 8
-"""Comings and goings: members must come to count before they leave."""
+"""Minimum of `--every`: members must come to count before they leave."""
 MOST_ROSTER_BYTES, MOST_JOIN_SECONDS = 20e6, 5.0
 BROKEN = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what is asked and return the exit code: 0 when all held, 1 when something was broken, 2 for a wrong option."""
+    """Run a command; return 0 if everything held, 1 if something was violated, 2 for an invalid option."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -58,54 +58,58 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m p2p_diloco.testing", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    swarm = commands.add_parser("swarm", help="play seeds and report which invariants were violated")
-    swarm.add_argument("--peers", default="3..12", help="fewest..most, or one number (default: %(default)s)")
-    swarm.add_argument("--seeds", type=int, default=40, help="how many (default: %(default)s)")
-    swarm.add_argument("--first-seed", type=int, default=0, help="where to begin (default: %(default)s)")
-    swarm.add_argument("--seed", type=int, help="play this one only, and print its scenario")
+    swarm = commands.add_parser("swarm", help="run seeds and report which invariants were violated")
+    swarm.add_argument("--peers", default="3..12", help="minimum..maximum, or one number (default: %(default)s)")
+    swarm.add_argument("--seeds", type=int, default=40, help="number of seeds (default: %(default)s)")
+    swarm.add_argument("--first-seed", type=int, default=0, help="first seed (default: %(default)s)")
+    swarm.add_argument("--seed", type=int, help="run only this seed, and print its scenario")
     swarm.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
-    swarm.add_argument("--kinds", default="all", help=f"all, none, or some of: {', '.join(KINDS)}")
-    swarm.add_argument("--plant", help="a mistake to plant; see the command mistakes")
+    swarm.add_argument("--kinds", default="all", help=f"kinds of trouble: all, none, or some of {', '.join(KINDS)}")
+    swarm.add_argument("--plant", help="mistake to plant; see the command `mistakes`")
     swarm.add_argument("--json", action="store_true", help="print the figures as JSON")
     swarm.set_defaults(run=_swarm)
-    mistakes = commands.add_parser("mistakes", help="plant mistakes, and report whether they are caught")
-    mistakes.add_argument("names", nargs="*", help=f"which (default: all): {', '.join(MISTAKES)}")
+    mistakes = commands.add_parser("mistakes", help="plant mistakes and report whether they are caught")
+    mistakes.add_argument("names", nargs="*", help=f"mistakes to plant (default: all): {', '.join(MISTAKES)}")
     mistakes.add_argument("--json", action="store_true", help="print the figures as JSON")
     mistakes.set_defaults(run=_mistakes)
-    scale = commands.add_parser("scale", help="measure what a cycle costs as a swarm grows; fails when replicas differ")
-    scale.add_argument("--peers", default="8,64,256", help="sizes, with commas between them (default: %(default)s)")
+    scale = commands.add_parser("scale", help="measure the cost of a cycle as a swarm grows; fails if replicas differ")
+    scale.add_argument("--peers", default="8,64,256", help="comma-separated sizes (default: %(default)s)")
     scale.add_argument(
-        "--parameters", default="100M", help="of the model whose bytes are counted (default: %(default)s)"
+        "--parameters", default="100M", help="size of the model whose bytes are counted (default: %(default)s)"
     )
-    scale.add_argument("--dial-out-only", type=float, default=0.0, help="share of peers that accept no connection")
-    scale.add_argument("--cycles", type=int, default=MEASURED_CYCLES, help="measured (default: %(default)s)")
-    scale.add_argument("--newcomer-reaches", type=int, default=0, help="have one more join that reaches so many only")
-    scale.add_argument("--seed", type=int, default=0, help="another one draws other delays")
+    scale.add_argument("--dial-out-only", type=float, default=0.0, help="share of peers that accept no connections")
+    scale.add_argument("--cycles", type=int, default=MEASURED_CYCLES, help="cycles to measure (default: %(default)s)")
+    scale.add_argument(
+        "--newcomer-reaches", type=int, default=0, help="add a newcomer that can reach only this many members"
+    )
+    scale.add_argument("--seed", type=int, default=0, help="seed of the random delays")
     scale.add_argument("--json", action="store_true", help="print the figures as JSON")
     scale.set_defaults(run=_scale)
-    split = commands.add_parser("split", help="cut a swarm in two, three ways; fails when it does not heal as promised")
-    split.add_argument("--peers", type=int, default=64, help="in the swarm (default: %(default)s)")
-    split.add_argument("--seed", type=int, default=0, help="another one draws other sides")
+    split = commands.add_parser("split", help="cut a swarm in two, in three ways; fails if it does not heal in time")
+    split.add_argument("--peers", type=int, default=64, help="number of peers in the swarm (default: %(default)s)")
+    split.add_argument("--seed", type=int, default=0, help="seed of the random sides")
     split.add_argument("--json", action="store_true", help="print the figures as JSON")
     split.set_defaults(run=_split)
     rosters = commands.add_parser(
         "rosters",
-        help=f"measure what the rosters of a long run cost a joiner; fails beyond {MOST_ROSTER_BYTES / 1e6:.0f} MB on "
+        help=f"measure what the rosters of a long run cost a joiner; fails above {MOST_ROSTER_BYTES / 1e6:.0f} MB on "
         f"disk or {MOST_JOIN_SECONDS:.0f} s of CPU",
     )
-    rosters.add_argument("--members", type=int, default=200, help="of the run (default: %(default)s)")
-    rosters.add_argument("--every", type=int, default=30, help="cycles after which each leaves (default: %(default)s)")
-    rosters.add_argument("--cycles", type=int, default=1000, help="of the run (default: %(default)s)")
+    rosters.add_argument("--members", type=int, default=200, help="number of members (default: %(default)s)")
+    rosters.add_argument(
+        "--every", type=int, default=30, help="each member leaves once in this many cycles (default: %(default)s)"
+    )
+    rosters.add_argument("--cycles", type=int, default=1000, help="number of cycles (default: %(default)s)")
     rosters.add_argument("--json", action="store_true", help="print the figures as JSON")
     rosters.set_defaults(run=_rosters)
     return parser
 
 
 def peers_named(text: str) -> tuple[int, int]:
-    """Read `3..64` or `8`.
+    """Parse `3..64` or `8`.
 
     Raises:
-        ConfigError: it is neither, or out of bounds.
+        ConfigError: the text is neither, or a number is out of bounds.
     """
     words = text.split("..")
     if not (1 <= len(words) <= 2 and all(word.strip().isdigit() for word in words)):
@@ -197,10 +201,10 @@ def _mistakes(options: argparse.Namespace) -> int:
 
 
 def catch(name: str, first: int = 0) -> TrialResult | None:
-    """Plant a mistake in seed after seed; return what caught it, or None.
+    """Plant a mistake in one seed after another; return the result that caught it, or None.
 
     Args:
-        first: the seed to begin with; the others follow in order.
+        first: first seed; the others follow in order.
     """
     plan = CampaignPlan(peers=PEERS_PER_MISTAKE, kinds=kinds_named(MISTAKES[name].kinds), mistake=name)
     return first_catch(plan, [first, *(seed for seed in range(MOST_SEEDS_PER_MISTAKE) if seed != first)])
@@ -236,10 +240,10 @@ def _scale(options: argparse.Namespace) -> int:
 
 
 def sizes_named(text: str) -> list[int]:
-    """Read `8,64,256`.
+    """Parse `8,64,256`.
 
     Raises:
-        ConfigError: it is something else, or out of bounds.
+        ConfigError: the text is something else, or a size is out of bounds.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdigit() and 2 <= int(word) <= MOST_AT_SCALE for word in words):
@@ -271,7 +275,7 @@ def _rosters(options: argparse.Namespace) -> int:
 
 
 def _print_rows(plays: Sequence[Callable[[], Any]], is_good: Callable[[Any], bool], options: argparse.Namespace) -> int:
-    """Play, print each row as it comes, and return the exit code."""
+    """Run the plays, print a row for each, and return the exit code."""
     rows = []
     for play in plays:
         try:

@@ -1,4 +1,4 @@
-"""How much of what was due got entries: the share of all spans, and how long a single span went without."""
+"""Measure which spans got entries: the share of all spans, and the longest gap of any one span."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from p2p_diloco.testing.simulation import Simulation
 
 
 def share_of_spans(swarm: Simulation, first: int, until: int) -> float:
-    """Return how much of the spans of some rounds got entries that an honest peer absorbed."""
+    """Return the share of spans due in rounds `first` to `until` that got entries which an honest peer absorbed."""
     clock = swarm.rules.clock
     due = sum(swarm.rules.num_spans[clock.fragment(index)] for index in range(first, until))
     got = {(entry.span, entry.round) for entry in swarm.inspector.entries.values()}
@@ -14,7 +14,7 @@ def share_of_spans(swarm: Simulation, first: int, until: int) -> float:
 
 
 def longest_gap(swarm: Simulation, first: int, until: int) -> int:
-    """Return for how many cycles in a row the span that fared worst got no entry, in rounds `first` to `until`."""
+    """Return the largest number of consecutive cycles, in rounds `first` to `until`, that a span got no entry."""
     clock, worst = swarm.rules.clock, 0
     got = {(entry.span, clock.cycle(entry.round)) for entry in swarm.inspector.entries.values()}
     for span in swarm.spans:

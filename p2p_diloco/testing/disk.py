@@ -1,8 +1,8 @@
-"""Disks that fail: real files in a folder of the simulation, under a layer that knows what was brought to the disk.
+"""Disks that can fail: real files in a temporary folder, under a layer that tracks what was synced.
 
-The shipped storage code runs as it is, on real files. While a `DiskRack` is installed it stands between that code and
-the system for paths below its root: it notes what was synced, refuses writes to a full disk, and counts nothing else.
-A power cut then takes what was not synced, or part of it; a snapshot brings an old state back.
+The shipped storage code runs unchanged, on real files. While a `DiskRack` is installed, it intercepts file operations
+on paths below its root: it records what was synced and refuses writes to a full disk, and does nothing else. A power
+cut discards unsynced data, or part of it. A snapshot restores an old state.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class SimulatedDisk:
     """The disk of one machine.
 
     Attributes:
-        path: its root, where the machine keeps its state.
-        is_full: every write is refused.
-        write_seconds: how long work for the disk takes that is not waited for.
+        path: its root folder, where the machine keeps its state.
+        is_full: whether every write is refused.
+        write_seconds: duration of disk work that runs in the background.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,24 +36,24 @@ class SimulatedDisk:
         self.is_full = False
         self.write_seconds = 0.0
         self.synced: dict[int, int] = {}
-        """Of each file, by inode, how many bytes are safe."""
+        """Number of synced bytes of each file, by inode."""
         self.unsynced_names: dict[Path, bytes | None] = {}
-        """Names that were given since their folder was synced, with what they named before."""
+        """Names changed since their folder was synced, with the previous content; None if the name was new."""
         path.mkdir(parents=True, exist_ok=True)
 
     def wipe(self) -> None:
-        """Lose everything."""
+        """Delete all files."""
         shutil.rmtree(self.path)
         self.path.mkdir()
         self.synced.clear()
         self.unsynced_names.clear()
 
     def snapshot(self) -> dict[Path, bytes]:
-        """Return all files as they are."""
+        """Return the content of all files."""
         return {path.relative_to(self.path): path.read_bytes() for path in _files_in(self.path)}
 
     def restore(self, files: dict[Path, bytes]) -> None:
-        """Return to a snapshot."""
+        """Replace all files with those of a snapshot."""
         self.wipe()
         for name, content in files.items():
             target = self.path / name
@@ -62,10 +62,10 @@ class SimulatedDisk:
             self.synced[target.stat().st_ino] = len(content)
 
     def cut_power(self, rng: random.Random) -> int:
-        """Lose what was not synced: names fall back or not, files end where they were synced or somewhere behind.
+        """Lose unsynced data: names may revert, and files are cut at the synced length or somewhere after it.
 
         Returns:
-            How many files lost something.
+            Number of files that lost something.
         """
         num_lost = 0
         for path, before in sorted(self.unsynced_names.items()):
@@ -87,7 +87,7 @@ class SimulatedDisk:
             kept = rng.choice([safe, rng.randint(safe, status.st_size)])
             os.truncate(path, kept)
             if kept > safe and rng.random() < 0.3:
-                with path.open("r+b") as file:  # the length came to the disk, the bytes did not
+                with path.open("r+b") as file:  # the new length reached the disk, the bytes did not
                     file.seek(safe)
                     file.write(bytes(kept - safe))
             self.synced[status.st_ino] = kept
@@ -99,10 +99,10 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 class DiskRack:
-    """All disks of a simulation, below one folder in memory. A context manager; not for use from several threads."""
+    """All disks of a simulation, below one folder, in memory if possible. A context manager; not thread-safe."""
 
     def __init__(self) -> None:
-        place = Path("/dev/shm")  # a file system in memory, where there is one
+        place = Path("/dev/shm")  # an in-memory file system, where there is one
         is_writable = place.is_dir() and os.access(place, os.W_OK)
         self.root = Path(tempfile.mkdtemp(prefix="p2p-diloco-", dir=place if is_writable else None)).resolve()
         self._disks: dict[str, SimulatedDisk] = {}
@@ -111,7 +111,7 @@ class DiskRack:
         self._installed: list[tuple[Any, str, Any]] = []
 
     def disk(self, name: str) -> SimulatedDisk:
-        """Return the disk of a machine; made at the first call."""
+        """Return the disk of a machine; the first call creates it."""
         if name not in self._disks:
             self._disks[name] = SimulatedDisk(self.root / name)
         return self._disks[name]
@@ -131,7 +131,7 @@ class DiskRack:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let the simulation itself touch the files while this lasts."""
+        """Bypass the layer inside the block, so that the simulation itself can change files."""
         prefix, self._prefix = self._prefix, "\0"
         try:
             yield

@@ -1,29 +1,33 @@
-"""Liveness checks: what must come true once the troubles have stopped.
+"""Liveness checks: what must become true once the troubles have stopped.
 
-Troubles stop: every message arrives within a tenth of a second, wall clocks are right to within 5 % of a round, all
-disks have room, nobody is stopped, and whoever is not dead for good runs. At least one machine can be dialled: peers
-that are all at home without a bootstrap have no place to meet.
+Once troubles have stopped, every message arrives within a tenth of a second, wall clocks are right to within 5 % of a
+round, all disks have room, no process is stopped, and every machine runs unless it is dead for good. At least one
+machine can be dialled: if all peers are at home and there is no bootstrap peer, they cannot meet.
 
-I6  Two whole cycles after troubles have stopped (the cycle in which they stop does not count, nor does the time that
-    peers take to be heard again: `SETTLE_SECONDS`, and `REDIAL_SECONDS` for those that have to find each other anew;
-    where messages were lost, the last question that was is asked again within `ASKED_AGAIN_SECONDS`), all ready peers
-    hold the same heads of all spans at the end of each cycle that they, and the round before it, were ready throughout.
-    Where those who are dead for good were the majority, troubles stop for the others when the roster names the dead no
-    more: before, rows whose reducers are dead get entries a round late. A cycle is one of the swarm's own time, which
-    clocks may have moved. A degraded roster that comes after troubles have stopped has its own time: the others follow
-    it once they have sat through a stall themselves. Clocks that are apart get the time in which they are slewed.
-I8  At the same moments the rosters in force at ready peers lie on one chain: no fork, of one line or of several,
-    outlives that time once both sides can hear each other. Peers whose disks came back from a backup may vote twice,
-    and so set two lines going; these have the time of a degraded roster.
+I6  Two whole cycles after troubles have stopped, all ready peers hold the same heads of all spans at the end of each
+    cycle, if they were ready throughout that cycle and the round before it.
+    - The cycle in which troubles stop does not count, nor does the time that peers need to reconnect: `SETTLE_SECONDS`,
+      plus `REDIAL_SECONDS` for peers that have to find each other again. If messages were lost, the last lost request
+      is repeated within `ASKED_AGAIN_SECONDS`.
+    - If the peers that are dead for good were the majority, troubles stop for the others when the roster no longer
+      names the dead. Until then, rows whose reducers are dead get entries a round late.
+    - Cycles are counted in swarm time, which clocks may have moved.
+    - A degraded roster that appears after troubles have stopped has its own time: the other peers follow it once they
+      have been through a stall themselves.
+    - Clocks that differ get the time in which they are slewed.
+I8  At the same moments the rosters in force at ready peers are on one chain. No fork, of one line or of several,
+    outlasts that time once both sides can reach each other. Peers whose disks were restored from a backup may vote
+    twice and so start two lines; these get the time of a degraded roster.
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
-    peers that hold them and nobody has fetched the wrong ones from it meanwhile: two witnesses are needed against one.
-I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree vouch for nobody.
-The run goes on: entries are made for every fragment. It can as long as enough members of the roster in force run and
-    remember what they voted, and one of them holds the state; where they are no majority, after the void cycles that
-    their share asks for. Nothing is promised if the only voter heard one other clock, a liar's, and dated a roster
-    hours ahead: no other roster can follow before that time. A peer whose clock is right refuses that roster, so I6 is
-    asked only of peers that go by the same one.
-I9  No table of an engine is larger than the swarm explains.
+    peers that hold them and no peer has fetched the wrong bytes from it meanwhile: correcting one peer takes two
+    witnesses.
+I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree confirm nothing.
+The run continues: entries are made for every fragment. This is possible as long as enough members of the roster in
+force run and remember their votes, and one of them holds the state. If they are not a majority, it takes the stalled
+cycles that their share requires. Nothing is promised if the only voter received one other clock, a liar's, and dated a
+roster hours ahead: no other roster can follow before that time. A peer whose clock is right refuses that roster, so I6
+is required only among peers that follow the same one.
+I9  No table of an engine is larger than the size of the swarm explains.
 """
 
 from __future__ import annotations
@@ -36,9 +40,10 @@ from p2p_diloco.testing.simulation import Simulation
 
 SETTLE_SECONDS = 12.0
 ASKED_AGAIN_SECONDS = 60.0
-"""A donor that says other things meanwhile may take so long for a piece of a span; a lost question looks the same."""
+"""Time within which a lost request is repeated. A donor that sends other messages may take this long for a piece of a
+span, and a lost request looks the same."""
 REDIAL_SECONDS = 75.0
-"""Who has failed to dial somebody for long tries again so late."""
+"""Maximum time until the next dial to a peer that could not be dialled for long."""
 CYCLES_TO_GO_ON = 6
 
 
@@ -55,7 +60,7 @@ def check_agreement(swarm: Simulation) -> None:
     """
     settled_seconds = swarm.rules.clock.round_seconds * (swarm.rules.clock.num_fragments + 1)
     now = swarm.loop.true_seconds()
-    # Who became ready a moment ago may lack an entry whose owner had not heard of that: a round, then it compares.
+    # A peer that has just become ready may lack an entry whose owner did not know it was; it compares after a round.
     ready = [machine for machine in ready_peers(swarm) if now - machine.ready_at > settled_seconds]
     is_dated_ahead = _is_dated_ahead(swarm, leading_roster(swarm))
     for machine in ready[1:]:
@@ -73,11 +78,11 @@ def check_agreement(swarm: Simulation) -> None:
         if mine_k is None or theirs_k is None:
             raise Violated("I8", f"{machine} or {ready[0]} is ready and knows no roster", machine.name)
         if not (machine.running.book.is_on_chain(theirs_k) or first.book.is_on_chain(mine_k)):
-            raise Violated("I8", f"{machine} and {ready[0]} go by rosters of different branches", machine.name)
+            raise Violated("I8", f"{machine} and {ready[0]} follow rosters of different branches", machine.name)
 
 
 def newest_degraded(swarm: Simulation) -> int:
-    """Return the cycle of the latest degraded roster that somebody goes by; -1: there is none."""
+    """Return the cycle of the newest degraded roster that any machine follows; -1 if there is none."""
     found = -1
     for machine in swarm.running(trains=False):
         book, digest = machine.running.book, machine.running.book.in_force_digest
@@ -90,7 +95,10 @@ def newest_degraded(swarm: Simulation) -> int:
 
 
 def is_one_line(swarm: Simulation) -> bool:
-    """Return whether all ready peers go by one line of rosters; who has not followed a degraded one does not."""
+    """Return whether all ready peers follow one line of rosters.
+
+    A peer that has not followed a degraded roster is not on the line.
+    """
     books = [machine.running.book for machine in ready_peers(swarm) if machine.running.book.in_force is not None]
     if not books:
         return True
@@ -104,31 +112,31 @@ def is_one_line(swarm: Simulation) -> bool:
 
 
 def check_memory(swarm: Simulation) -> None:
-    """Check that flipped bits have been found and mended (I1).
+    """Check that flipped bits have been found and corrected (I1).
 
     Raises:
-        Violated: a peer still holds other bytes than its chain says.
+        Violated: a peer still holds bytes that differ from those of its chain.
     """
     differing = swarm.inspector.differing
     for (name, span), since in differing.items():
         machine = swarm.machines[name]
         swarm.inspector.checks += 1
         if machine.runs and not machine.trains and not machine.running.serves_state:
-            continue  # a bootstrap that is no member any more and has what it held then, for nobody
+            continue  # a bootstrap peer that is no longer a member and serves its old spans to no peer
         donors = machine.running.donors(machine.swarm_now()) if machine.runs else []
         has_spread = sum(other == span for _, other in differing) > 1
         names = [swarm.by_peer[donor].name for donor in donors if donor in swarm.by_peer]
         if has_spread or sum((donor, span) not in differing for donor in names) < 2:
             swarm.inspector.skipped += 1
             continue
-        raise Violated("I1", f"{name} holds wrong bytes of {span} since second {since:.1f}", name)
+        raise Violated("I1", f"{name} has held wrong bytes of {span} since second {since:.1f}", name)
 
 
 def check_ready(swarm: Simulation) -> None:
-    """Check that all who run and train are ready (I7).
+    """Check that all peers that run and train are ready (I7).
 
     Raises:
-        Violated: one is not.
+        Violated: one of them is not.
     """
     for machine in swarm.honest():
         swarm.inspector.checks += 1
@@ -137,7 +145,7 @@ def check_ready(swarm: Simulation) -> None:
 
 
 def check_tables(swarm: Simulation) -> None:
-    """Check that nothing has grown beyond what the swarm explains (I9).
+    """Check that no table has grown beyond what the size of the swarm explains (I9).
 
     Raises:
         Violated: a table has.
@@ -153,7 +161,7 @@ def check_tables(swarm: Simulation) -> None:
 
 
 def fragment_heights(swarm: Simulation) -> list[int]:
-    """Return for each fragment the entries that the foremost peer has absorbed."""
+    """Return, for each fragment, the number of entries that the most advanced peer has absorbed."""
     heights = [0] * len(swarm.rules.num_spans)
     for machine in swarm.running():
         totals = [0] * len(heights)
@@ -164,7 +172,7 @@ def fragment_heights(swarm: Simulation) -> list[int]:
 
 
 def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
-    """Return after how many cycles entries must be made again; None where nothing is promised in a useful time."""
+    """Return within how many cycles entries must be made again; None if nothing is promised in useful time."""
     roster = leading_roster(swarm)
     if roster is None or not any(_can_give_state(swarm, machine) for machine in swarm.running()):
         return None
@@ -173,7 +181,7 @@ def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
     able = [member.peer for member in roster.members if _can_vote(swarm, roster, member.peer)]
     if is_majority(roster, able):
         return CYCLES_TO_GO_ON
-    # Below a majority it may be for those whom nobody can dial to lead, and all draw lots for the turns.
+    # Without a majority, peers that cannot be dialled may have to lead, and the turns are drawn among all members.
     cycles = CYCLES_TO_GO_ON + swarm.rules.stalled_cycles + 1 + 4 * len(roster.members)
     if is_quarter(roster, able):
         return cycles
@@ -181,7 +189,7 @@ def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
 
 
 def still_names_dead(swarm: Simulation) -> bool:
-    """Return whether most members of the roster that all will go by are dead."""
+    """Return whether most members of the roster that all peers will follow are dead."""
     roster = leading_roster(swarm)
     if roster is None:
         return False
@@ -191,19 +199,19 @@ def still_names_dead(swarm: Simulation) -> bool:
 
 
 def _is_dated_ahead(swarm: Simulation, roster: Roster | None) -> bool:
-    """Return whether a roster is of a time to come: the only voter heard one other clock, a liar's."""
+    """Return whether a roster is dated in the future, because the only voter received one other clock, a liar's."""
     if roster is None or roster.cycle <= swarm.rules.clock.cycle(swarm.round) + CYCLES_TO_GO_ON:
         return False
     return any(machine.is_hostile for machine in swarm.machines.values())
 
 
 def _can_give_state(swarm: Simulation, machine: Machine) -> bool:
-    """Return whether all spans are here; a state that nobody holds is lost for good."""
+    """Return whether a machine holds all spans; a state that no machine holds is lost for good."""
     return len(machine.vectors.states) == len(swarm.spans)
 
 
 def leading_roster(swarm: Simulation) -> Roster | None:
-    """Return the roster that all will go by, as far as can be told: the longest, of the most work."""
+    """Return the roster that all peers will follow, as far as is known: the one with most entries, then the longest."""
     rosters = [m.running.book.in_force for m in swarm.running(trains=False)]
     known = (roster for roster in rosters if roster is not None)
     return max(known, key=lambda roster: (roster.height, roster.k, roster.digest()), default=None)

@@ -1,4 +1,4 @@
-"""Peers that mean harm: a member whose node is sound and whose messages are not; a stranger with a key and frames."""
+"""Hostile peers: a member whose node is sound but whose messages are altered, and a stranger with only a key."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MutatorMaker = Callable[["Machine", random.Random], Mutator]
 
 
 def _each(change: Callable[[Message, random.Random], Message | None]) -> MutatorMaker:
-    """Return a maker of mutators that change one message into another, or into none."""
+    """Return a maker of mutators that change each message into another, or drop it."""
 
     def make(machine: Machine, rng: random.Random) -> Mutator:
         def mutate(to: PeerId, message: Message) -> list[bytes]:
@@ -73,11 +73,11 @@ def _never_vote(message: Message, rng: random.Random) -> Message | None:
 
 
 def claims_reach(*provers: PeerId, is_forged: bool = False) -> MutatorMaker:
-    """Return a maker of mutators that claim to be reachable, and open rounds empty-handed.
+    """Return a maker of mutators that claim to be reachable, and open rounds without contributing.
 
     Args:
-        provers: who proves it, as their keys would sign it; none: the proofs are left as its node made them.
-        is_forged: the proofs name these provers, who have signed none of them.
+        provers: peers that sign the proofs; if none are given, the node's own proofs are kept.
+        is_forged: whether the proofs name these provers although none of them has signed.
     """
 
     def make(machine: Machine, rng: random.Random) -> Mutator:
@@ -106,7 +106,7 @@ def claims_reach(*provers: PeerId, is_forged: bool = False) -> MutatorMaker:
 
 
 def _noise(message: Message, rng: random.Random) -> Message | None:
-    """Contribute other numbers than were announced."""
+    """Contribute numbers other than those announced."""
     if isinstance(message, SpanVector):
         return replace(message, payload=rng.randbytes(len(message.payload)))
     return message
@@ -121,14 +121,14 @@ def _wrong_pieces(message: Message, rng: random.Random) -> Message | None:
 
 
 def _wrong_digests(message: Message, rng: random.Random) -> Message | None:
-    """Claim that one's spans hold other bytes than everybody's."""
+    """Claim that this peer's spans hold bytes that differ from all others'."""
     if isinstance(message, ContentReply):
         return replace(message, digests=tuple((head, Digest(rng.randbytes(32))) for head, _ in message.digests))
     return message
 
 
 def _wrong_heads(message: Message, rng: random.Random) -> Message | None:
-    """Claim that one's spans are ahead of everybody's."""
+    """Claim that this peer's spans are ahead of all others'."""
     if isinstance(message, HeadsReply):
         heads = tuple(replace(h, digest=Digest(rng.randbytes(32)), height=h.height + 3) for h in message.heads)
         return replace(message, heads=heads)
@@ -142,7 +142,7 @@ def _clock(message: Message, rng: random.Random) -> Message | None:
 
 
 def _bogus_parents(message: Message, rng: random.Random) -> Message | None:
-    """Name parents that nobody has."""
+    """Name parents that no peer has."""
     if isinstance(message, Opening):
         return replace(
             message, spans=tuple(replace(offer, parent=Digest(rng.randbytes(32))) for offer in message.spans)
@@ -159,7 +159,7 @@ def _truncated(machine: Machine, rng: random.Random) -> Mutator:
 
 
 def _deaf_to_half(machine: Machine, rng: random.Random) -> Mutator:
-    """Speak to half of the swarm only."""
+    """Send messages to only half of the swarm."""
     salt = rng.randrange(256)
 
     def mutate(to: PeerId, message: Message) -> list[bytes]:
@@ -184,7 +184,7 @@ MUTATORS: dict[str, MutatorMaker] = {
 
 @dataclass(frozen=True, slots=True)
 class Outsider:
-    """How the inspector knows a stranger, should anybody put it on a roster."""
+    """A stranger as the inspector knows it, in case members put it on a roster."""
 
     name: str
     peer: PeerId
@@ -192,13 +192,13 @@ class Outsider:
 
 
 class Caller(SilentListener):
-    """Somebody with a key, frames and no engine: dials, says what it is told to say and keeps what it hears.
+    """A peer with a key but no engine: it dials, sends the messages it is given, and records those it receives.
 
-    Enter it with `async with`. It is on no roster, unless members put it there.
+    Enter it with `async with`. It is not on any roster unless members put it there.
 
     Attributes:
-        heard: what came, with who sent it.
-        answer: returns what it says at once to a peer that sent something.
+        heard: received messages, with their senders.
+        answer: returns the immediate replies to a message from a peer.
     """
 
     def __init__(self, swarm: Simulation, name: str = "caller") -> None:
@@ -222,7 +222,7 @@ class Caller(SilentListener):
         self.swarm.network.kill(self.peer)
 
     async def dial(self, *machines: Machine) -> None:
-        """Open links."""
+        """Open links to these machines."""
         for machine in machines:
             deadline = self.swarm.loop.true_seconds() + DIAL_SECONDS
             await self.transport.dial(machine.peer, machine.addresses, deadline)
@@ -232,22 +232,22 @@ class Caller(SilentListener):
         self.send(peer, encode_message(message), Lane.BULK if is_bulk(message) else Lane.CONTROL)
 
     def send(self, peer: PeerId, frame: bytes, lane: Lane) -> None:
-        """Send a frame, whatever it is."""
+        """Send a frame, valid or not."""
         self.transport.post(peer, frame, lane=lane, deadline=self.swarm.loop.true_seconds() + DIAL_SECONDS)
 
     async def ask(self, peer: PeerId, question: Message, kind: type[Any], within: float = 5.0) -> Any:
-        """Send something and return the next message of a kind."""
+        """Send a message and return the next message of a kind that is received."""
         before = len(self.of(kind))
         self.say(peer, question)
         await self.swarm.until(lambda: len(self.of(kind)) > before, within, step=0.05)
         return self.of(kind)[before]
 
     def of(self, kind: type[Any]) -> list[Any]:
-        """Return the messages of a kind that it has heard."""
+        """Return the received messages of a kind."""
         return [message for _, message in self.heard if isinstance(message, kind)]
 
     def heartbeat(self, sequence: int, **changes: Any) -> Heartbeat:
-        """Return a signed heartbeat of a peer that says that it is ready, under the roster that members go by."""
+        """Return a signed heartbeat that claims to be ready, under the roster that members follow."""
         known = next((m.running.book.in_force for m in self.swarm.running() if m.running.book.in_force), None)
         beat = Heartbeat(
             run=RUN,
@@ -270,7 +270,7 @@ class Caller(SilentListener):
         return replace(beat, **changes).signed(signer(self.peer))
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        """Keep a message and answer it."""
+        """Record a message and reply to it."""
         message = decode_message(frame)
         self.heard.append((peer, message))
         for answer in self.answer(peer, message):
@@ -278,7 +278,7 @@ class Caller(SilentListener):
 
 
 class Stranger(Caller):
-    """Somebody who is no member: dials whoever it knows, says that it is ready, and answers questions with lies."""
+    """A non-member that dials every running machine, claims to be ready, and answers requests with lies."""
 
     def __init__(self, swarm: Simulation, seed: int) -> None:
         super().__init__(swarm, f"stranger{seed}")
@@ -287,17 +287,17 @@ class Stranger(Caller):
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Go on line."""
+        """Go online."""
         self._task = asyncio.get_running_loop().create_task(self._live(), name="stranger", context=OUTSIDE.copy())
 
     def end(self) -> None:
-        """Go away."""
+        """Go offline."""
         self.swarm.network.kill(self.peer)
         if self._task is not None:
             self._task.cancel()
 
     def linked_peers(self) -> frozenset[PeerId]:
-        """Return whom it has reached."""
+        """Return the peers that it is linked to."""
         return self.transport.linked_peers()
 
     async def _live(self) -> None:

@@ -1,28 +1,28 @@
 """Invariants that must hold at every moment, checked for the peer and span that an event touched.
 
-The contract's invariants, in their strictest reading that is true at every moment:
+The contract's invariants, in the strictest form that holds at every moment:
 
-I1  A peer's (φ, m) at a chain digest is what the entries of that chain make of the start, bit for bit. It may differ
-    only where a bit of its own memory flipped, or where it fetched the span from such a peer.
-I2  An entry's payload is the encoded weighted mean, radial where the run has marks for that span, of what exactly its
+I1  A peer's (φ, m) at a chain digest equals, bit for bit, the result of applying that chain's entries to the initial
+    state. It may differ only if a bit of its own memory flipped, or if it fetched the span from such a peer.
+I2  An entry's payload is the encoded weighted mean, radial where the run has marks for that span, of exactly what its
     included members sent for that round, each once. No member's contribution to a span and round is in two entries, and
-    no owner signs two. At the island, every contribution leaves the list in flight once, and what was sent is what was
+    no owner signs two. At the island, every contribution leaves the in-flight list once, and what was sent is what was
     made (`ledger.py`).
-I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, but
-    once for each span after it has announced that it gives up its branch or adopts that span. (A restarted peer begins
+I3  An island absorbs an entry only on top of its parent. A span's height never falls within one life of a peer, except
+    once per span after the peer has announced that it gives up its branch or adopts that span. (A restarted peer begins
     at its checkpoint.)
 I4  Whenever a node ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
     after the deadline.
-I5  Structural here: no call of the shell asks an island to wait. Real threads are tested in `tests/peer`.
-I8  For an absorbed entry more than half of its roster's electorate were there: each named the entry's parent for that
-    span and round, under that roster. A roster in any book has votes of more than half of its parent's electorate, or
-    says that it is degraded and has a vote. A parent has at most one child that is not degraded. No round goes under
-    two rosters: no entry names a roster in a round after the ballot that certified its child with a majority, by the
-    earliest certificate that anybody holds.
-I9  No process fails, whatever comes; all states are finite.
+I5  Holds by structure here: the shell never makes an island wait. Real threads are tested in `tests/peer`.
+I8  For each absorbed entry, more than half of its roster's electorate was present: each of them named the entry's
+    parent for that span and round, under that roster. A roster in any book has votes of more than half of its parent's
+    electorate, or is marked degraded and has a vote. A parent has at most one child that is not degraded. No round runs
+    under two rosters: no entry names a roster in a round after the ballot that certified its child with a majority, by
+    the earliest certificate that any peer holds.
+I9  No process fails, whatever it receives; all states are finite.
 
-What holds only a while after the troubles (I6, I7, the mending of I1, the end of forks) is in `endings.py`. A check
-that cannot be made, because a hostile peer is part of it, counts as skipped.
+Invariants that hold only some time after the troubles (I6, I7, the repair of I1, the end of forks) are in `endings.py`.
+A check that is impossible because a hostile peer takes part counts as skipped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from p2p_diloco.testing.run import ORGANISER, verify
 
 
 class Inspected(Protocol):
-    """A machine, as far as the inspector needs it."""
+    """The parts of a machine that the inspector needs."""
 
     @property
     def name(self) -> str: ...
@@ -66,7 +66,7 @@ class Violated(Exception):
 
     Attributes:
         invariant: its name in the contract.
-        machine: the peer concerned, or empty.
+        machine: name of the machine concerned, or empty.
     """
 
     def __init__(self, invariant: str, text: str, machine: str = "") -> None:
@@ -76,18 +76,18 @@ class Violated(Exception):
 
 
 class Inspector:
-    """Sees what every peer does; `violated` is called with the name, the text and the machine of what is broken.
+    """Observes every peer; calls `violated` with the invariant, a text and the machine if an invariant is broken.
 
     Args:
         machines: by peer; filled in by the simulation.
-        now: true seconds.
+        now: returns true time in seconds.
     Attributes:
-        checks, skipped: how many checks were made, and how many could not be.
-        restored: peers whose disks came back from a backup. What they have signed since is forgotten, so they alone
-            may sign something else: forks come about then, and must end as others do.
-        losses: how often a peer's disk was wiped or came back from a backup. What it signs since may contradict what it
-            signed before.
-        differing: since when a peer's bytes differ from what its chain makes of the start; only after a flipped bit.
+        checks, skipped: number of checks, and how many of them could not be made.
+        restored: peers whose disks were restored from a backup. They have forgotten what they signed since that backup,
+            so only they may sign something that contradicts it. Forks can arise then, and must end like any other.
+        losses: number of times that each peer's disk was wiped or restored from a backup. What the peer signs
+            afterwards may contradict what it signed before.
+        differing: time since which a peer's bytes differ from those of its chain; only after a flipped bit.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Inspector:
         self.restored: set[PeerId] = set()
         self.losses: Counter[PeerId] = Counter()
         self.absorbed_at: dict[int, float] = {}
-        """When, of each round, the last peer absorbed its last entry."""
+        """Time at which the last peer absorbed its last entry, by round."""
         self.checks = 0
         self.skipped = 0
         self._rules = rules
@@ -115,22 +115,22 @@ class Inspector:
         self._now = now
         self._violated = violated
         self._children: dict[Digest, dict[Digest, frozenset[PeerId]]] = {}
-        """The rosters with a majority that follow one, and who voted for each: nobody votes for two."""
+        """The children of each roster that a majority certified, and the voters of each: no peer votes for two."""
         self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
         self._leading: dict[tuple[SpanId, Digest], Entry] = {}
         """The entry that leads to a chain digest."""
         self._sent: dict[tuple[SpanId, int, PeerId], bytes | memoryview] = {}
         self._named: dict[tuple[SpanId, int, PeerId], tuple[Digest, Digest]] = {}
         self._included: dict[tuple[SpanId, int, PeerId, int], Digest] = {}
-        """The entry that counts the contribution of a peer's incarnation to a span in a round. Who leaves a line whose
-        time is ahead for another comes to a round of the same number again, with another contribution."""
+        """The entry that includes a contribution, by span, round, peer and incarnation. A peer that leaves a line whose
+        time is ahead reaches a round of the same number again, with another contribution."""
         self._signed: dict[tuple[SpanId, int, Digest], Digest] = {}
         self._may_fall: dict[str, set[SpanId]] = {}
         self._voted_in: dict[tuple[Digest, PeerId, int], int] = {}
-        """The round of the earliest ballot that certified a child of a roster with a voter's vote. The number is of the
-        times that the voter's disk had been lost."""
+        """The round of the earliest ballot in which a voter's vote certified a child of a roster, by roster, voter and
+        the number of times that the voter's disk had been lost."""
         self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
-        """The last round of which an entry under a roster has a voter there."""
+        """The last round with an entry under a roster at which a voter was present; same keys."""
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -139,12 +139,12 @@ class Inspector:
     # -- I1, I3: bytes and chains
 
     def founded(self, states: Mapping[SpanId, SpanState]) -> None:
-        """Take the start of the run."""
+        """Record the initial state of the run."""
         for span, state in states.items():
             self._truth.setdefault((span, state.head.digest), state)
 
     def started(self, machine: Inspected, states: Mapping[SpanId, SpanState]) -> None:
-        """Note that a machine begins a life with what its disk gave: nothing is announced yet; the bytes must be so."""
+        """Record that a machine starts with the states on its disk, and check them. Earlier announcements lapse."""
         self._may_fall.pop(machine.name, None)
         for key in [key for key in self.differing if key[0] == machine.name]:
             del self.differing[key]
@@ -152,16 +152,16 @@ class Inspector:
             self._compare(machine, span, state)
 
     def branch_given_up(self, machine: Inspected) -> None:
-        """Note that a machine announces that it goes by another branch: each span may go back once."""
+        """Record that a machine announces a switch to another branch: each span may go back once."""
         self._may_fall[machine.name] = set(self._rules.span_elements)
 
     def span_given_up(self, machine: Inspected, text: str) -> None:
-        """Note that a machine announces that it adopts a span, which the text names first: it may go back once."""
+        """Record that a machine announces that it adopts the span at the start of `text`: it may go back once."""
         given_up = {span for span in self._rules.span_elements if text.startswith(f"{span} ")}
         self._may_fall.setdefault(machine.name, set()).update(given_up)
 
     def advancing(self, machine: Inspected, state: SpanState, update: SpanUpdate) -> None:
-        """Check that an island absorbs an entry in order, and once."""
+        """Check that an island absorbs an entry in order, and only once."""
         self.checks += 1
         entry = self.entries.get(update.absorbed.digest)
         if update.absorbed.round <= state.head.round:
@@ -180,7 +180,7 @@ class Inspector:
         self._compare(machine, span, after)
 
     def replaced(self, machine: Inspected, span: SpanId, before: SpanState | None, after: SpanState) -> None:
-        """Check a transfer: its bytes, and that it does not take the span back unannounced."""
+        """Check a transfer: its bytes, and that it does not move the span back unannounced."""
         self.checks += 1
         if before is not None and after.head.height < before.head.height:
             if span in self._may_fall.get(machine.name, ()):
@@ -191,17 +191,17 @@ class Inspector:
         self._compare(machine, span, after)
 
     def shared(self, span: SpanId, state: SpanState) -> SpanState:
-        """Return the object that others hold for the same bytes, or `state` itself."""
+        """Return the object that other peers hold for the same bytes, or else `state` itself."""
         truth = self.truth(span, state.head)
         return truth if truth is not None and self._is_same(truth, state) else state
 
     def flipped(self, machine: Inspected, span: SpanId, state: SpanState) -> None:
-        """Note that a bit of a machine's anchor flipped."""
+        """Record that a bit of a machine's anchor flipped."""
         self.has_flipped = True
         self._compare(machine, span, state)
 
     def truth(self, span: SpanId, head: SpanHead) -> SpanState | None:
-        """Return what the known entries make of the start up to `head`; None when they do not lead there."""
+        """Return the state that the known entries give up to `head`; None if they do not lead there."""
         path: list[Entry] = []
         digest = head.digest
         while (found := self._truth.get((span, digest))) is None:
@@ -233,12 +233,12 @@ class Inspector:
     # -- I2: what is counted
 
     def contributed(self, machine: Inspected, contribution: FragmentContribution) -> None:
-        """Note what a member sends."""
+        """Record what a member sends."""
         for encoded in contribution.spans:
             self._sent[encoded.span, contribution.round, machine.peer] = encoded.payload
 
     def opened(self, machine: Inspected, engine: PeerEngine, actions: Sequence[Action]) -> None:
-        """Note which parents a member names, in what it sends and to itself."""
+        """Record the parents that a member names in the openings it sends and in its own."""
         openings = {id(a.message): a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Opening)}
         collection = engine.exchange.collection
         if collection is not None and machine.peer in collection.openings:
@@ -284,7 +284,7 @@ class Inspector:
         self._check_mean(machine, entry, peers, roster, where)
 
     def _check_majority(self, machine: Inspected, entry: Entry, roster: Roster, where: str) -> None:
-        """Count anew, in the plainest way, who was there; a restarted peer may have said so in an earlier life."""
+        """Recount the members present, in the simplest way. A restarted peer may have named it in an earlier life."""
         present = _places(entry.present, roster)
         self.checks += 1
         there = {roster.members[place].peer for place in present} & roster.voters
@@ -303,7 +303,7 @@ class Inspector:
                 self._broken("I8", f"{where} has {name} there, which did not name its parent", machine)
 
     def _check_mean(self, machine: Inspected, entry: Entry, peers: list[PeerId], roster: Roster, where: str) -> None:
-        """Redo the mean from what was really sent, in a grid by way of the means of the rows."""
+        """Recompute the mean from what was really sent; in a grid, by way of the means of the rows."""
         maths = self._maths
         self.checks += 1
         if any(self._machines[member.peer].is_hostile for member in roster.members):
@@ -322,7 +322,7 @@ class Inspector:
     # -- I4: rounds end
 
     def ticked(self, machine: Inspected, engine: PeerEngine, now: float) -> None:
-        """Check after a tick that no round is held open; `now` is in swarm seconds."""
+        """Check after a tick that no round is held open; `now` is swarm time in seconds."""
         clock = self._rules.clock
         self.checks += 1
         if engine.round != clock.round_at(now) and not engine.only_listens:
@@ -337,7 +337,7 @@ class Inspector:
     # -- I8: majorities
 
     def roster_kept(self, machine: Inspected, certified: CertifiedRoster) -> None:
-        """Check a roster when the first engine takes it: votes are counted here anew, in the plainest way."""
+        """Check a roster when the first engine takes it; the votes are recounted in the simplest way."""
         roster = certified.roster
         digest = roster.digest()
         if roster.k and not roster.degraded:
@@ -396,7 +396,7 @@ def _places(bitmap: bytes, roster: Roster) -> list[int]:
 
 
 def _mean_of(grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], entry: Entry, codecs: Codecs) -> Vector:
-    """Return the mean that an owner should have found: of all at once, or of each row and then of the rows."""
+    """Return the mean that an owner should have computed: over all at once, or over each row and then the rows."""
     span, weights = entry.span, entry.weights
     if len(grid.rows) == 1:
         return mean_of_span(codecs, span, vectors, weights)
@@ -404,7 +404,7 @@ def _mean_of(grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], ent
     for row in range(len(grid.rows)):
         here = [place for place, peer in enumerate(peers) if grid.row_of[peer] == row]
         weight = sum(weights[place] for place in here)
-        if weight > 0:  # a row of newcomers only weighs nothing among others
+        if weight > 0:  # a row of only newcomers has no weight
             mean_N = mean_of_span(codecs, span, [vectors[place] for place in here], [weights[place] for place in here])
             means.append(codecs.row_mean.decode(codecs.row_mean.encode(mean_N), len(mean_N)))
             row_weights.append(weight)

@@ -1,7 +1,7 @@
 """A tiny island: real anchor, momentum, in-flight list, codec and merge; inner steps are random displacements.
 
-It stands where the training thread stands: a `Replica` whose commands wait for its next step border. φ, m, θ and what
-is in flight are treated with the same functions of `outer/`, and double-entry books (`ledger.py`) are kept beside.
+It takes the place of the training thread: a `Replica` whose commands wait for its next step border. The functions of
+`outer/` handle φ, m, θ and what is in flight, as in a real peer. A double-entry ledger (`ledger.py`) is kept alongside.
 
 Legend: N = elements of one span.
 """
@@ -47,7 +47,7 @@ class Watch(Protocol):
     """An observer of an island."""
 
     def complain(self, invariant: str, text: str) -> None:
-        """Called when the books do not balance."""
+        """Called when the ledger does not balance."""
 
     def advancing(self, before: SpanState, update: SpanUpdate) -> None:
         """Called before an entry is absorbed."""
@@ -56,10 +56,10 @@ class Watch(Protocol):
         """Called after an entry was absorbed."""
 
     def replaced(self, span: SpanId, before: SpanState | None, after: SpanState) -> None:
-        """Called when a span was replaced."""
+        """Called after a span was replaced."""
 
     def contributed(self, contribution: FragmentContribution) -> None:
-        """Called with what is sent."""
+        """Called with each contribution that is sent."""
 
 
 class _Snapshot(NamedTuple):
@@ -76,18 +76,18 @@ class _Replacement(NamedTuple):
 
 
 class SimulatedIsland:
-    """A `Replica` of a few numbers per span.
+    """A `Replica` with a few elements per span.
 
     Args:
         maths: shared by the whole swarm.
         spans: all spans of the run.
-        noise: draws the inner steps and where step borders fall.
-        trains: False for a peer that only holds what others agree on.
-        now: swarm seconds.
-        share: returns the object that others hold for the same bytes.
+        noise: random source of the inner steps and of the times of step borders.
+        trains: False for a peer that only holds the agreed state.
+        now: returns swarm time in seconds.
+        share: returns the object that other peers hold for the same bytes.
     Attributes:
-        step_seconds: how long an inner step takes.
-        mischief: what it contributes in the place of what it has made; None: that.
+        step_seconds: duration of an inner step.
+        mischief: replaces each contribution before it is sent; None: contributions are sent as made.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SimulatedIsland:
     # -- the replica
 
     def span_state(self, span: SpanId) -> SpanState | None:
-        """Return the span as it is now."""
+        """Return the current state of a span."""
         return self.states.get(span)
 
     def apply(self, update: SpanUpdate) -> None:
@@ -132,7 +132,7 @@ class SimulatedIsland:
         self._hand_over(update)
 
     def replace(self, span: SpanId, state: SpanState) -> None:
-        """Take a transferred span at the next step border."""
+        """Replace a span by a transferred one at the next step border."""
         self._hand_over(_Replacement(span, state))
 
     def take_snapshot(
@@ -147,27 +147,27 @@ class SimulatedIsland:
         self._hand_over(_Snapshot(round_index, fragment, deadline, answer, spans))
 
     def progress(self) -> Progress:
-        """Return what heartbeats say of this island."""
+        """Return the progress that heartbeats report."""
         steps = self.steps_made() if self._trains else 0
         return Progress(tokens=steps * TOKENS_PER_STEP, steps=steps)
 
     # -- for the machine
 
     def hold(self, states: dict[SpanId, SpanState]) -> None:
-        """Begin with these spans."""
+        """Start with these spans."""
         self.states = dict(states)
         self._load()
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Drop all spans."""
         self.states = {}
 
     def steps_made(self) -> int:
-        """Return the inner steps since the start."""
+        """Return the number of inner steps since the start."""
         return int((self._loop.time() - self._began) / self.step_seconds)
 
     def slow_down(self, factor: float) -> None:
-        """Take so many times longer for a step from now on; a border that is waited for comes at the new pace."""
+        """Make a step take `factor` times as long; if steps get faster, a pending border moves to the new pace."""
         made = self.steps_made()
         self.step_seconds *= factor
         self._began = self._loop.time() - made * self.step_seconds
@@ -176,7 +176,7 @@ class SimulatedIsland:
             self._await_border()
 
     def flip_bit(self, span: SpanId, place: int, bit: int) -> bool:
-        """Flip one bit of φ, as bad memory does; False when that would make a number beyond all measure."""
+        """Flip one bit of φ, as bad memory does; return False if the result is not finite or differs by more than 4."""
         state = self.states[span]
         anchor_N = state.anchor_N.copy()
         anchor_N.view(np.uint32)[place] ^= np.uint32(1 << bit)
@@ -252,11 +252,11 @@ class SimulatedIsland:
         self._watch.advanced(before, update, advanced)
 
     def advance(self, before: SpanState, update: SpanUpdate) -> SpanState:
-        """Return what an entry makes of a span."""
+        """Return the state of a span after an entry."""
         return self._maths.follow(before, update.absorbed, update.payload)
 
     def take(self, span: SpanId, state: SpanState) -> None:
-        """Take a span as transferred; all in flight counts as if included."""
+        """Replace a span by a transferred one; everything in flight counts as included."""
         before, after = self.states.get(span), self._share(span, state)
         if not self.local or before is None:
             self.states[span] = after
@@ -269,7 +269,7 @@ class SimulatedIsland:
     def contribute(
         self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None
     ) -> FragmentContribution | None:
-        """Contribute a fragment to a round; None when there is nothing new."""
+        """Contribute a fragment to a round; return None if there is nothing new."""
         made = self.steps_made()
         steps = made - self._steps_at.get(fragment, 0)
         if steps <= 0 or not self.local:
@@ -316,7 +316,7 @@ class SimulatedIsland:
     def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
         self.states[span], self.in_flight[span], self.local[span] = advance
 
-    # -- the books
+    # -- the ledger
 
     def _sent(self, span: SpanId, prepared: PreparedContribution, round_index: int, decoded_N: Vector) -> None:
         """Check that what was sent is what was made, up to the codec's error and what was clipped."""
@@ -343,5 +343,5 @@ class SimulatedIsland:
     def _balance(self, span: SpanId) -> None:
         imbalance = self._ledgers[span].imbalance(self.states[span].anchor_N, self.local[span], self.in_flight[span])
         if not imbalance <= 1.0:
-            text = f"{span}: the residual is off the books by {imbalance:.3g} times what rounding explains"
+            text = f"{span}: the residual differs from the ledger by {imbalance:.3g} times what rounding explains"
             self._watch.complain("I2", text)

@@ -1,7 +1,7 @@
-"""The books of one span at one island: what inner steps have made, what was sent, what came back as void.
+"""Double-entry ledger of one span at one island: what inner steps made, what was sent, what came back as skipped.
 
-Kept beside the real code and compared with it: the residual φ − θ − Σ in-flight must be what was made less what was
-sent, whatever entries, transfers and overflows have done to φ, θ and the list in between.
+The ledger is kept alongside the real code and compared with it. The residual φ − θ − Σ in-flight must be what was made
+minus what was sent, whatever entries, transfers and overflows have done to φ, θ and the in-flight list.
 
 Legend: N = elements of one span.
 """
@@ -19,14 +19,14 @@ from p2p_diloco.outer.vector import Vector
 Wide = npt.NDArray[np.float64]
 
 ROUNDING = 2e-4
-"""Float32 rounds θ once for each event; this share of what was moved covers hundreds of them."""
+"""Tolerance, as a share of what was moved. Float32 rounds θ once per event; this covers hundreds of events."""
 
 
 class Ledger:
-    """The account of one span since its island began to train it.
+    """The ledger of one span since its island began to train it.
 
     Attributes:
-        outstanding: rounds whose contribution was sent and is not resolved.
+        outstanding: decoded contributions that were sent and are not resolved, by round.
     """
 
     def __init__(self, span_elements: int) -> None:
@@ -36,21 +36,21 @@ class Ledger:
         self.outstanding: dict[int, Vector] = {}
 
     def make(self, displacement_N: Wide) -> None:
-        """Note by how much θ was moved; the residual falls by it."""
+        """Record a displacement of θ; the residual falls by it."""
         self._made_N -= displacement_N
         self._note_size(displacement_N)
 
     def flip(self, displacement_N: Wide) -> None:
-        """Note that φ moved by itself, as when a bit of memory flips: the island takes that for its own work."""
+        """Record that φ moved by itself, as when a bit of memory flips; the island mistakes that for its own work."""
         self._made_N += displacement_N
         self._note_size(displacement_N)
 
     def follow(self, step_N: Vector) -> None:
-        """Note that φ moved by agreement, and θ with it: nothing is owed for that, but θ was rounded."""
+        """Record that an entry moved φ, and θ with it. The balance is unchanged, but θ was rounded."""
         self._note_size(step_N)
 
     def send(self, round_index: int, decoded_N: Vector) -> str | None:
-        """Note a contribution; return what is wrong with it."""
+        """Record a contribution; return what is wrong with it, or None."""
         if round_index in self.outstanding:
             return f"a second contribution to round {round_index}"
         self._sent_N += decoded_N
@@ -58,12 +58,12 @@ class Ledger:
         return None
 
     def resolve(self, remaining: InFlight, entry_round: int | None) -> str | None:
-        """Note which contributions have left the list; return what is wrong with that.
+        """Record which contributions have left the in-flight list; return what is wrong with that, or None.
 
         Args:
             remaining: the list now.
-            entry_round: round of the entry that was absorbed: earlier contributions come back as void. None for a
-                transfer or an overflow, where all that left counts as if included.
+            entry_round: round of the entry that was absorbed: earlier contributions come back as skipped. None for a
+                transfer or an overflow, after which all that left counts as included.
         """
         rounds = set(remaining.rounds)
         if not rounds <= self.outstanding.keys():
@@ -77,7 +77,7 @@ class Ledger:
         return None
 
     def imbalance(self, anchor_N: Vector, local_N: Vector, in_flight: InFlight) -> float:
-        """Return by how much the real residual differs from the books, in units of what rounding explains."""
+        """Return by how much the real residual differs from the ledger, in units of what rounding explains."""
         residual_N = anchor_N.astype(np.float64) - local_N - total(in_flight.vectors, len(anchor_N))
         gap = float(np.abs(residual_N - (self._made_N - self._sent_N)).max())
         return gap / (ROUNDING * self._scale)
@@ -88,7 +88,7 @@ class Ledger:
 
     @property
     def slack(self) -> float:
-        """How much of `unsent` rounding explains."""
+        """The part of `unsent` that rounding explains."""
         return ROUNDING * self._scale * len(self._made_N)
 
     def _note_size(self, moved_N: Wide | Vector) -> None:

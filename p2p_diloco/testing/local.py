@@ -1,4 +1,4 @@
-"""A swarm in one process, to try a loop of one's own: the peers that ship, on a network in memory."""
+"""A swarm in one process, to try out your own training loop: the shipped peers on an in-memory network."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SHORT = {
 
 @contextmanager
 def local_swarm(**values: Any) -> Iterator[LocalSwarm]:
-    """Give peers of one run a network in memory, to try a loop that calls `Swarm.step`.
+    """Run a swarm on an in-memory network, to try out a loop that calls `Swarm.step`.
 
-    There is no daemon and no socket, and all files lie in a temporary folder. Peers that have not left when the block
-    ends leave then.
+    There is no daemon and no socket, and all files are in a temporary folder. Peers that have not left by the end of
+    the block leave then.
 
     Args:
-        values: of the run, as for `p2p_diloco.new_run`; a round takes half a second unless they say otherwise.
+        values: values of the run, as for `p2p_diloco.new_run`; a round takes half a second unless they set it.
     """
     with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:
         local = LocalSwarm(Path(folder), values)
@@ -51,7 +51,7 @@ def local_swarm(**values: Any) -> Iterator[LocalSwarm]:
 
 
 class LocalSwarm:
-    """A run of which all peers live in this process. Made by `local_swarm`.
+    """A run whose peers are all in this process. Created by `local_swarm`.
 
     `found` and `join` are those of `p2p_diloco` without a run file, an invite and settings.
     """
@@ -72,7 +72,7 @@ class LocalSwarm:
         until_round: int | None = None,
         on_event: OnEvent | None = None,
     ) -> Swarm:
-        """Found the run, once; see `p2p_diloco.found`."""
+        """Found the run; call it once. See `p2p_diloco.found`."""
         run = self._folder / "run.toml"
         new_run(run, model, **self._values)
         plan = founder_plan(run, model, optimizer, settings=self._settings(), state=state, until_round=until_round)
@@ -92,7 +92,7 @@ class LocalSwarm:
         """Join the run that was founded; see `p2p_diloco.join`.
 
         Raises:
-            ConfigError: nobody has founded it.
+            ConfigError: the run has not been founded.
         """
         if not self._swarms:
             raise ConfigError("the local swarm has no founder yet; call found first, then join")
@@ -101,7 +101,7 @@ class LocalSwarm:
         return self._start(plan, wait=wait, timeout=timeout, on_event=on_event)
 
     def close(self) -> None:
-        """Let all peers leave, those that came last first."""
+        """Make all peers leave, the latest first."""
         try:
             for swarm in reversed(self._swarms):
                 swarm.leave()
@@ -128,7 +128,7 @@ class _Network(MemoryNetwork):
     async def online(
         self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
     ) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
-        """Be on line inside the block."""
+        """Stay online inside the block."""
         async with self.transport(key.peer, run=run, limits=transport_limits(settings)) as transport:
             yield transport, lambda initial: nullcontext(self._directory)
 
@@ -139,14 +139,14 @@ class _Network(MemoryNetwork):
 
 
 class _Transport(MemoryTransport):
-    """Names an address that fits into invites; nothing listens there."""
+    """Reports an address in the form that invites need; nothing listens there."""
 
     def listen_addresses(self) -> tuple[str, ...]:
         return (f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(self.peer)}",) if self.can_be_dialled() else ()
 
 
 class _LoopThread:
-    """The one event loop of all peers: a memory network belongs to one loop."""
+    """The event loop that all peers share: a memory network belongs to one loop."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -156,11 +156,11 @@ class _LoopThread:
         self._thread.start()
 
     def run_to_end(self, peer: Coroutine[Any, Any, None]) -> None:
-        """Run a peer and wait for its end, in another thread than the loop's."""
+        """Run a peer in the loop and wait until it ends; call this from another thread."""
         asyncio.run_coroutine_threadsafe(peer, self._loop).result()
 
     def close(self) -> None:
-        """End the loop and whatever still runs in it."""
+        """Stop the loop and everything that still runs in it."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 

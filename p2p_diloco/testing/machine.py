@@ -1,8 +1,8 @@
-"""One machine of a simulation: its clocks, its disk, where it stands on the network, and the peer that runs on it.
+"""One machine of a simulation: its clocks, its disk, its place on the network, and the peer that runs on it.
 
-The peer is put together as a session puts it together: the shipped node, link keeper, swarm clock, run folder, archive
-and checkpoints. In the place of the training thread is a `SimulatedIsland`; in that of the vector worker one that
-answers at once, or late.
+The peer is assembled as in a session: the shipped node, link keeper, swarm clock, run folder, archive and checkpoints.
+A `SimulatedIsland` takes the place of the training thread. The vector worker is replaced by one that answers at once,
+or late.
 """
 
 from __future__ import annotations
@@ -81,22 +81,22 @@ class Surroundings:
 
 @dataclass(eq=False)
 class Machine:
-    """One machine. It may be told to start and end a process; `running` ones have an engine.
+    """One machine, on which processes are started and ended. It has an engine while a process runs.
 
     Attributes:
-        copied_from: the name of the machine whose identity it has too; empty: it has its own.
-        place: where it is on the network; what it believes of that is `believes_open`.
+        copied_from: name of the machine whose identity it shares; empty: it has its own.
+        place: its place on the network; `believes_open` is what the peer believes about it.
         is_vouched_for: whether provers sign that it can be dialled although it cannot.
-        counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
-        step_seconds: how long an inner step takes.
-        founds: whether it founds the run, and founds it again should it die before anybody else is certified.
-        reduce_seconds: how late the worker answers, at most.
-        limits: of its transport.
-        checkpoint_seconds: between two checkpoints; drawn unless given.
-        first_known: whom its invite names.
-        mutator: what it sends in the place of what its node wants sent; None: it is honest.
+        counts_sleep: whether its steady clock counts sleep, as on Linux.
+        step_seconds: duration of an inner step.
+        founds: whether it founds the run, and founds it again if it dies before another peer is certified.
+        reduce_seconds: maximum delay of the vector worker's results.
+        limits: limits of its transport.
+        checkpoint_seconds: time between two checkpoints; drawn unless given.
+        first_known: peers that its invite names.
+        mutator: returns what it sends in place of what its node wants sent; None: it is honest.
         is_liar: whether it has ever lied.
-        remembers: whether it knew, at its last start, what earlier processes had voted.
+        remembers: whether it knew at its last start how its earlier processes had voted.
     """
 
     name: str
@@ -142,32 +142,32 @@ class Machine:
     def __repr__(self) -> str:
         return self.name
 
-    # -- what it is now
+    # -- current state
 
     @property
     def runs(self) -> bool:
-        """Return whether a process runs, or is stopped."""
+        """Return whether it has a process, running or stopped."""
         return self.engine is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the process is stopped, or the machine asleep."""
+        """Return whether the process is stopped, or the machine is asleep."""
         return self.process is not None and self.process.is_stopped
 
     @property
     def is_hostile(self) -> bool:
-        """Return whether it sends, or has sent, what no honest peer would."""
+        """Return whether it sends, or has sent, messages that no honest peer would."""
         return self.is_liar or self.mutator is not None
 
     @property
     def running(self) -> PeerEngine:
-        """The engine of the process that runs."""
+        """The engine of the running process."""
         assert self.engine is not None, f"{self.name} is not running"
         return self.engine
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others dial it."""
+        """The addresses at which others dial it."""
         return (f"/memory/{self._host}/p2p/{format_peer_id(self.peer)}",)
 
     @property
@@ -176,14 +176,14 @@ class Machine:
 
     @property
     def roster(self) -> Roster:
-        """The roster in force here."""
+        """The roster in force at this machine."""
         roster = self.running.book.in_force
         assert roster is not None, f"{self.name} knows no roster"
         return roster
 
     @property
     def vectors(self) -> SimulatedIsland:
-        """The island of the process that runs."""
+        """The island of the running process."""
         assert self.island is not None, f"{self.name} is not running"
         return self.island
 
@@ -192,27 +192,27 @@ class Machine:
         return self.clock.wall(self.around.true_seconds())
 
     def steady(self) -> float:
-        """Return what the clock shows by which its peer keeps swarm time: it goes on in sleep where it can."""
+        """Return the reading of the clock that swarm time is based on; it counts sleep where the machine can."""
         clock, true = self.clock, self.around.true_seconds()
         return clock.boottime(true) if self.counts_sleep else clock.monotonic(true)
 
     def swarm_now(self) -> float:
-        """Return swarm time as the process that runs reckons it, on its own machine's clocks."""
+        """Return swarm time as the running process computes it from its machine's clocks."""
         assert self.process is not None, f"{self.name} is not running"
         assert self.swarm_clock is not None
         now: float = run_in(self.process, self.swarm_clock.now)
         return now
 
     def height(self) -> int:
-        """Return the entries absorbed, summed over all spans."""
+        """Return the number of entries absorbed, summed over all spans."""
         return sum(state.head.height for state in self.vectors.states.values())
 
     def texts(self, topic: str) -> list[str]:
-        """Return what it has reported of a topic, as far as that is kept."""
+        """Return its reports on a topic, as far as they are kept."""
         return [text for _, its_topic, text in self.reports if its_topic == topic]
 
     def lie(self, mutator: Mutator | None) -> None:
-        """Send other messages than its node wants sent, from now on; None: no more."""
+        """Send other messages than the node wants sent, from now on; None: stop doing so."""
         self.mutator, self.is_liar = mutator, True
         if self.transport is not None:
             self.transport.mutator = mutator
@@ -220,7 +220,7 @@ class Machine:
     # -- starting and ending
 
     def start(self) -> None:
-        """Start a process, for the first time or from what the disk holds; on a full disk it ends at once."""
+        """Start a process, from the disk if it holds anything; on a full disk the process ends at once."""
         assert not self.runs, f"{self.name} runs already"
         process = Process(self.clock)
         self.lives += 1
@@ -332,7 +332,7 @@ class Machine:
         )
 
     def _take_up(self, node: SwarmNode, island: SimulatedIsland, states: dict[SpanId, SpanState] | None) -> None:
-        """Begin from the disk, found the run, or begin with nothing and fetch."""
+        """Start from the disk, found the run, or start with nothing and fetch."""
         around, book = self.around, node.engine.book
         if states is not None:
             around.inspector.started(self, states)
@@ -366,7 +366,7 @@ class Machine:
             tasks.create_task(saver.run(), name=f"{self.name}: checkpoints")
 
     async def _look_after(self, node: SwarmNode, keeper: LinkKeeper, folder: RunFolder) -> None:
-        """Drop the start once others hold it, and keep addresses, as a session does."""
+        """Drop the initial state once others hold it, and keep addresses and the clock offset, as a session does."""
         remembered: dict[PeerId, tuple[str, ...]] = {}
         kept_offset = 0.0
         while True:
@@ -411,13 +411,13 @@ class Machine:
             self.around.failed(self, error)
 
     def _fail(self, error: StateError) -> None:
-        """End as a session does whose disk refuses what the peer is bound to."""
+        """End as a session does when its disk refuses what the peer must keep."""
         self.around.failed(self, error)
 
     # -- the observer of the node
 
     def report(self, topic: str, text: str) -> None:
-        """Keep what the node says; a branch that is given up lets spans go back."""
+        """Keep a report of the node. Giving up a branch allows spans to go back."""
         around = self.around
         self.reports.append((around.true_seconds() - ROUND_ZERO, topic, text))
         self.topics.add(topic)
@@ -430,12 +430,12 @@ class Machine:
             around.inspector.span_given_up(self, text)
 
     def round_closed(self, closed: RoundClosed) -> None:
-        """Keep what came of a round."""
+        """Keep the outcome of a round."""
         self.closed.append(closed)
 
 
 class _WatchedEngine(PeerEngine):
-    """The engine, with the inspector looking on at its public methods."""
+    """An engine whose public methods the inspector observes."""
 
     def __init__(self, machine: Machine, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -463,7 +463,7 @@ class _WatchedEngine(PeerEngine):
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Tells the inspector which machine's island it is that does something."""
+    """Forwards an island's events to the inspector, with its machine."""
 
     machine: Machine
 
@@ -484,7 +484,7 @@ class _Watch:
 
 
 class _KeptMemory:
-    """A `PeerMemory` on the machine's disk; what a process wants to keep after its end is lost."""
+    """A `PeerMemory` on the machine's disk; writes of a process that has been killed are dropped."""
 
     def __init__(
         self, machine: Machine, folder: RunFolder, process: Process, *, died: Callable[[StateError], None]
@@ -543,7 +543,7 @@ class _KeptArchive(Archive):
 
 
 class _LateWorker:
-    """A `Worker` without a thread: what it was given it computes at once and hands over when the machine has time."""
+    """A `Worker` without a thread: it computes at once, and delivers results at once or late."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -551,7 +551,7 @@ class _LateWorker:
         self._free_at = 0.0
 
     def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` now; `done` hears of it in the loop, in order."""
+        """Run `function` now; the loop calls `done` with the result, in order."""
         loop = asyncio.get_running_loop()
         result: Any = None
         error: BaseException | None = None

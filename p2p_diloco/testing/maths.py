@@ -1,7 +1,7 @@
 """The vector maths of a whole simulated swarm, done once for all peers.
 
-Peers hold the same bytes, so the same entry on the same state is computed once and its (immutable) result shared. A
-peer whose bytes differ, because a bit of its memory flipped, holds another object and gets results of its own.
+Peers hold the same bytes, so the same entry on the same state is computed once, and its immutable result is shared. A
+peer whose bytes differ, because a bit of its memory flipped, holds another object and gets its own results.
 
 Legend: N = elements of one span.
 """
@@ -27,7 +27,7 @@ MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
 
 
 class SharedMaths:
-    """Pure functions of `outer/` and `codec/` with a memory; one for each simulated swarm."""
+    """Cached pure functions of `outer/` and `codec/`; one instance per simulated swarm."""
 
     def __init__(self, codecs: Codecs, span_elements: int) -> None:
         self.codecs = codecs
@@ -38,7 +38,7 @@ class SharedMaths:
         self._raw: dict[SpanState, bytes] = {}
 
     def decode(self, codec: Codec, payload: bytes | memoryview) -> Vector:
-        """Return what a payload decodes to; read-only, shape (N,)."""
+        """Return the decoded payload; read-only, shape (N,)."""
         key = (codec.name, bytes(payload))
         found = self._decoded.get(key)
         if found is None:
@@ -46,7 +46,7 @@ class SharedMaths:
         return found
 
     def norm(self, codec: Codec, payload: bytes | memoryview) -> float:
-        """Return the exact norm of what a payload decodes to."""
+        """Return the exact norm of the decoded payload."""
         key = (codec.name, bytes(payload))
         found = self._norms.get(key)
         if found is None:
@@ -54,7 +54,7 @@ class SharedMaths:
         return found
 
     def follow(self, state: SpanState, entry: AbsorbedEntry, payload: bytes | memoryview) -> SpanState:
-        """Return the state after an entry; the same object for all who hold the same state object."""
+        """Return the state after an entry; the same object for all peers that hold the same state object."""
         key = (state, entry.digest)
         found = self._followed.get(key)
         if found is None:
@@ -63,7 +63,7 @@ class SharedMaths:
         return found
 
     def raw(self, state: SpanState) -> bytes:
-        """Return anchor, then momentum, as a transfer carries them."""
+        """Return the bytes of the anchor, then of the momentum, as a transfer carries them."""
         found = self._raw.get(state)
         if found is None:
             found = self._raw[state] = state_bytes(state)
@@ -71,7 +71,7 @@ class SharedMaths:
 
 
 def mean_of_span(codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Return the mean of decoded vectors that a reducer of this span should find: radial where the run has marks."""
+    """Return the mean that a reducer of this span should compute: radial if the run has marks for the span."""
     is_radial_B = codecs.radial.get(span)
     if is_radial_B is None:
         return weighted_mean(vectors, weights)

@@ -1,7 +1,7 @@
-"""Mistakes planted on purpose, to see that the invariants catch them: a simulator that finds nothing proves nothing.
+"""Mistakes planted on purpose, to test that the invariants catch them.
 
-Each is one that an implementation could really make. Nothing in the shipped code knows of them: a planted mistake
-replaces a function or a method there for as long as a seed is played.
+Each is a mistake that an implementation could really make. The shipped code does not know of them: a planted mistake
+replaces one of its functions or methods while a seed runs.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class Mistake:
     """One mistake.
 
     Attributes:
-        name: its word on the command line.
+        name: its name on the command line.
         text: what is done wrong.
         caught_by: the invariants that may be the first to break.
-        patches: returns what is put in the place of what; asked for each seed, so that it may remember things.
-        kinds: of trouble that bring it out; fewer than all where it shows seldom.
+        patches: returns the replacements as (owner, name, replacement). It is called for each seed, so they may keep
+            state.
+        kinds: kinds of trouble that bring it out; fewer than all if it rarely shows otherwise.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Mistake:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Make the mistake in this process for as long as the context lasts."""
+        """Plant the mistake in this process inside the block."""
         with ExitStack() as planted:
             for owner, name, wrong in self.patches():
                 planted.enter_context(_replaced(owner, name, wrong))
@@ -105,12 +106,12 @@ def _mistake(
     return keep
 
 
-# -- what is averaged
+# -- averaging
 
 
 @_mistake("double-count", "I2")
 def _double_count() -> list[Patch]:
-    """A reducer takes its first contribution twice."""
+    """A reducer counts its first contribution twice."""
     right = vector_work.reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
@@ -121,7 +122,7 @@ def _double_count() -> list[Patch]:
 
 @_mistake("equal-weights", "I2")
 def _equal_weights() -> list[Patch]:
-    """A reducer leaves the weights out."""
+    """A reducer ignores the weights."""
     right = vector_work.reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
@@ -132,7 +133,7 @@ def _equal_weights() -> list[Patch]:
 
 @_mistake("plain-for-radial", "I2")
 def _plain_for_radial() -> list[Patch]:
-    """A reducer takes the plain mean of spans that are to have a radial one."""
+    """A reducer computes a plain mean for spans that need a radial one."""
     right = vector_work.reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
@@ -143,7 +144,7 @@ def _plain_for_radial() -> list[Patch]:
 
 @_mistake("sender-forgotten", "I2")
 def _sender_forgotten() -> list[Patch]:
-    """A mean leaves one contribution out and names it all the same."""
+    """A mean leaves one contribution out but lists it as included."""
     right = vector_work.reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
@@ -158,7 +159,7 @@ def _sender_forgotten() -> list[Patch]:
 
 @_mistake("undecoded-bytes", "I1")
 def _undecoded_bytes() -> list[Patch]:
-    """An owner applies the mean as it was before it was encoded."""
+    """An owner applies the mean from before it was encoded."""
     right, advance = vector_work.reduce_parts, SimulatedIsland.advance
     means: dict[tuple[float, bytes], Any] = {}
 
@@ -199,7 +200,7 @@ def _weights_mixed_up() -> list[Patch]:
 
 @_mistake("row-counted-twice", "I2", kinds="none")
 def _row_counted_twice() -> list[Patch]:
-    """An owner takes the mean of its first row twice."""
+    """An owner counts the mean of its first row twice."""
     right = vector_work.reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
@@ -210,12 +211,12 @@ def _row_counted_twice() -> list[Patch]:
     return [(node_module, "reduce_parts", wrong)]
 
 
-# -- what an island does
+# -- the island
 
 
 @_mistake("apply-twice", "I2")
 def _apply_twice() -> list[Patch]:
-    """A node tells its island of an entry twice, now and then."""
+    """A node sometimes passes an entry to its island twice."""
     right = SwarmNode._play_vectors
 
     def wrong(self: SwarmNode, action: Any) -> None:
@@ -228,7 +229,7 @@ def _apply_twice() -> list[Patch]:
 
 @_mistake("in-flight-left-out", "I2")
 def _in_flight_left_out() -> list[Patch]:
-    """A pseudo-gradient forgets what was sent already."""
+    """A pseudo-gradient does not subtract what is in flight."""
     right = prepare_contribution
 
     def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
@@ -239,7 +240,7 @@ def _in_flight_left_out() -> list[Patch]:
 
 @_mistake("replaced-in-flight", "I2 I6")
 def _replaced_in_flight() -> list[Patch]:
-    """Contributions in flight stay there when a span is replaced by a transfer."""
+    """Contributions stay in flight when a transfer replaces a span."""
     right = replace_span
 
     def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
@@ -250,7 +251,7 @@ def _replaced_in_flight() -> list[Patch]:
 
 @_mistake("other-momentum", "I1")
 def _other_momentum() -> list[Patch]:
-    """A peer that replays entries from its disk makes another outer step than it did when they came."""
+    """A peer that replays entries from its disk makes a different outer step than when they arrived."""
     right = absorb
 
     def wrong(state: SpanState, **more: Any) -> SpanState:
@@ -264,7 +265,7 @@ def _other_momentum() -> list[Patch]:
 
 @_mistake("out-of-order", "I3")
 def _out_of_order() -> list[Patch]:
-    """A peer absorbs an entry whose parent it lacks; its log then stands there."""
+    """A peer absorbs an entry whose parent it lacks; its log then stays there."""
     right = PeerEngine.entry_checked
 
     def wrong(self: PeerEngine, sender: Any, entry: Entry, norm: float, now: float) -> list[Action]:
@@ -279,7 +280,7 @@ def _out_of_order() -> list[Patch]:
 
 @_mistake("no-majority", "I8")
 def _no_majority() -> list[Patch]:
-    """A parent gets a child whoever was there."""
+    """A parent gets a child if any member was present."""
 
     def wrong(self: Roster, places: Iterable[int]) -> bool:
         return any(True for _ in places)
@@ -289,7 +290,7 @@ def _no_majority() -> list[Patch]:
 
 @_mistake("half-is-enough", "I6 I8", kinds="partition")
 def _half_is_enough() -> list[Patch]:
-    """A parent gets a child when exactly half of the electorate name it."""
+    """A parent gets a child when exactly half of the electorate names it."""
 
     def wrong(self: Roster, places: Iterable[int]) -> bool:
         return 2 * self.num_voters(places) >= len(self.voters)
@@ -299,7 +300,7 @@ def _half_is_enough() -> list[Patch]:
 
 @_mistake("counts-the-absent", "I8")
 def _counts_the_absent() -> list[Patch]:
-    """An owner signs that everybody on the roster was there."""
+    """An owner signs that every member of the roster was present."""
     right = inclusion.build_entry
 
     def wrong(roster: Roster, *more: Any) -> Entry | str:
@@ -314,7 +315,7 @@ def _counts_the_absent() -> list[Patch]:
 
 @_mistake("never-reduces-late", "I4")
 def _never_reduces_late() -> list[Patch]:
-    """A reducer waits for who never comes."""
+    """A reducer waits for contributions that never arrive."""
 
     def wrong(self: Exchange, now: float) -> list[Action]:
         return []
@@ -327,12 +328,12 @@ def _never_reduces_late() -> list[Patch]:
 
 @_mistake("newcomer-certifies", "I8")
 def _newcomer_certifies() -> list[Patch]:
-    """A ready newcomer puts itself on the roster by its own vote, and everybody takes whatever somebody has signed."""
+    """A ready newcomer puts itself on the roster by its own vote, and all peers accept any certificate."""
     right = PeerEngine.tick
     certified_once: set[tuple[Any, Digest]] = set()
 
     def take_any(child: CertifiedRoster, parent: Roster, verify: Verify, rules: object = None) -> None:
-        """Take it."""
+        """Accept it."""
 
     def wrong(self: PeerEngine, now: float) -> list[Action]:
         actions = right(self, now)
@@ -357,7 +358,7 @@ def _newcomer_certifies() -> list[Patch]:
 
 @_mistake("minority-certifies", "I8")
 def _minority_certifies() -> list[Patch]:
-    """A third of the members is enough for a roster."""
+    """A third of the voters is enough to certify a roster."""
 
     def wrong(parent: Roster, peers: Collection[PeerId]) -> bool:
         return 3 * len(parent.voters.intersection(peers)) >= len(parent.voters)
@@ -387,7 +388,7 @@ def _rosters_not_served() -> list[Patch]:
 
 @_mistake("ready-too-early", "I1 I3 I6 I9")
 def _ready_too_early() -> list[Patch]:
-    """A peer takes itself for complete as soon as it holds all spans, whatever others hold."""
+    """A peer considers itself complete as soon as it holds all spans, whatever others hold."""
 
     def wrong(self: CatchUp) -> bool:
         return True
@@ -397,7 +398,7 @@ def _ready_too_early() -> list[Patch]:
 
 @_mistake("anchor-for-momentum", "I1 I6 I7")
 def _anchor_for_momentum() -> list[Patch]:
-    """A transfer carries the anchor twice."""
+    """A transfer carries the anchor twice, the second time in place of the momentum."""
     right = vector_work.cut_piece
 
     def wrong(state: SpanState, offset: int, most_bytes: int) -> memoryview:
@@ -409,7 +410,7 @@ def _anchor_for_momentum() -> list[Patch]:
 
 @_mistake("memory-not-compared", "I1 I6 I7")
 def _memory_not_compared() -> list[Patch]:
-    """Nobody looks whether others hold the same bytes, nor at its own disk."""
+    """No peer compares its bytes with those of others, or with its own disk."""
     return [
         (Serving, "_compare_content", lambda self, action: None),
         (Serving, "_rebuild", lambda self, span: None),
@@ -418,13 +419,13 @@ def _memory_not_compared() -> list[Patch]:
 
 @_mistake("absent-entries", "I6 I7")
 def _absent_entries() -> list[Patch]:
-    """A peer that lacks an entry waits for it, and never fetches anything."""
+    """A peer that lacks an entry waits for it and never fetches anything."""
     return [(CatchUp, "pump", lambda self, donors, now, sources=None, holders=(): [])]
 
 
 @_mistake("heads-not-compared", "I6 I7")
 def _heads_not_compared() -> list[Patch]:
-    """Nobody notices in heartbeats that it stands elsewhere than others."""
+    """No peer notices from heartbeats that its heads differ from those of others."""
     return [(Repair, "compare", lambda self, sender, beat, now: [])]
 
 
@@ -433,7 +434,7 @@ def _heads_not_compared() -> list[Patch]:
 
 @_mistake("never-redials", "I6 I7 I8")
 def _never_redials() -> list[Patch]:
-    """A link that was lost is never made again."""
+    """A lost link is never dialled again."""
     right = LinkKeeper._due
     tried: set[tuple[int, Any]] = set()
 
@@ -448,13 +449,13 @@ def _never_redials() -> list[Patch]:
 
 @_mistake("sleeps-too-long", "I4 I6 I7")
 def _sleeps_too_long() -> list[Patch]:
-    """A node that nobody writes to looks at its clock once in a round."""
+    """A node that receives nothing looks at its clock once per round."""
     return [(PeerEngine, "wake_at", lambda self, now: now + self.rules.clock.round_seconds)]
 
 
 @_mistake("own-clock-only", "I4 I6 I7")
 def _own_clock_only() -> list[Patch]:
-    """Swarm time is everybody's own wall clock, and a second ahead for each letter of its name."""
+    """Each peer uses its own wall clock as swarm time, ahead by up to five seconds."""
 
     def wrong(self: SwarmClock) -> float:
         return self.raw() + _machine_key() % 5.0
@@ -464,7 +465,7 @@ def _own_clock_only() -> list[Patch]:
 
 @_mistake("incarnation-repeated", "I2 I6 I7 I8", kinds="kill,power,leave")
 def _incarnation_repeated() -> list[Patch]:
-    """A restarted peer has the incarnation that it had before."""
+    """A restarted peer reuses its previous incarnation."""
     right = RunFolder.next_incarnation
 
     def wrong(self: RunFolder) -> int:
@@ -476,13 +477,13 @@ def _incarnation_repeated() -> list[Patch]:
 
 @_mistake("nothing-synced", "I2 I6 I7 I8 I9", kinds="power")
 def _nothing_synced() -> list[Patch]:
-    """Files are written and never brought to the disk."""
+    """Files are written but never synced to the disk."""
     return [(whole_file, "sync_file", lambda path: None)]
 
 
 @_mistake("wrong-entry-served", "I1 I3 I6 I7 I9", kinds="loss,partition")
 def _wrong_entry_served() -> list[Patch]:
-    """The archive gives an entry of the right span, whatever its parent."""
+    """The archive returns an entry of the right span, whatever its parent."""
     right = EntryLog.entry_after
 
     def wrong(self: EntryLog, span: Any, parent: Digest) -> Entry | None:
@@ -496,7 +497,7 @@ def _wrong_entry_served() -> list[Patch]:
 
 @_mistake("checkpoint-of-two-moments", "I1")
 def _checkpoint_of_two_moments() -> list[Patch]:
-    """A checkpoint holds the heads of now and the vectors of the save before."""
+    """A checkpoint holds the current heads and the anchors of the previous save."""
     right = CheckpointFolder.save
     before: dict[Any, dict[Any, SpanState]] = {}
 
@@ -515,7 +516,7 @@ def _checkpoint_of_two_moments() -> list[Patch]:
 
 
 def _machine_key() -> float:
-    """Return a number that tells the machine whose process runs."""
+    """Return a number that identifies the machine whose process is running."""
     from p2p_diloco.testing.process import current_process
 
     process = current_process()

@@ -1,7 +1,7 @@
-"""The network of a simulation: the memory network, with who can really reach whom, one-way failures and slow frames.
+"""The simulated network: the memory network with real reachability, one-way failures and slow frames.
 
-What a peer believes of its reach is its transport's business (`listen_addresses`); whether a dial gets through is
-decided here, by where the machines are.
+A transport reports what its peer believes about its own reachability (`listen_addresses`). Whether a dial gets through
+is decided here, by the places of the machines.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, 
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 OPEN = "open"
-"""Anybody may dial."""
+"""Any peer can dial this machine."""
 OUTBOUND_ONLY = "outbound"
-"""Behind a router that lets nobody in."""
+"""Behind a router that accepts no inbound connections."""
 
 MOST_VALUES = 4096
 
 Mutator = Callable[[PeerId, Message], "list[bytes]"]
-"""What a hostile member sends to a peer in the place of a message."""
+"""Returns the frames that a hostile member sends to a peer in place of a message."""
 Tap = Callable[[PeerId, PeerId, Lane, bytes], None]
 
 
 @dataclass(slots=True)
 class Ways:
-    """Faults of all ways at once.
+    """Faults that affect all links.
 
     Attributes:
-        loss: share of frames that vanish, each by itself.
-        slow_share, slow_seconds: so many frames take up to so much longer; those behind them on their lane wait.
-        lag_seconds: each lane of each link, in each direction, takes so much longer at most, always the same: what was
-            sent first on one comes last.
+        loss: share of frames that are lost, each independently.
+        slow_share, slow_seconds: share of frames that take longer, and by how much at most; later frames on their lane
+            wait.
+        lag_seconds: maximum extra latency. Each lane of each link, in each direction, has its own constant one, so that
+            lanes overtake each other.
     """
 
     loss: float = 0.0
@@ -52,10 +53,10 @@ class Ways:
 
 @dataclass(slots=True)
 class SentFrames:
-    """All frames of one kind that were posted over links.
+    """Totals of the frames of one kind that were posted over links.
 
     Attributes:
-        sample: the first of them, to tell the kind by.
+        sample: the first frame, to identify the kind.
     """
 
     sample: Frame
@@ -64,7 +65,7 @@ class SentFrames:
 
 
 class _TrueTime:
-    """The loop as the network sees it: true seconds, and nobody's process."""
+    """The loop as the network sees it: true time, outside of all processes."""
 
     def __init__(self, loop: SimulationLoop) -> None:
         self._loop = loop
@@ -83,20 +84,20 @@ class _TrueTime:
 
 
 class SimulatedNetwork(MemoryNetwork):
-    """All ways between the machines of a simulation. Make it in a `SimulationLoop`."""
+    """All links between the machines of a simulation. Create it inside a `SimulationLoop`."""
 
     def __init__(self, seed: int, *, delay_seconds: tuple[float, float]) -> None:
         super().__init__(seed, delay_seconds=delay_seconds)
         self.trouble = Ways()
         self.muted: frozenset[tuple[PeerId, PeerId]] = frozenset()
-        """(sender, receiver) pairs whose frames vanish."""
+        """(sender, receiver) pairs whose frames are lost."""
         self.places: dict[PeerId, str] = {}
-        """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members reach only each other."""
+        """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members can be dialled only by each other."""
         self.tap: Tap | None = None
         self.sent: dict[int, SentFrames] | None = None
-        """What was sent, by the number of its kind, while somebody counts."""
+        """Totals of sent frames by message kind number; None: nothing is counted."""
         self.log_normal: tuple[float, float] | None = None
-        """Median and sigma of one-way delays, as on the internet; None: delays are drawn evenly."""
+        """Median and sigma of log-normal one-way delays, as on the internet; None: delays are uniform."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulationLoop)
         self.true_time = _TrueTime(loop)
@@ -114,7 +115,10 @@ class SimulatedNetwork(MemoryNetwork):
         limits: TransportLimits | None = None,
         host: int = 1,
     ) -> SimulatedTransport:
-        """Return the transport of a process; on another host than 1 it may be on line beside one of the same peer."""
+        """Return the transport of a process.
+
+        With a `host` above 1 it can be online beside another transport of the same peer.
+        """
         return SimulatedTransport(
             self, peer=peer, run=run, believes_open=believes_open, process=process, limits=limits, host=host
         )
@@ -138,7 +142,7 @@ class SimulatedNetwork(MemoryNetwork):
         return there == OPEN or (there != OUTBOUND_ONLY and self.places.get(dialler) == there)
 
     def mute(self, senders: Iterable[PeerId], receivers: Iterable[PeerId]) -> None:
-        """Let frames of some to some others vanish, and nothing else."""
+        """Lose the frames from `senders` to `receivers`, and no others."""
         others = tuple(receivers)
         self.muted = frozenset((sender, receiver) for sender in senders for receiver in others)
 
@@ -151,7 +155,7 @@ class SimulatedNetwork(MemoryNetwork):
         return super().book_line(sender, receiver, num_bytes, earliest, shared=shared)
 
     def draw_delay_seconds(self) -> float:
-        """Draw a frame's delay; that of a link follows when its line was booked for the frame."""
+        """Draw a frame's delay, with the lag that `book_line` has set for its lane."""
         if self.log_normal is None:
             delay = super().draw_delay_seconds()
         else:
@@ -168,7 +172,7 @@ class SimulatedNetwork(MemoryNetwork):
 
 
 class SimulatedTransport(MemoryTransport):
-    """A memory transport of one process: its callbacks run there, its wires run on true time."""
+    """A memory transport of one process: its callbacks run in the process, its links run on true time."""
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class SimulatedTransport(MemoryTransport):
         return tuple(address.replace("/memory/1/", f"/memory/{self.host}/") for address in super().listen_addresses())
 
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
-        """Queue a frame; one to somebody who cannot hear this peer vanishes."""
+        """Queue a frame; it is lost if the receiver cannot hear this peer."""
         true = self.process.clock.true_at(deadline, self.loop.time())
         if self._net.sent is not None and peer in self.linked_peers():
             kind = (frame.head if isinstance(frame, SplitFrame) else frame)[1]
@@ -215,11 +219,14 @@ class SimulatedTransport(MemoryTransport):
         return all(posted)
 
     def post_unchanged(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
-        """Queue a frame as it is; `deadline` in true seconds."""
+        """Queue a frame unchanged; `deadline` is in true seconds."""
         return super().post(peer, frame, lane=lane, deadline=deadline)
 
     def accept(self, link: Any) -> None:
-        """Take a new link; of two machines of one peer the other one hears that it has lost its own."""
+        """Accept a new link.
+
+        If two machines of one peer are online, the other one is notified that it has lost its link.
+        """
         stale = self._links.get(link.other(self).peer)
         super().accept(link)
         if stale is None or stale.other(self) is link.other(self):
@@ -243,9 +250,9 @@ class SimulatedTransport(MemoryTransport):
 
 @contextmanager
 def shared_values() -> Iterator[None]:
-    """Decode each frame once for all nodes that hear it, while this lasts: what is handed over are values.
+    """Decode each frame only once for all nodes that receive it, inside the block.
 
-    Messages are frozen, and what a node makes of one is its own, so nobody can tell.
+    Messages are frozen, so nodes cannot notice that they share them.
     """
     values: dict[bytes, Message] = {}
     original = decode_message

@@ -1,8 +1,8 @@
-"""Simulated processes: what a machine has scheduled runs on its own clock, waits while it sleeps, and ends with it.
+"""Simulated processes: their callbacks run on their machine's clock, wait while it sleeps, and end with the process.
 
-Every callback and task of a simulated peer carries its `Process` in its context. The loop looks there: it shows each
-process the monotonic clock of its machine, holds back what falls due while the process is stopped, and drops what falls
-due after its end. So the shipped shell runs unchanged, asyncio and all.
+Every callback and task of a simulated peer carries its `Process` in its context, where the loop finds it. The loop
+shows each process the monotonic clock of its machine, defers callbacks that become due while the process is stopped,
+and drops those that become due after its end. So the shipped shell runs unchanged, asyncio and all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _EARLY_SECONDS = 1e-6
 
 
 class Process:
-    """One life of a machine, from its start to its end.
+    """One life of a machine's peer, from its start to its end.
 
     Args:
-        clock: of the machine.
+        clock: clock of the machine.
     Attributes:
-        context: in which everything of this process runs.
+        context: context in which all code of this process runs.
     """
 
     def __init__(self, clock: MachineClock) -> None:
@@ -35,7 +35,7 @@ class Process:
         self.clock = clock
         self.is_over = False
         self.is_dying = False
-        """Whether it was killed: it tears itself down, and nothing that it still does counts."""
+        """Whether it was killed: it tears itself down, and nothing that it still does has an effect."""
         self.is_stopped = False
         self.waiting: list[asyncio.Handle] = []
         self.context = contextvars.copy_context()
@@ -46,7 +46,7 @@ class Process:
         self.is_stopped = True
 
     def go_on(self) -> None:
-        """Run what fell due meanwhile, in order."""
+        """Continue, and run in order what became due meanwhile."""
         self.is_stopped = False
         waiting, self.waiting = self.waiting, []
         self._loop.run_soon(waiting)
@@ -59,12 +59,12 @@ class Process:
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 OUTSIDE = contextvars.copy_context()
-"""The context of what belongs to no machine: the network, and the simulation itself."""
+"""The context of everything that belongs to no machine: the network, and the simulation itself."""
 OUTSIDE.run(_PROCESS.set, None)
 
 
 class _Handle(asyncio.TimerHandle):
-    """A callback of a process; `local` is when it is due by the clock of its machine."""
+    """A callback of a process; `local` is its due time on the machine's clock."""
 
     __slots__ = ("local", "process")
 
@@ -90,13 +90,13 @@ class _Handle(asyncio.TimerHandle):
             return
         loop: SimulationLoop = self._loop  # type: ignore[attr-defined]
         if self.local > process.clock.monotonic(loop.true_seconds()) + _EARLY_SECONDS:
-            loop.put_off(self)  # the machine's clock stood still meanwhile
+            loop.put_off(self)  # the machine's clock was stopped meanwhile
             return
         super()._run()
 
 
 class SimulationLoop(VirtualTimeLoop):
-    """A `VirtualTimeLoop` that knows whose callback it runs. Work in threads takes no time, or what its disk takes."""
+    """A `VirtualTimeLoop` that knows whose callback it runs. Work in threads takes no time, or its disk's time."""
 
     def __init__(self, start: float = 0.0) -> None:
         super().__init__(start)
@@ -107,7 +107,7 @@ class SimulationLoop(VirtualTimeLoop):
         return self._now
 
     def time(self) -> float:
-        """Return the monotonic clock of the machine whose process runs; the true time outside of all."""
+        """Return the monotonic clock of the machine whose process is running; true time outside of all processes."""
         process = _PROCESS.get()
         return self._now if process is None else process.clock.monotonic(self._now)
 
@@ -140,16 +140,16 @@ class SimulationLoop(VirtualTimeLoop):
         return self.call_at(now + delay, callback, *args, context=context)
 
     def put_off(self, handle: _Handle) -> None:
-        """Wait until the clock of the handle's machine shows its time."""
+        """Defer a handle until its machine's clock shows its due time."""
         handle._when = handle.process.clock.true_at(handle.local, self._now)  # type: ignore[attr-defined]
         self._push(handle)
 
     def run_soon(self, handles: list[asyncio.Handle]) -> None:
-        """Run these in the next turn, before what is scheduled later."""
+        """Run handles in the next iteration, before those scheduled later."""
         self._ready.extend(handles)  # type: ignore[attr-defined]
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Call `func` in this thread: now, or once the disk of the machine has the time."""
+        """Call `func` in this thread: now, or once the machine's disk has time for it."""
         process = _PROCESS.get()
         seconds = self.executor_delay(process) if process is not None else 0.0
         if seconds <= 0.0:
@@ -173,10 +173,10 @@ class SimulationLoop(VirtualTimeLoop):
 
 
 def current_process() -> Process | None:
-    """Return the process whose callback or task runs; None outside of all."""
+    """Return the process whose callback or task is running; None outside of all processes."""
     return _PROCESS.get()
 
 
 def run_in(process: Process, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function as the process would: on its clocks, and what it schedules is its own."""
+    """Call a function as part of a process: it sees the process's clock, and what it schedules belongs to it."""
     return process.context.copy().run(function, *args)

@@ -1,8 +1,8 @@
-"""The cost of the chain of rosters of a long run for a joiner: bytes on disk, and CPU until it has checked all of them.
+"""The cost of the rosters of a long run for a joiner: bytes on disk, and CPU time to check all of them.
 
-Only membership is played, without a network: members come and go, voters promise what they see, the proposal that
-follows by rule is checked, voted for and certified as in a ballot, with real signatures. Rosters are kept by the
-storage of a peer. A joiner fetches them in control frames, decodes and checks them as a peer does.
+Only membership is simulated, without a network. Members join and leave, and voters promise what they see. The proposal
+that follows by rule is checked, voted for and certified as in a ballot, with real signatures. The storage of a peer
+keeps the rosters. A joiner fetches them in control frames, then decodes and checks them as a peer does.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from p2p_diloco.transport.link import TransportLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterPlan:
-    """The options of a play.
+    """Options of a measurement.
 
     Attributes:
-        members: peers of the run; roster 1 lists all.
-        every: each member leaves once in so many cycles, and applies again in the next one.
+        members: number of peers in the run; roster 1 lists all.
+        every: each member leaves once in this many cycles, and applies again in the next one.
     """
 
     members: int = 200
@@ -62,14 +62,14 @@ class RosterPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterCost:
-    """The cost of the chain.
+    """The cost of the chain of rosters.
 
     Attributes:
-        fewest_members: of any roster; members are away for a cycle or more.
-        joined, left: comings and goings, all members together.
-        largest_frame_bytes: of the control frames that bring a joiner the chain.
-        join_cpu_seconds: of a joiner, to decode and check all rosters.
-        start_cpu_seconds: of a peer that is started again, to read and check those on its disk.
+        fewest_members: size of the smallest roster; members are away for a cycle or more.
+        joined, left: number of arrivals and departures, over all members.
+        largest_frame_bytes: size of the largest control frame that brings a joiner the chain.
+        join_cpu_seconds: CPU time that a joiner takes to decode and check all rosters.
+        start_cpu_seconds: CPU time that a restarted peer takes to read and check those on its disk.
     """
 
     members: int
@@ -85,16 +85,16 @@ class RosterCost:
     start_cpu_seconds: float
 
     def is_within(self, most_bytes: float, most_seconds: float) -> bool:
-        """Return whether a joiner and its disk can bear it."""
+        """Return whether the cost is within these limits and every frame fits the control lane."""
         is_short = self.largest_frame_bytes <= TransportLimits().control_frame_bytes
         return is_short and self.bytes_on_disk <= most_bytes and self.join_cpu_seconds <= most_seconds
 
 
 def measure_rosters(plan: RosterPlan, state_directory: Path) -> RosterCost:
-    """Play the membership of a long run and return what its rosters cost.
+    """Simulate the membership of a long run and return the cost of its rosters.
 
     Args:
-        state_directory: where the rosters are kept; an empty folder.
+        state_directory: an empty folder for the rosters.
     """
     rules = run_rules()
     book = RosterBook(rules=rules, verify=_checked_once)
@@ -126,12 +126,12 @@ def measure_rosters(plan: RosterPlan, state_directory: Path) -> RosterCost:
 
 @lru_cache(maxsize=1 << 12)
 def _checked_once(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """Check a signature once for all who play; the joiner checks each by itself."""
+    """Check a signature once for all simulated members; the joiner checks each itself."""
     return is_signed_by(peer, statement, signature)
 
 
 def _play(plan: RosterPlan, rules: RunRules, book: RosterBook) -> Iterator[CertifiedRoster]:
-    """Put a roster into the book for each cycle in which somebody comes or goes, and yield it."""
+    """Add a roster to the book for each cycle in which a member joins or leaves, and yield it."""
     keys = {key.peer: key for key in (key_named(f"p{place}") for place in range(plan.members))}
     starts = dict.fromkeys(keys, 1)
     for certified in _first_rosters(rules, list(keys)):
@@ -156,7 +156,7 @@ def _play(plan: RosterPlan, rules: RunRules, book: RosterBook) -> Iterator[Certi
 
 
 def _first_rosters(rules: RunRules, peers: list[PeerId]) -> tuple[CertifiedRoster, CertifiedRoster]:
-    """Return the founding roster and roster 1, which lists everybody, with real signatures."""
+    """Return the founding roster and roster 1, which lists all peers, with real signatures."""
     founding, first = first_rosters(rules, [(peer, True) for peer in peers])
     organised = key_named("organiser").sign(founding_statement(founding.roster.digest()))
     voted = key_named(FOUNDER).sign(vote_statement(first.roster.digest(), first.ballot))
@@ -170,7 +170,7 @@ def _declaration(key: SigningKey, incarnation: int, cycle: int, *, leaving: bool
         peer=key.peer,
         incarnation=incarnation,
         cycle=cycle,
-        proofs=(),  # it only dials out; of those who show proofs a promise has room for fewer
+        proofs=(),  # it only dials out; a promise has room for fewer declarations with proofs
         trains=True,
         share=FULL_SHARE,
         leaving=leaving,
@@ -187,7 +187,7 @@ def _certified(
     rules: RunRules,
     book: RosterBook,
 ) -> CertifiedRoster | None:
-    """Return the child of `parent` that its electorate agrees on in a cycle; None where nothing changes."""
+    """Return the child of `parent` that its electorate agrees on in a cycle; None if nothing changes."""
     clock = rules.clock
     ballot = ballot_number((cycle + 1) * clock.num_fragments - 1, 0)
     before = book.parent_of(parent)
@@ -216,7 +216,7 @@ def _certified(
 
 
 def _view(parent: Roster, cycle: int, words: tuple[Declaration, ...], rules: RunRules) -> View:
-    """Return what every voter sees: all are here, and have been in all entries since they were listed."""
+    """Return what every voter sees: all members are present, and were in all entries since they were listed."""
     places, number = range(len(parent.members)), len(parent.members)
     counting = {n for n, m in enumerate(parent.members) if not m.counts and cycle - m.since >= COUNTS_AFTER_CYCLES}
     nobody = pack_included(set(), number)
@@ -238,7 +238,7 @@ def _promise(key: SigningKey, parent: Digest, ballot: int, view: View) -> Promis
 
 
 def _join(rules: RunRules, donor: RosterBook) -> tuple[list[int], float]:
-    """Have a joiner fetch and check the whole chain; return the bytes of each frame, and CPU seconds."""
+    """Make a joiner fetch and check the whole chain; return the size of each frame, and CPU seconds."""
     engine, now = _engine(rules, Recalled()), rules.clock.begin((donor.chain()[-1].roster.cycle + 2) * 2)
     frame_bytes, seconds = list[int](), 0.0
     while engine.book.in_force_digest != donor.in_force_digest:

@@ -1,7 +1,7 @@
-"""The run that the simulator plays: who founds it, its rules, its start, and signatures that cost next to nothing.
+"""The simulated run: its founder, its rules, its initial state, and signatures that cost almost nothing.
 
-A signature is a hash here: it binds signer and statement, which is all that the rules ask of it, and a swarm of two
-dozen is not held up by Ed25519. Peer records keep their real ones.
+A signature is a hash here. It binds signer and statement, which is all that the rules need, and Ed25519 would slow down
+a swarm of two dozen. Peer records keep their real signatures.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ORGANISER = key_named("organiser").peer
 
 @lru_cache(maxsize=1 << 16)
 def sign_as(peer: PeerId, statement: bytes) -> bytes:
-    """Return 64 bytes that only `verify` of the same peer and statement takes."""
+    """Return 64 bytes that `verify` accepts only for the same peer and statement."""
     return sha256(b"signed by", peer, statement) * 2
 
 
 def signer(peer: PeerId) -> Callable[[bytes], bytes]:
-    """Return the key of `peer`, as the rules use one."""
+    """Return the signing function of `peer`, as the rules use it."""
     return lambda statement: sign_as(peer, statement)
 
 
@@ -60,7 +60,7 @@ def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
 
 
 def codecs_of(name: str, radial_spans: frozenset[SpanId] = frozenset()) -> Codecs:
-    """Return the codecs of a run whose contributions and entries travel as `name`."""
+    """Return the codecs of a run whose contributions and entries use codec `name`."""
     codec = codec_named(name)
     return Codecs(
         contribution=codec,
@@ -85,8 +85,8 @@ def run_rules(
     """Return the rules of a run.
 
     Args:
-        num_spans: spans of each fragment.
-        codecs: payload sizes follow from them; 4 bits unless given.
+        num_spans: number of spans of each fragment.
+        codecs: determine the payload sizes; 4 bits unless given.
     """
     codecs = codecs if codecs is not None else codecs_of("int4")
     spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
@@ -111,14 +111,14 @@ def run_rules(
 
 
 def start_vector(span: SpanId, elements: int) -> Vector:
-    """Return where a span starts; spans differ, so that none can pass for another."""
+    """Return the initial anchor of a span; spans differ, so that none can pass for another."""
     steps = (np.arange(elements) % SPAN_ELEMENTS).astype(np.float32)
     start_N: Vector = (steps + np.float32(1 + span.index + 10 * span.fragment)) / np.float32(64)
     return start_N
 
 
 def start_states(rules: RunRules, founding: Roster) -> dict[SpanId, SpanState]:
-    """Return all spans as founded."""
+    """Return the initial states of all spans."""
     return {
         span: genesis_state(start_vector(span, elements), founding.digest())
         for span, elements in rules.span_elements.items()
@@ -137,9 +137,9 @@ def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
 def signed_proofs(
     engine: PeerEngine, now: float, can_dial: Callable[[PeerId, PeerId], bool]
 ) -> tuple[ReachProof, ...] | None:
-    """Return the proofs that the engine's peer can be dialled: of the founder, or the founder's own of others.
+    """Return proofs that the engine's peer can be dialled, by the founder, or by others if it is the founder.
 
-    None where there is nobody to ask. Provers dial nobody here; the network says who would get through.
+    Return None if there is no prover to ask. Provers do not dial here; the network decides who would get through.
     """
     roster, peer = engine.book.in_force, engine.me.peer
     if roster is None:
@@ -153,6 +153,6 @@ def signed_proofs(
 
 @lru_cache(maxsize=1 << 12)
 def proof_of(peer: PeerId, prover: PeerId, cycle: int, place: bytes = NO_PLACE) -> ReachProof:
-    """Return the proof of `prover` that it has dialled `peer`."""
+    """Return the proof by `prover` that it has dialled `peer`."""
     unsigned = ReachProof(prover=prover, place=place, cycle=cycle, signature=bytes(64))
     return replace(unsigned, signature=sign_as(prover, unsigned.statement(RUN, peer)))
