@@ -1,8 +1,8 @@
-"""The cost of a cycle as a swarm grows: whole swarms of up to a thousand peers over an internet of drawn delays.
+"""The cost of a cycle as a swarm grows: whole swarms of up to a thousand peers on a network with random delays.
 
-Vectors are tiny, since the rules never look into one; their bytes are counted as if the model had `parameters`, with
-the real size of every header, list and signature. Peers begin as members that were stopped and hold the same state: how
-a swarm comes to be is the business of `trial.py`. One more peer may join, with links to a few of them only.
+Vectors are tiny, since the rules never look into one. Their bytes are counted as if the model had `parameters`
+parameters, with the real size of every header, list and signature. Peers start as members that were stopped and hold
+the same state; `trial.py` covers how a swarm forms. One more peer may join, with links to only a few members.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ CYCLE_SECONDS = FRAGMENTS * ROUND_SECONDS
 GROUP_SIZE = 16
 STEP_SECONDS = 0.1
 MEDIAN_DELAY_SECONDS, DELAY_SIGMA = 0.07, 0.6
-"""One way, log-normal: a tenth of all messages takes longer than 0.15 s, one in a thousand longer than 0.45 s."""
+"""One-way delays are log-normal: a tenth of all messages take over 0.15 s, one in a thousand over 0.45 s."""
 WARM_UP_CYCLES, MEASURED_CYCLES = 1, 2
-"""So few that no new grid is dialled ahead meanwhile: for a cycle before one comes, a peer has the links of both."""
+"""Few enough that no new grid is dialled ahead meanwhile: for a cycle before one, a peer has the links of both."""
 DAY_SECONDS = 86_400.0
-"""Nobody starts again: one checkpoint of each is enough, and writing them takes a tenth of the time."""
+"""Time between checkpoints. No peer restarts, so one each is enough, and writing them takes a tenth of the time."""
 FOUNDER, NEWCOMER = "founder", "newcomer"
 INT4 = codec_named("int4")
 CODECS = Codecs(contribution=INT4, row_mean=codec_named("int8"), entry=INT4, rounds_stochastically=False)
@@ -48,14 +48,14 @@ CODECS = Codecs(contribution=INT4, row_mean=codec_named("int8"), entry=INT4, rou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan:
-    """The options of a play.
+    """Options of a measurement.
 
     Attributes:
-        peers: members that train.
-        dial_out_only: share of them that accept no connection.
-        parameters: of the model whose bytes are counted.
-        cycles: measured, after one that is not.
-        newcomer_reaches: so many members, and nobody else, can be reached by one more peer that joins; 0: none joins.
+        peers: number of members that train.
+        dial_out_only: share of them that accept no connections.
+        parameters: size of the model whose bytes are counted.
+        cycles: number of measured cycles, after one that is not measured.
+        newcomer_reaches: number of members that a newcomer can reach, and no other peer; 0: no newcomer joins.
     """
 
     peers: int
@@ -71,17 +71,18 @@ class ScaleRow:
     """The cost of one size of swarm.
 
     Attributes:
-        peers: members that train.
-        rows: rows of their grid.
+        peers: number of members that train.
+        rows: number of rows of their grid.
         bytes_sent_per_parameter_per_cycle: vectors with their headers, mean over all peers.
         control_bytes_per_cycle: everything else, mean over all peers.
-        streams: most links that a peer had at once.
-        messages: sent by a peer in a cycle, mean.
-        round_seconds: from the begin of a round until the last peer had absorbed its last entry, mean over rounds;
+        streams: largest number of links that a peer had at once.
+        messages: number of messages sent by a peer in a cycle, mean.
+        round_seconds: time from the start of a round until the last peer absorbed its last entry, mean over rounds;
             None: there were no entries.
         included: share of all possible contributions that entries included.
         replicas_equal: whether all members hold the same bytes at the end.
-        newcomer_cycles: until the newcomer was ready and everybody's roster listed it; None: it was not, or none came.
+        newcomer_cycles: cycles until the newcomer was ready and every roster in force listed it; None: this did not
+            happen, or no newcomer joined.
     """
 
     peers: int
@@ -97,17 +98,17 @@ class ScaleRow:
 
 
 def measure(plan: ScalePlan) -> ScaleRow:
-    """Play a few cycles of a swarm of that size and return what they cost.
+    """Simulate a few cycles of a swarm and return their cost.
 
     Raises:
-        Violated: an invariant was broken on the way.
+        Violated: an invariant was broken.
     """
 
     async def scene() -> ScaleRow:
         async with scale_swarm(plan.peers, dial_out_only=plan.dial_out_only, seed=plan.seed) as swarm:
             return await _measured(swarm, plan)
 
-    gc.disable()  # a swarm makes much and drops all at once
+    gc.disable()  # a swarm allocates much and frees it all at once
     try:
         return play(scene)
     finally:
@@ -158,10 +159,10 @@ async def _measured(swarm: Simulation, plan: ScalePlan) -> ScaleRow:
 
 
 def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) -> Simulation:
-    """Return a swarm whose peers are members already, hold the start, and are about to look for their links.
+    """Return a swarm whose peers are members already, hold the initial state, and are about to open links.
 
     Args:
-        dial_out_only: share of peers that accept no connection.
+        dial_out_only: share of peers that accept no connections.
     """
     width = max(GROUP_SIZE, math.isqrt(max(num_peers - 1, 0)) + 1)
     rules = run_rules(
@@ -187,7 +188,7 @@ def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) ->
 
 
 def first_rosters(rules: RunRules, peers: Sequence[tuple[PeerId, bool]]) -> tuple[CertifiedRoster, CertifiedRoster]:
-    """Return the founding roster and roster 1, which lists everybody and is certified by the founder."""
+    """Return the founding roster and roster 1, which lists all peers and is certified by the founder."""
     founder = key_named(FOUNDER).peer
     founding = found_run(rules, Member(peer=founder, incarnation=1, trains=False), 0)
     members = [Member(peer=peer, incarnation=1, counts=True, reduces=is_open) for peer, is_open in peers]
@@ -221,7 +222,7 @@ def _is_listed(swarm: Simulation) -> bool:
 
 
 def _longer_bytes(frames: SentFrames, span_parameters: int) -> int | None:
-    """Return by how much frames of a kind would be longer in the counted model; None: they carry no vector."""
+    """Return how much longer the frames of a kind would be in the counted model; None if they carry no vector."""
     message = decode_message(whole(frames.sample))
     match message:
         case SpanVector():
@@ -238,7 +239,7 @@ def _longer_bytes(frames: SentFrames, span_parameters: int) -> int | None:
 
 
 async def comes_to_agree(swarm: Simulation, within: float) -> bool:
-    """Return whether all but a newcomer hold the same bytes at some moment within that time."""
+    """Return whether all members except a newcomer hold the same bytes at some moment within that time."""
     members = [machine.name for machine in swarm.running() if machine.name != NEWCOMER]
     try:
         await swarm.until(lambda: swarm.agreed(members), within, step=1.0)

@@ -1,4 +1,4 @@
-"""A scenario, drawn from a seed: the peers, the cut of the run, and the troubles with their times."""
+"""A scenario, drawn from a seed: the peers, the shape of the run, and the troubles with their times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from p2p_diloco.testing.troubles import KINDS, Draw, Trouble
 BOOTSTRAP = "boot"
 FEWEST_BAD_ROUNDS = 10
 FAVOURS_SMALL = 1.5
-"""1 would draw the logarithm of the number of peers evenly; the effort grows with its square, and trouble does not."""
+"""Exponent that favours small swarms; 1 would make the logarithm of the number of peers uniform. The cost of a swarm
+grows with the square of that number, but the troubles it meets do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
-    """One peer: how it is and when it comes; `drift` in seconds per second."""
+    """One peer: its properties and its start time; `drift` is in seconds per second."""
 
     name: str
     place: str
@@ -32,16 +33,17 @@ class PeerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that is drawn before a simulation begins.
+    """Everything that is drawn before a simulation begins.
 
     Attributes:
-        bootstrap: whether one founds the run; otherwise the first peer does.
-        num_spans: spans of each fragment.
-        radial_spans: have a radial mean, all others a plain one.
-        codec: of contributions and entries.
+        bootstrap: whether a bootstrap peer founds the run; otherwise the first peer does.
+        num_spans: number of spans of each fragment.
+        radial_spans: spans that have a radial mean; all others have a plain one.
+        codec: codec of contributions and entries.
         bad_from, bad_until: seconds between which there are troubles; the rest is quiet.
-        troubles: in order of time. They hold state while they are played: a scenario is played once.
-        as_bytes: whether every frame is decoded anew by each that hears it; else those who get one share its value.
+        troubles: in order of time. They hold state during a simulation, so a scenario can be used only once.
+        as_bytes: whether each receiver decodes every frame itself; otherwise receivers of the same frame share its
+            value.
     """
 
     seed: int
@@ -78,8 +80,9 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Collection[str]) -> 
     """Draw everything from a seed.
 
     Args:
-        peers: fewest and most; few are drawn more often than many, for trouble lives there.
-        kinds: of trouble that may be drawn; each is left out of half of the scenarios, so that all mixtures come.
+        peers: smallest and largest number; small numbers are drawn more often, since faults show there.
+        kinds: kinds of trouble that may be drawn; each is left out of half of the scenarios, so that all mixtures
+            occur.
     """
     rng = random.Random(seed)
     smallest, largest = math.log(peers[0] - 0.45), math.log(peers[1] + 0.45)
@@ -132,7 +135,7 @@ def _draw_peers(rng: random.Random, num_peers: int, bootstrap: bool, bad_until: 
 
 
 def _draw_radial_spans(rng: random.Random, num_spans: tuple[int, ...]) -> frozenset[SpanId]:
-    """Draw none in half of the seeds, all in a quarter, some in the others."""
+    """Draw no spans for half of the seeds, all for a quarter, some for the others."""
     spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
     count = rng.choice([0, 0, len(spans), rng.randint(1, len(spans))])
     return frozenset(rng.sample(spans, count))
@@ -141,7 +144,7 @@ def _draw_radial_spans(rng: random.Random, num_spans: tuple[int, ...]) -> frozen
 def _draw_troubles(
     seed: int, names: tuple[str, ...], kinds: Collection[str], bad_from: float, bad_until: float
 ) -> tuple[Trouble, ...]:
-    """Draw each kind by itself, so that a further kind changes nothing about the others."""
+    """Draw each kind independently, so that a new kind changes nothing about the others."""
     chosen = [kind for kind in KINDS if kind in kinds and random.Random(f"{kind} in {seed}").random() < 0.5]
     share = max(1.0, len(chosen) / 3.0)
     troubles: list[Trouble] = []
@@ -154,7 +157,7 @@ def _draw_troubles(
 
 
 def _heartbeat_seconds(rng: random.Random, num_peers: int) -> float:
-    """Return how often peers say that they live: with many peers nearly all messages are heartbeats."""
+    """Return the heartbeat interval. It is longer with many peers, where nearly all messages are heartbeats."""
     if num_peers < 8:
         return rng.choice([1.0, 2.0])
     return rng.choice([2.0, 4.0]) if num_peers < 16 else rng.choice([4.0, ROUND_SECONDS])

@@ -1,6 +1,6 @@
-"""A whole swarm on virtual time: machines are started, killed, put to sleep, split; and what can be claimed of them.
+"""A whole swarm on virtual time: start, kill, suspend and partition its machines, and check claims about them.
 
-As easy to script as to draw:
+It can be scripted or drawn from a seed. A script:
 
     async with Simulation(seed=1) as swarm:
         swarm.add("p0", founds=True)
@@ -49,16 +49,16 @@ _T = TypeVar("_T")
 
 
 class Simulation:
-    """All machines of a run. Enter it in a `SimulationLoop`, as `play` does; not in several threads.
+    """All machines of a run. Enter it in a `SimulationLoop`, as `play` does. Not thread-safe.
 
     Args:
-        seed: everything that is drawn follows from it.
-        rules: of the run; small ones unless given.
+        seed: determines everything that is drawn.
+        rules: rules of the run; a small run unless given.
         trace: where to write what happens; None: nowhere.
-        as_bytes: every frame is decoded by each that hears it; else those who hear the same one share its value,
-            which is faster.
+        as_bytes: whether each receiver decodes every frame itself; otherwise receivers of the same frame share its
+            value, which is faster.
     Attributes:
-        broken: the first invariant that did not hold.
+        broken: the first violation of an invariant.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Simulation:
         self.machines: dict[str, Machine] = {}
         self.by_peer: dict[PeerId, Machine] = {}
         self.inspected: dict[PeerId, Inspected] = {}
-        """Everybody who may come to stand on a roster, strangers too."""
+        """All peers that may be put on a roster, including strangers."""
         self.rng = random.Random(f"troubles of {seed}")
         self.trace = trace
         self.broken: Violated | None = None
@@ -126,11 +126,11 @@ class Simulation:
 
     @property
     def now(self) -> float:
-        """Seconds since round 0 began, by true time."""
+        """True time in seconds since round 0 began."""
         return self.loop.true_seconds() - ROUND_ZERO
 
     async def run_to(self, second: float) -> None:
-        """Let time pass.
+        """Let time pass until a second.
 
         Raises:
             Violated: an invariant was broken.
@@ -141,12 +141,12 @@ class Simulation:
             raise self.broken
 
     async def run(self, seconds: float) -> None:
-        """Let so much time pass; see `run_to`."""
+        """Let time pass for this many seconds; see `run_to`."""
         await self.run_to(self.now + seconds)
 
     @property
     def round(self) -> int:
-        """The round that it is by true time."""
+        """The current round by true time."""
         return self.rules.clock.round_at(self.loop.true_seconds())
 
     async def run_to_round(self, round_index: int) -> None:
@@ -154,12 +154,12 @@ class Simulation:
         await self.run_to(self.rules.clock.begin(round_index) - ROUND_ZERO + JUST_SECONDS)
 
     async def grows(self, name: str, *, entries: int = 8, within: float = 300.0) -> None:
-        """Let time pass until a machine has absorbed so many more entries; see `until`."""
+        """Let time pass until a machine has absorbed this many more entries; see `until`."""
         height = self.machines[name].height()
         await self.until(lambda: self.machines[name].height() >= height + entries, within)
 
     async def finish(self, *, rounds: int = 4, within_rounds: int = 8) -> None:
-        """Let all stop contributing some rounds from now, and time pass until they agree; see `until`."""
+        """Make all peers stop contributing some rounds from now, and let time pass until they agree; see `until`."""
         last = self.round + rounds
         for machine in self.running():
             machine.running.last_round = last
@@ -170,7 +170,7 @@ class Simulation:
         """Let time pass until a claim holds; return how long that took.
 
         Raises:
-            Violated: it did not within so many seconds, or an invariant was broken.
+            Violated: the claim did not hold within this time, or an invariant was broken.
         """
         begin = self.now
         while not claim():
@@ -180,7 +180,7 @@ class Simulation:
         return self.now - begin
 
     def at(self, second: float, happening: Callable[..., object], *args: Any) -> None:
-        """Have something happen at a second, outside of all machines."""
+        """Schedule a call at a second, outside of all machines."""
         self.loop.call_at(second + ROUND_ZERO, happening, *args, context=OUTSIDE)
 
     # -- machines
@@ -205,10 +205,10 @@ class Simulation:
 
         Args:
             place: `OPEN`, `OUTBOUND_ONLY`, or the name of a home network.
-            believes_open: whether it takes itself for one that can be dialled; None: as it is.
-            wall_offset, drift: how wrong its clocks are.
-            counts_sleep: whether it has a steady clock that goes on while it sleeps, as Linux has.
-            copied_from: a machine of which it gets the identity and all files as they are now.
+            believes_open: whether the peer believes that it can be dialled; None: the truth.
+            wall_offset, drift: errors of its clocks.
+            counts_sleep: whether its steady clock counts sleep, as on Linux.
+            copied_from: name of a machine whose identity and current files it gets.
         """
         draw = random.Random(f"{self.seed} {name} boots")
         machine = Machine(
@@ -254,14 +254,14 @@ class Simulation:
         return machine
 
     def _copy(self, original: Machine, copy: Machine) -> None:
-        """Give a machine another's files; whatever one signs without the other's knowledge is nobody's fault."""
+        """Give a machine the files of another; contradictions in what the two then sign are not violations."""
         with self._rack.aside():
             copy.disk.restore(original.disk.snapshot())
         copy.lives, original.is_liar, copy.is_liar = original.lives, True, True
         self.inspector.restored.add(original.peer)
 
     def keep_on_disks(self, rosters: Sequence[CertifiedRoster], states: Mapping[SpanId, SpanState]) -> None:
-        """Give every machine the disk of a member that was stopped: these rosters and a checkpoint of these spans."""
+        """Give every machine the disk of a stopped member: these rosters, and a checkpoint of these spans."""
         self.inspector.founded(states)
         self.inspector.rosters.update({certified.roster.digest(): certified.roster for certified in rosters})
         for machine in self.machines.values():
@@ -271,7 +271,7 @@ class Simulation:
             CheckpointFolder(folder.path, run=RUN, elements=self.rules.span_elements, keep=1).save(states)
 
     def start(self, name: str) -> None:
-        """Start a machine's process, once its last one is torn down."""
+        """Start a machine's process, once its previous one is torn down."""
         machine = self.machines[name]
         if machine.runs or self.broken is not None:
             return
@@ -292,7 +292,7 @@ class Simulation:
         self.end(name)
 
     def cut_power(self, name: str) -> None:
-        """Switch a machine off: its process ends, and its disk loses what it was not made to keep."""
+        """Switch a machine off: its process ends, and its disk loses what was not synced."""
         machine = self.machines[name]
         self.end(name, "loses power")
         with self._rack.aside():
@@ -302,7 +302,7 @@ class Simulation:
         machine.clock.boot(self.loop.true_seconds())
 
     def wipe(self, name: str) -> None:
-        """End a machine's process and lose its state, but not its identity."""
+        """End a machine's process and delete its state, but keep its identity."""
         self.end(name, "loses its state")
         with self._rack.aside():
             self.machines[name].disk.wipe()
@@ -314,26 +314,26 @@ class Simulation:
             return self.machines[name].disk.snapshot()
 
     def restore(self, name: str, files: dict[Path, bytes]) -> None:
-        """Put a snapshot in the place of a machine's files; its process must have ended."""
+        """Replace a machine's files with a snapshot; its process must have ended."""
         with self._rack.aside():
             self.machines[name].disk.restore(files)
         self.inspector.losses[self.machines[name].peer] += 1
 
     async def depart(self, name: str) -> None:
-        """Have a machine say good-bye, finish the round and end."""
+        """Make a machine declare that it leaves, finish the round and end."""
         self.leave(name)
         await self.run_to_round(self.round + 1)
         self.end(name, "has left")
 
     def leave(self, name: str) -> None:
-        """Have a machine say good-bye; it is for the caller to end it."""
+        """Make a machine declare that it leaves; the caller must end it."""
         machine = self.machines[name]
         if machine.node is not None and machine.process is not None and not machine.is_stopped:
             self.note(machine, "leaves", "")
             run_in(machine.process, machine.node.leave)
 
     def stop(self, name: str, *, sleeps: bool = False) -> None:
-        """Stop a machine's process as SIGSTOP does; `sleeps`: the whole machine, and its monotonic clock with it."""
+        """Stop a machine's process as SIGSTOP does; with `sleeps`, suspend the machine and its monotonic clock."""
         machine = self.machines[name]
         if machine.process is None or machine.is_stopped:
             return
@@ -344,12 +344,12 @@ class Simulation:
             machine.clock.sleep(self.loop.true_seconds())
 
     def pause(self, name: str) -> None:
-        """Stop a machine as a hypervisor pauses a virtual one: all its clocks stand still, and it cannot notice."""
+        """Pause a machine as a hypervisor does: all its clocks stop, and it cannot notice."""
         self.stop(name)
         self.machines[name].clock.pause(self.loop.true_seconds())
 
     def go_on(self, name: str) -> None:
-        """Let a stopped machine go on: first what has waited, in order."""
+        """Resume a stopped machine; deferred callbacks run first, in order."""
         machine = self.machines[name]
         machine.clock.wake(self.loop.true_seconds())
         if machine.process is None or not machine.is_stopped:
@@ -359,27 +359,27 @@ class Simulation:
         self.network.wake(machine.peer)
 
     def partition(self, *sides: Iterable[str]) -> None:
-        """Let nothing pass between sides, until `heal`; machines of no side reach all."""
+        """Block traffic between sides until `heal`; machines on no side reach all others."""
         groups = [[self.machines[name].peer for name in names] for names in sides]
         self.note(None, "wall", " | ".join(" ".join(self.by_peer[peer].name for peer in group) for group in groups))
         for at, group in enumerate(groups):
             self.network.split(group, [peer for other in groups[at + 1 :] for peer in other])
 
     def heal(self) -> None:
-        """Take down all walls."""
+        """Remove all partitions and one-way failures."""
         self.note(None, "no walls", "")
         self.network.muted = frozenset()
         self.network.heal()
 
     def break_links(self, name: str) -> None:
-        """Lose all links of a machine."""
+        """Break all links of a machine."""
         machine = self.machines[name]
         if machine.transport is not None and machine.process is not None and not machine.is_stopped:
             for peer in sorted(machine.transport.linked_peers()):
                 run_in(machine.process, machine.transport.hang_up, peer)
 
     def flip_bit(self, name: str, span: SpanId, place: int, bit: int) -> bool:
-        """Flip a bit of a machine's anchor in memory; False when there is none or it would leave all measure."""
+        """Flip a bit of a machine's anchor in memory; return False if that is impossible or the change too large."""
         machine = self.machines[name]
         if not machine.runs or span not in machine.vectors.states:
             return False
@@ -400,10 +400,10 @@ class Simulation:
                 return machine.disk.write_seconds
         return 0.0
 
-    # -- what goes wrong
+    # -- failures
 
     def violated(self, invariant: str, text: str, machine: str) -> None:
-        """Note that an invariant does not hold; the first one ends the simulation."""
+        """Record that an invariant does not hold; the first violation ends the simulation."""
         if self.broken is None:
             self.broken, self.broken_at = Violated(invariant, text, machine), self.now
             self.note(None, "BROKEN", f"{invariant}: {machine}: {text}")
@@ -421,13 +421,13 @@ class Simulation:
         error = context.get("exception")
         process = getattr(context.get("handle"), "process", None)
         if isinstance(error, StateError) or (process is not None and process.is_dying):
-            return  # `_machine_failed` was told of it, or nobody cares any more
+            return  # `_machine_failed` handles it, or the process was killed
         self.violated("I9", f"{context.get('message')}: {type(error).__name__}: {error}", _whose(self, context))
         if self.trace is not None and error is not None:
             self.trace.error(self.now, error)
 
     def note(self, machine: Machine | None, word: str, text: str) -> None:
-        """Write a line of the trace."""
+        """Add a line to the trace."""
         self.num_events += 1
         if self.trace is not None:
             self.trace.add(self.now, machine.name if machine is not None else "", word, text)
@@ -435,15 +435,15 @@ class Simulation:
     # -- claims
 
     def running(self, *, trains: bool = True) -> list[Machine]:
-        """Return the machines that run; `trains`: only those that train."""
+        """Return the running machines; with `trains`, only those that train."""
         return [m for m in self.machines.values() if m.runs and (m.trains or not trains)]
 
     def honest(self) -> list[Machine]:
-        """Return the machines that run, train, and send what their nodes want sent."""
+        """Return the machines that run, train, and have never altered the messages of their nodes."""
         return [machine for machine in self.running() if not machine.is_hostile]
 
     def all_members(self) -> bool:
-        """Return whether all go by one roster that lists exactly the peers that run and train, as they are now."""
+        """Return whether each roster in force lists exactly the trainers that run, in their current incarnations."""
         wanted = {(m.peer, m.running.me.incarnation) for m in self.running()}
         rosters = [machine.running.book.in_force for machine in self.running()]
         return all(
@@ -452,17 +452,17 @@ class Simulation:
         )
 
     def all_ready(self) -> bool:
-        """Return whether, besides, all that run and train are ready."""
+        """Return whether `all_members` holds, and all peers that run and train are ready."""
         return self.all_members() and all(machine.running.ready for machine in self.running())
 
     async def outlive(self, name: str, within: float = 600.0) -> None:
-        """Kill a machine that the others need no more, and let them go on without it."""
+        """Kill a machine that the others no longer need, and wait until no roster in force lists it."""
         self.kill(name)
         peer = self.machines[name].peer
         await self.until(lambda: not any(peer in machine.roster.peers() for machine in self.running()), within)
 
     def all_settled(self) -> bool:
-        """Return whether, besides, all that train count, and reduce if they can be dialled."""
+        """Return whether `all_ready` holds, all trainers count, and exactly those reduce that can be dialled."""
         if not self.all_ready():
             return False
         can_reduce = {machine.peer: machine.place == OPEN for machine in self.running()}
@@ -470,24 +470,24 @@ class Simulation:
         return all(member.counts and member.reduces == can_reduce[member.peer] for member in members)
 
     def members(self, name: str) -> set[str]:
-        """Return the members of the roster in force at a machine that train."""
+        """Return the names of the trainers on the roster in force at a machine."""
         return {self.inspected[member.peer].name for member in self.machines[name].roster.members if member.trains}
 
     def agreed(self, names: Iterable[str] | None = None) -> bool:
-        """Return whether these machines (all that train and run) hold the same bytes of every span."""
+        """Return whether these machines (default: all that train and run) hold the same bytes of every span."""
         machines = [self.machines[name] for name in names] if names is not None else self.running()
         digests = {self.state_digest(machine) for machine in machines}
         return len(digests) == 1 and None not in digests
 
     def state_digest(self, machine: Machine) -> str | None:
-        """Return a digest over all that a machine holds; None when it lacks a span."""
+        """Return a digest of all spans of a machine; None if it lacks one."""
         states = machine.vectors.states
         if len(states) != len(self.spans):
             return None
         return sha256(*(self.maths.raw(state) for _, state in sorted(states.items()))).hex()
 
     def describe(self) -> str:
-        """Return where everybody stands, a line each."""
+        """Return the state of every machine, one line each."""
         lines = [f"second {self.now:.1f}, round {self.rules.clock.round_at(self.loop.true_seconds())}"]
         for machine in self.machines.values():
             if not machine.runs:
@@ -505,7 +505,7 @@ class Simulation:
         return "\n".join(lines)
 
     def digest(self) -> str:
-        """Return a digest over where all machines stand and how much happened until then."""
+        """Return a digest of the state of all machines and of the number of events so far."""
         parts = [str(self.num_events).encode(), f"{self.now:.6f}".encode()]
         for name, machine in sorted(self.machines.items()):
             parts.append(name.encode())
@@ -523,7 +523,7 @@ def _whose(simulation: Simulation, context: dict[str, Any]) -> str:
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Run a scene on virtual time, from a little before round 0 on."""
+    """Run a scene on virtual time, starting shortly before round 0."""
     with asyncio.Runner(loop_factory=lambda: SimulationLoop(START_SECONDS)) as runner:
         return runner.run(scene())
 

@@ -1,4 +1,4 @@
-"""Cut a swarm in two: for a while, unevenly, and for so long that both halves go on alone."""
+"""Cut a swarm in two: for a short time, unevenly, and for so long that both halves continue alone."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ class SplitRow:
     """The result of one split.
 
     Attributes:
-        peers: members before the split; `share` of them on the smaller side.
-        cycles: how long the split lasted.
-        degraded: most rosters without a majority on either side when it ended; 0: nobody went on without one.
-        branches: certified rosters of the same height that the two sides held when it ended: 1 means no fork.
-        reports: peers that said they were cut off.
-        healed_cycles: after its end, until all were members of one roster, had a new entry and held the same bytes;
-            None: never.
-        chains: different chains of any span left at the end: 1 means that one side's state won, as a whole.
-        kept_its_promise: healed within two cycles of its end, or for a fork within four; no fork but after the
-            first threshold; one chain for every span, and that of one side alone.
+        peers: number of members before the split; `share` of them are on the smaller side.
+        cycles: length of the split.
+        degraded: largest number of rosters without a majority on either side at its end; 0: neither side continued
+            without one.
+        branches: number of certified rosters of the same height that the two sides held at its end; 1: no fork.
+        reports: number of peers that reported that they were cut off.
+        healed_cycles: cycles after its end until all were members of one roster, had a new entry and held the same
+            bytes; None: never.
+        chains: largest number of different chains of a span at the end; 1: the state of one side won as a whole.
+        kept_its_promise: healed within two cycles of its end, or within four for a fork; no fork before the first
+            threshold; one chain for every span, that of one side alone.
     """
 
     peers: int
@@ -54,7 +55,8 @@ class SplitPlan:
 def splits_of(num_peers: int, seed: int = 0) -> tuple[SplitPlan, ...]:
     """Return the three splits.
 
-    Half from half and a tenth from the rest for fewer cycles than the first threshold, and half from half for longer.
+    Two are shorter than the first threshold: half from half, and a tenth from the rest. The third is half from half for
+    longer.
     """
     return (
         SplitPlan(peers=num_peers, share=0.5, cycles=3.0, may_fork=False, seed=seed),
@@ -64,10 +66,10 @@ def splits_of(num_peers: int, seed: int = 0) -> tuple[SplitPlan, ...]:
 
 
 def play_split(plan: SplitPlan) -> SplitRow:
-    """Play one split to its end.
+    """Run one split to its end.
 
     Raises:
-        Violated: an invariant was broken on the way.
+        Violated: an invariant was broken.
     """
 
     async def scene() -> SplitRow:
@@ -112,7 +114,7 @@ async def _cycles_until_whole(swarm: Simulation, most_cycles: float) -> float | 
     heights = {machine.name: machine.height() for machine in swarm.running()}
 
     def is_whole() -> bool:
-        """Return whether all go on together."""
+        """Return whether all peers continue together."""
         goes_on = all(machine.height() > heights[machine.name] for machine in swarm.running())
         return goes_on and swarm.all_members() and swarm.agreed()
 
@@ -126,7 +128,7 @@ async def _cycles_until_whole(swarm: Simulation, most_cycles: float) -> float | 
 
 
 def _most_chains(swarm: Simulation) -> int:
-    """Return the most different states that any fragment has among all peers."""
+    """Return the largest number of different states that any fragment has among all peers."""
     return max(
         len(
             {

@@ -1,6 +1,6 @@
-"""A trace of what happened, in order, for people who look into a violated invariant.
+"""A trace of what happened, in order, for people who investigate a violated invariant.
 
-Costs nothing unless asked for: a seed that violates one is played once more with a trace.
+It costs nothing unless requested: a seed that violates an invariant is run again with a trace.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ LINES_SHOWN = 60
 
 
 class Trace:
-    """The last lines of a simulation, each with its second, its machine and a word for what happened."""
+    """The last lines of a simulation, each with its time, its machine and a keyword."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[float, str, str, str]] = deque(maxlen=LINES_KEPT)
         self.names: dict[bytes, str] = {}
 
     def add(self, now: float, machine: str, word: str, text: str) -> None:
-        """Write a line."""
+        """Add a line."""
         self._lines.append((now, machine, word, text))
 
     def frame(self, now: float, sender: bytes, to: bytes, frame: bytes) -> None:
-        """Write a line about a message that arrives; heartbeats and pings would drown all others."""
+        """Add a line about a received message; heartbeats and pings are left out, since they would hide all others."""
         whom, who = self.names.get(to, "?"), self.names.get(sender, "?")
         try:
             message: Message = decode_message(frame)
@@ -43,19 +43,19 @@ class Trace:
             self.add(now, whom, "from", f"{who}: {describe(message, self.names)}")
 
     def error(self, now: float, error: BaseException) -> None:
-        """Write down where an error came from."""
+        """Add the traceback of an error."""
         for line in traceback.format_exception(error):
             self.add(now, "", "error", line.rstrip())
 
     def last(self, machines: Iterable[str] = (), count: int = LINES_SHOWN) -> list[str]:
-        """Return the last lines that concern these machines or none, in order; of all machines when none is named."""
+        """Return the last lines about these machines or no machine, in order; of all machines if none is named."""
         wanted = set(machines)
         found = [line for line in self._lines if not wanted or line[1] in wanted or not line[1]]
         return [f"{now:9.3f}  {name:<5} {word:<10} {text}" for now, name, word, text in found[-count:]]
 
 
 def describe(value: object, names: Mapping[bytes, str]) -> str:
-    """Return a message in one line: digests cut short, peers by name, vectors by their length."""
+    """Return a message in one line: digests cut short, peers by name, vectors by length."""
     parts = [
         f"{slot.name}={_short(getattr(value, slot.name), names)}"
         for slot in fields(value)  # type: ignore[arg-type]  # every message is a dataclass

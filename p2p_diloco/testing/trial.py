@@ -1,4 +1,4 @@
-"""One seed, from its scenario to its result: bad times, quiet times, and what must hold in both."""
+"""One seed, from its scenario to its result: a time of troubles, a quiet time, and the checks in both."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 QUIET_CYCLES = 2
 MOST_DEGRADED = 4
-"""Degraded rosters in a row that are waited for before agreement is judged."""
+"""Maximum number of consecutive degraded rosters to wait for before agreement is checked."""
 LONGEST_SLEW_SECONDS = 3600.0
-"""Enough for the farthest that a trouble sets an honest clock; only liars move one farther."""
+"""Maximum time for clocks to converge; enough for the largest error that a trouble gives an honest clock."""
 BEFORE_THE_BORDER_SECONDS = 0.6
-"""Ends of cycles are looked at so long before them: clocks are right to within less."""
+"""Time before the end of a cycle at which it is checked; clocks are right to within less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,13 @@ class TrialResult:
     """The result of one seed.
 
     Attributes:
-        invariant: the first one that was broken; None: all held.
-        text: how; empty when nothing was broken.
-        trace: all that happened, for people; empty unless asked for.
-        tail: the last of it that concerns who broke an invariant; empty unless one was broken.
-        checks, skipped: made, and those that could not be.
-        digest: over all that peers hold at the end; the same seed gives the same digest everywhere.
-        seconds: of this process.
+        invariant: the first invariant that was broken; None: all held.
+        text: how it was broken; empty if all held.
+        trace: all that happened, for people; empty unless requested.
+        tail: the last lines of the trace about the machine that broke an invariant; empty unless one was broken.
+        checks, skipped: number of checks, and how many of them could not be made.
+        digest: digest of all that peers hold at the end; the same seed gives the same digest on every machine.
+        seconds: CPU time of this process.
     """
 
     seed: int
@@ -72,17 +72,17 @@ class TrialResult:
 
 
 class Trial:
-    """Plays one scenario in a simulation."""
+    """Runs one scenario in a simulation."""
 
     def __init__(self, scenario: Scenario, swarm: Simulation) -> None:
         self.scenario = scenario
         self.swarm = swarm
         self._followed = -1
-        """The cycle of the newest degraded roster that everybody has had time to follow."""
+        """The cycle of the newest degraded roster that all peers have had time to follow."""
         self._has_waited_for_restored = False
 
     async def play(self) -> None:
-        """Play it to the end.
+        """Run the scenario to its end.
 
         Raises:
             Violated: an invariant is broken.
@@ -126,7 +126,7 @@ class Trial:
             trouble.end(self.swarm)
 
     def _end_troubles(self) -> None:
-        """Make all well, but for those who stay dead; never the last that can be dialled."""
+        """End all troubles. Machines that are dead for good stay dead, unless no other can be dialled."""
         swarm = self.swarm
         swarm.note(None, "troubles end", "")
         swarm.network.trouble = Ways()
@@ -168,7 +168,7 @@ class Trial:
         check_memory(swarm)
 
     def _skip_quiet_checks(self) -> None:
-        """Count as skipped, with the one of the clocks, each check that the quiet time would have made at least."""
+        """Count the check of the clocks, and each check that the quiet time would have made at least, as skipped."""
         swarm = self.swarm
         agreements = 2 * max(len(swarm.honest()) - 1, 0)
         others = 1 + len(swarm.running(trains=False)) + len(swarm.inspector.differing)
@@ -176,7 +176,7 @@ class Trial:
         swarm.inspector.skipped += 1 + agreements + others
 
     def _are_linked(self) -> bool:
-        """Return whether everybody that runs has the links that it wants, as far as somebody can be dialled."""
+        """Return whether all running machines have the links they want to machines that can be dialled."""
         swarm = self.swarm
         running = swarm.running(trains=False)
         for one in running:
@@ -189,7 +189,7 @@ class Trial:
         return True
 
     async def _until_the_living_are_members(self) -> None:
-        """Let the void cycles pass that a roster needs whose majority is dead, and the cycles in which it shrinks."""
+        """If most members of the roster are dead, wait out the stalled cycles, then those in which it shrinks."""
         if not still_names_dead(self.swarm):
             return
         for _ in range(cycles_until_it_goes_on(self.swarm) or 0):
@@ -205,9 +205,9 @@ class Trial:
         check_agreement(self.swarm)
 
     async def _until_lines_have_met(self) -> None:
-        """Let the cycles pass that others sit through before they follow a degraded roster, and two to catch up.
+        """Wait until other peers follow a degraded roster, which takes a stall, and two more cycles to catch up.
 
-        A member that has come back from a backup may have set two lines going; they meet as late.
+        A member that was restored from a backup may have started two lines; they meet as late.
         """
         swarm, cycle = self.swarm, self.scenario.cycle_seconds
         for _ in range(MOST_DEGRADED):
@@ -224,9 +224,9 @@ class Trial:
             await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
 
     async def _are_clocks_slewed(self) -> bool:
-        """Wait for clocks to come together; return whether they are close enough to go on.
+        """Wait for clocks to converge; return whether they are close enough to continue.
 
-        They stay hours apart if a peer heard only one other clock, and that was a liar's.
+        They stay hours apart if a peer received only one other clock, and that was a liar's.
         """
         swarm, apart = self.swarm, self._clocks_apart()
         until = swarm.now + min(apart / (1.0 - SLOWEST), LONGEST_SLEW_SECONDS)
@@ -241,28 +241,28 @@ class Trial:
 
     def _may_wait_for_what_was_lost(self) -> bool:
         loses = any(trouble.kind in ("loss", "one-way") for trouble in self.scenario.troubles)
-        running = self.swarm.running(trains=False)  # a bootstrap may be the only way to the others
+        running = self.swarm.running(trains=False)  # a bootstrap peer may be the only way to the others
         return loses and any(not machine.running.catch_up.is_complete() for machine in running)
 
     async def _run_to_end_of_cycle(self, earliest: float) -> None:
-        """Run to shortly before the end of a cycle by the swarm's own time, which clocks may have moved."""
+        """Run to shortly before the end of a cycle in swarm time, which clocks may have moved."""
         swarm, clock = self.swarm, self.swarm.rules.clock
         cycle = clock.cycle(clock.round_at(earliest + ROUND_ZERO + self._ahead_seconds()))
         end = clock.begin((cycle + 1) * clock.num_fragments) - ROUND_ZERO - BEFORE_THE_BORDER_SECONDS
-        while (until := end - self._ahead_seconds()) > swarm.now + 1e-3:  # it is slewed on the way
+        while (until := end - self._ahead_seconds()) > swarm.now + 1e-3:  # swarm time is slewed meanwhile
             await swarm.run_to(until)
 
     def _ahead_seconds(self) -> float:
-        """Return how far the swarm's time is ahead of the true time: the middle of what running peers show."""
+        """Return how far swarm time is ahead of true time: the median over the honest machines that run."""
         swarm = self.swarm
         shown = [machine.swarm_now() - swarm.loop.true_seconds() for machine in swarm.honest() if machine.runs]
         return median(shown) if shown else 0.0
 
     async def _goes_on(self, before: list[int]) -> None:
-        """Wait until entries are made for every fragment, all agree, and all are ready.
+        """Wait until entries are made for every fragment, all peers agree, and all are ready.
 
         Args:
-            before: entries of each fragment a cycle ago.
+            before: number of entries of each fragment a cycle ago.
         """
         swarm = self.swarm
         cycles = cycles_until_it_goes_on(swarm)
@@ -279,12 +279,12 @@ class Trial:
             await self._check_agreement()
         if not all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True)):
             raise Violated("I6", f"the run does not go on within {cycles} quiet cycles; {swarm.describe()}")
-        if not swarm.inspector.differing:  # two witnesses that differ make nobody ready before they are mended
+        if not swarm.inspector.differing:  # while two witnesses differ, no peer becomes ready
             check_ready(swarm)
 
 
 def play_scenario(scenario: Scenario, *, mistake: Mistake | None = None, with_trace: bool = False) -> TrialResult:
-    """Play a scenario and return what came of it; never raises for what the swarm does."""
+    """Run a scenario and return its result; a violated invariant does not raise."""
     began = time.process_time()
     trace = Trace() if with_trace else None
     planted: AbstractContextManager[object] = mistake.planted() if mistake is not None else nullcontext()

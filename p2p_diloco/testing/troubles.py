@@ -1,8 +1,4 @@
-"""The kinds of trouble: one small class for each, with a schedule drawn from the seed.
-
-A kind is *default* when the protocol of today survives it, and *open* when it does not yet; open kinds are drawn only
-where they are asked for by name or with `--kinds all`.
-"""
+"""The kinds of trouble: one small class for each, with a schedule drawn from the seed."""
 
 from __future__ import annotations
 
@@ -22,16 +18,16 @@ from p2p_diloco.testing.run import ROUND_SECONDS, SPAN_ELEMENTS
 from p2p_diloco.testing.simulation import Simulation
 
 SLOWED = 12.0
-"""A machine that is slow all of a sudden takes so many times longer for a step."""
+"""Factor by which a step takes longer on a machine that has slowed down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The source of a schedule.
+    """The random source of a schedule.
 
     Attributes:
-        names: all machines; the first founds.
-        begin, end: seconds of the bad times.
+        names: all machines; the first one founds the run.
+        begin, end: seconds between which there are troubles.
     """
 
     rng: random.Random
@@ -40,60 +36,60 @@ class Draw:
     end: float
 
     def span(self) -> tuple[float, float]:
-        """Return a moment of the bad times, and when what began there ends."""
+        """Return the start and the end of a trouble."""
         at = self.rng.uniform(self.begin, self.end)
         seconds = ROUND_SECONDS * self.rng.choice([0.1, 0.5, 1.0, 2.0, 4.0, 8.0]) * self.rng.uniform(0.5, 1.5)
         return at, min(at + seconds, self.end)
 
     def some(self, most: int | None = None) -> tuple[str, ...]:
-        """Return one machine, or several of them."""
+        """Return the name of one machine, or of several."""
         count = self.rng.randint(1, most or len(self.names)) if self.rng.random() < 0.4 else 1
         return tuple(self.rng.sample(self.names, count))
 
     def others(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return these machines without the founder, who keeps its disk and its life."""
+        """Return these machines without the founder, which must keep its disk and not die for good."""
         return tuple(name for name in names if name != self.names[0])
 
 
 @dataclass(kw_only=True)
 class Trouble:
-    """One trouble that begins at a moment and ends at another; infinite: never.
+    """One trouble with a start and an end; an infinite end: never.
 
     Attributes:
-        at, until: seconds since round 0 began.
-        names: machines that it concerns.
+        at, until: start and end, in seconds since round 0 began.
+        names: machines that it affects.
     """
 
     kind: ClassVar[str]
     kills: ClassVar[bool] = False
-    """Whether a machine that it struck for good stays dead."""
+    """Whether its machines stay dead if it never ends."""
     most: ClassVar[int] = 6
-    """Of this kind in one scenario."""
+    """Maximum number of this kind in one scenario."""
     at: float
     until: float
     names: tuple[str, ...] = ()
 
     @classmethod
     def draw(cls, draw: Draw) -> Trouble:
-        """Draw one."""
+        """Draw a trouble of this kind."""
         at, until = draw.span()
         return cls(at=at, until=until, names=draw.some())
 
     def begin(self, swarm: Simulation) -> None:
-        """Let it begin."""
+        """Begin the trouble."""
         for name in self.names:
             self.strike(swarm, name)
 
     def end(self, swarm: Simulation) -> None:
-        """Let it end; what it has done already stays done."""
+        """End the trouble; what it has already done stays done."""
         for name in self.names:
             self.mend(swarm, name)
 
     def strike(self, swarm: Simulation, name: str) -> None:
-        """Let it begin for one machine."""
+        """Begin the trouble on one machine."""
 
     def mend(self, swarm: Simulation, name: str) -> None:
-        """Let it end for one machine."""
+        """End the trouble on one machine."""
 
     @property
     def is_for_good(self) -> bool:
@@ -106,7 +102,7 @@ class Trouble:
         return self.kills and self.is_for_good
 
     def describe(self) -> str:
-        """Return it in a few words."""
+        """Return a short description."""
         until = "for good" if self.is_for_good else f"until {self.until:.1f}"
         return f"{self.kind} {' '.join(self.names)} {until}"
 
@@ -116,7 +112,7 @@ class Trouble:
 
 @dataclass(kw_only=True)
 class Loss(Trouble):
-    """Frames vanish, each by itself: harsher than any stream."""
+    """Frames are lost independently of each other, which is harsher than any stream."""
 
     kind = "loss"
     most = 1
@@ -135,7 +131,7 @@ class Loss(Trouble):
 
 @dataclass(kw_only=True)
 class Delay(Trouble):
-    """Some frames take long, and hold up those behind them."""
+    """Some frames take long, and delay those after them."""
 
     kind = "delay"
     most = 1
@@ -156,7 +152,7 @@ class Delay(Trouble):
 
 @dataclass(kw_only=True)
 class Lag(Trouble):
-    """Each lane of each link has a latency of its own: what was sent first comes last."""
+    """Each lane of each link has its own latency, so a frame that was sent first can arrive last."""
 
     kind = "lag"
     most = 1
@@ -185,7 +181,7 @@ class Links(Trouble):
 
 @dataclass(kw_only=True)
 class Partition(Trouble):
-    """Nothing passes between two sides."""
+    """No traffic passes between two sides."""
 
     kind = "partition"
 
@@ -215,7 +211,7 @@ class OneWay(Partition):
 
 @dataclass(kw_only=True)
 class DirectoryDown(Trouble):
-    """The directory answers nobody."""
+    """The directory does not answer."""
 
     kind = "directory"
 
@@ -233,7 +229,7 @@ class DirectoryDown(Trouble):
 
 @dataclass(kw_only=True)
 class Thin(Trouble):
-    """Some lines carry little: their peers average less."""
+    """Some lines are thin: their peers average less."""
 
     kind = "thin"
     share: int = 1
@@ -274,7 +270,7 @@ class Stop(Trouble):
 
 @dataclass(kw_only=True)
 class Sleep(Stop):
-    """A machine sleeps: its monotonic clock stands still, its wall clock does not."""
+    """A machine sleeps: its monotonic clock stops, its wall clock does not."""
 
     kind = "sleep"
 
@@ -306,7 +302,7 @@ class Kill(Trouble):
 
 @dataclass(kw_only=True)
 class Power(Trouble):
-    """A machine loses power: what its disk had not been made to keep is lost, and its monotonic clock begins anew."""
+    """A machine loses power: unsynced data is lost, and its monotonic clock restarts."""
 
     kind = "power"
 
@@ -337,7 +333,7 @@ class Wipe(Trouble):
 
 @dataclass(kw_only=True)
 class Leave(Trouble):
-    """A peer says good-bye, goes, and comes back."""
+    """A peer declares that it leaves, goes, and comes back."""
 
     kind = "leave"
     linger: float = 0.0
@@ -363,7 +359,7 @@ class Leave(Trouble):
 
 @dataclass(kw_only=True)
 class Speed(Trouble):
-    """Training slows down all of a sudden: what was asked of it comes late."""
+    """Training slows down suddenly, so contributions are late."""
 
     kind = "speed"
 
@@ -401,7 +397,7 @@ class LateWork(Trouble):
 
 @dataclass(kw_only=True)
 class Flip(Trouble):
-    """A bit of a span in memory flips; one in a scenario, for two witnesses are needed against one."""
+    """A bit of a span in memory flips. It happens once per scenario: correcting it takes two witnesses."""
 
     kind = "flip"
     most = 1
@@ -424,7 +420,7 @@ class Flip(Trouble):
 
 @dataclass(kw_only=True)
 class Clock(Trouble):
-    """A wall clock is set wrong by a part of a round, and right again."""
+    """A wall clock is set wrong by a fraction of a round, and later set right."""
 
     kind = "clock"
     seconds: float = 0.0
@@ -450,7 +446,7 @@ class Clock(Trouble):
 
 @dataclass(kw_only=True)
 class FarClock(Clock):
-    """Wall clocks are set wrong by minutes, and right again."""
+    """Wall clocks are set wrong by minutes, and later set right."""
 
     kind = "far-clock"
     rounds = 80.0
@@ -458,7 +454,7 @@ class FarClock(Clock):
 
 @dataclass(kw_only=True)
 class FirstClock(Clock):
-    """The founder's clock is ahead from the start, and set right in the middle of the bad times."""
+    """The founder's clock is ahead from the start, and set right halfway through the troubles."""
 
     kind = "first-clock"
     most = 1
@@ -474,7 +470,7 @@ class FirstClock(Clock):
 
 @dataclass(kw_only=True)
 class FullDisk(Trouble):
-    """A disk takes nothing more; who must keep something ends, and comes back."""
+    """A disk is full. A peer that must keep something ends, and comes back later."""
 
     kind = "disk"
 
@@ -507,7 +503,7 @@ class SlowDisk(Trouble):
 
 @dataclass(kw_only=True)
 class Snapshot(Trouble):
-    """A machine comes back with its state of a while ago, as from a backup."""
+    """A machine comes back with an earlier state, as from a backup."""
 
     kind = "snapshot"
     most = 2
@@ -528,7 +524,7 @@ class Snapshot(Trouble):
 
 @dataclass(kw_only=True)
 class Router(Trouble):
-    """Machines that listen cannot be reached: their routers let nobody in, and they do not know."""
+    """Machines listen but cannot be reached: their routers accept no inbound connections, and they do not know it."""
 
     kind = "router"
     most = 1
@@ -549,7 +545,7 @@ class Router(Trouble):
 
 @dataclass(kw_only=True)
 class Home(Router):
-    """Machines of one home network reach each other and are reached by nobody else, and do not know."""
+    """Machines of one home network can be reached only by each other, and do not know it."""
 
     kind = "home"
     place = "home"
@@ -560,7 +556,7 @@ class Home(Router):
 
 @dataclass(kw_only=True)
 class Liar(Trouble):
-    """A member whose node is sound, and whose messages are not."""
+    """A member whose node is sound, but whose messages are altered."""
 
     kind = "liar"
     most = 1
@@ -586,7 +582,7 @@ class Liar(Trouble):
 
 @dataclass(kw_only=True)
 class Strangers(Trouble):
-    """Somebody with a key, who is no member, sends frames to whoever can be dialled."""
+    """A non-member with a key sends frames to all peers that can be dialled."""
 
     kind = "stranger"
     most = 3
@@ -617,10 +613,10 @@ KINDS: dict[str, type[Trouble]] = {
 
 
 def kinds_named(text: str) -> frozenset[str]:
-    """Read `all`, `none`, or words with commas between them.
+    """Parse `all`, `none`, or comma-separated kinds.
 
     Raises:
-        ConfigError: a word names no kind.
+        ConfigError: a word is not a kind.
     """
     groups = {"all": frozenset(KINDS), "none": frozenset()}
     named: frozenset[str] = frozenset()
