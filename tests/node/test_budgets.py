@@ -49,7 +49,7 @@ def num_admitted(budget: PeerBudgets, message: Message, *, count: int, seconds: 
 # -- lines
 
 
-def test_a_member_makes_so_many_lines_a_minute_and_then_one_that_counts_the_rest_and_names_it() -> None:
+def test_a_members_log_lines_are_limited_per_minute_and_the_rest_are_counted() -> None:
     budget = budgets()
     said = [line for n in range(600) for line in budget.take(ANN, LINE, 0.1 * n, is_member=True)]
     assert LINES_PER_MINUTE - 1 <= len(said) <= LINES_PER_MINUTE
@@ -74,7 +74,7 @@ def test_strangers_in_any_number_share_one_budget_and_little_memory() -> None:
     assert budget.flush(10_000.0) == []
 
 
-def test_what_is_left_out_is_said_with_the_next_line_at_the_latest() -> None:
+def test_omitted_lines_are_counted_in_the_next_line_at_the_latest() -> None:
     budget = budgets()
     for _ in range(LINES_PER_MINUTE // 2 + 3):
         budget.take(ANN, LINE, 0.0, is_member=True)
@@ -96,7 +96,7 @@ def test_what_is_left_out_is_said_with_the_next_line_at_the_latest() -> None:
     ],
     ids=lambda each: type(each).__name__ if not isinstance(each, int) else "",
 )
-def test_of_a_flood_so_many_are_handled_and_one_line_counts_the_others(message: Message, most: int) -> None:
+def test_a_flood_is_handled_up_to_a_limit_and_one_line_counts_the_rest(message: Message, most: int) -> None:
     budget = budgets()
     admitted = num_admitted(budget, message, count=50_000, seconds=25.0)
     assert 0.9 * most - 1 <= admitted <= most + 1
@@ -108,7 +108,7 @@ def test_of_a_flood_so_many_are_handled_and_one_line_counts_the_others(message: 
     )
 
 
-def test_one_peers_flood_and_one_kinds_flood_cost_no_other_anything() -> None:
+def test_a_flood_does_not_use_the_budget_of_other_peers_or_kinds() -> None:
     budget = budgets()
     num_admitted(budget, RosterRequest(known=()), count=10_000, seconds=1.0)
     assert budget.admits(BEN, RosterRequest(known=()), 1.0)
@@ -122,7 +122,7 @@ def test_vectors_are_bounded_elsewhere() -> None:
 
 @pytest.mark.parametrize("round_seconds", [0.5, 8.0, 600.0])
 @pytest.mark.parametrize("fragments", [1, 8, 1024])
-def test_who_compares_all_fragments_eight_times_a_round_is_never_slowed(round_seconds: float, fragments: int) -> None:
+def test_comparing_all_fragments_eight_times_a_round_is_never_slowed(round_seconds: float, fragments: int) -> None:
     rules = replace(
         RULES,
         num_spans=(1,) * fragments,
@@ -135,7 +135,7 @@ def test_who_compares_all_fragments_eight_times_a_round_is_never_slowed(round_se
                 assert budget.admits(ANN, question, ask * round_seconds / 8.0)
 
 
-def test_who_catches_up_with_eight_questions_under_way_is_never_slowed() -> None:
+def test_catching_up_with_eight_pending_requests_is_never_slowed() -> None:
     """Of entries and of pieces, on a line that answers within 10 ms."""
     budget, now = budgets(), 0.0
     for number in range(20_000):

@@ -62,12 +62,12 @@ def ahead(clock: SwarmClock, watch: Watch) -> float:
     return clock.now() - watch.now
 
 
-def test_alone_swarm_time_is_the_own_clock() -> None:
+def test_swarm_time_of_a_lone_peer_is_its_own_clock() -> None:
     watch = Watch()
     assert SwarmClock(watch).now() == 1000.0
 
 
-def test_swarm_time_follows_the_median_of_the_members_clocks_the_own_one_included() -> None:
+def test_swarm_time_follows_the_median_of_all_members_clocks_including_its_own() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, 0.3)
@@ -78,14 +78,14 @@ def test_swarm_time_follows_the_median_of_the_members_clocks_the_own_one_include
     assert abs(ahead(clock, watch) - 0.4) < 1e-9, "one mad clock moves nobody beyond sane ones"
 
 
-def test_half_of_the_round_trip_is_taken_off() -> None:
+def test_half_of_the_round_trip_is_subtracted() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, -0.2, round_trip=4.0)
     assert abs(clock.offset_seconds + 0.1) < 1e-9, "half of -0.2: the peer's clock and the own one meet half-way"
 
 
-def test_an_answer_that_took_long_or_that_nobody_asked_for_says_nothing() -> None:
+def test_slow_and_unsolicited_answers_are_ignored() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, -7.0, round_trip=LONGEST_ROUND_TRIP_SECONDS + 0.1)
@@ -96,14 +96,14 @@ def test_an_answer_that_took_long_or_that_nobody_asked_for_says_nothing() -> Non
     assert clock.offset_seconds == 0.0
 
 
-def test_an_answer_across_a_step_of_the_own_clock_says_nothing() -> None:
+def test_an_answer_across_a_step_of_the_local_clock_is_ignored() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, -7.0, round_trip=-3600.0)
     assert clock.offset_seconds == 0.0
 
 
-def test_a_peer_that_is_gone_has_no_say() -> None:
+def test_a_peer_that_is_gone_does_not_count() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, -3.0)
@@ -114,7 +114,7 @@ def test_a_peer_that_is_gone_has_no_say() -> None:
     assert clock.offset_seconds == 0.0
 
 
-def test_a_peer_is_asked_until_it_answers_and_then_once_in_a_while() -> None:
+def test_a_peer_is_asked_until_it_answers_and_then_occasionally() -> None:
     watch = Watch()
     clock = member_clock(watch)
     assert clock.is_due(ANN, 2.0)
@@ -126,7 +126,7 @@ def test_a_peer_is_asked_until_it_answers_and_then_once_in_a_while() -> None:
     assert clock.is_due(ANN, 2.0)
 
 
-def test_a_clock_that_was_set_back_asks_everybody_again() -> None:
+def test_a_clock_that_was_set_back_asks_all_peers_again() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, 0.0)
@@ -134,7 +134,7 @@ def test_a_clock_that_was_set_back_asks_everybody_again() -> None:
     assert clock.is_due(ANN, 2.0)
 
 
-def test_only_those_count_who_are_listened_to_and_who_begins_to_count_is_asked_again() -> None:
+def test_only_clocks_of_listed_peers_count_and_a_new_one_is_asked_again() -> None:
     watch = Watch()
     clock = member_clock(watch, ANN)
     hear(clock, watch, BEN, 86_400.0)
@@ -151,7 +151,7 @@ def test_only_those_count_who_are_listened_to_and_who_begins_to_count_is_asked_a
 
 
 @pytest.mark.parametrize("said", [1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 1e12])
-def test_a_time_that_no_clock_shows_says_nothing(said: float) -> None:
+def test_an_impossible_time_is_ignored(said: float) -> None:
     watch = Watch()
     clock = member_clock(watch)
     clock.hear(ANN, clock.ask(ANN), said)
@@ -159,7 +159,7 @@ def test_a_time_that_no_clock_shows_says_nothing(said: float) -> None:
     assert clock.is_due(ANN, 2.0)
 
 
-def test_who_is_no_member_sets_its_own_clock_by_the_members_and_keeps_it_as_one() -> None:
+def test_a_non_member_takes_the_members_time_and_keeps_it_as_a_member() -> None:
     watch = Watch()
     clock = SwarmClock(watch)
     clock.listen_to((ANN, BEN), is_voice=False, takes_part=False)
@@ -175,7 +175,7 @@ def test_who_is_no_member_sets_its_own_clock_by_the_members_and_keeps_it_as_one(
     assert abs(clock.now() - (watch.now - 500.1)) < 1e-9, "left alone it goes on as it was"
 
 
-def test_who_is_no_member_any_more_goes_on_with_the_time_it_had() -> None:
+def test_a_former_member_keeps_its_time() -> None:
     watch = Watch()
     clock = member_clock(watch, ANN)
     hear(clock, watch, ANN, 0.4)
@@ -183,7 +183,7 @@ def test_who_is_no_member_any_more_goes_on_with_the_time_it_had() -> None:
     assert abs(ahead(clock, watch) - 0.2) < 1e-9
 
 
-def test_time_that_is_ahead_goes_slower_until_it_is_right_and_never_steps_back() -> None:
+def test_time_that_is_ahead_slows_down_and_never_steps_back() -> None:
     watch = Watch()
     clock = member_clock(watch, takes_part=True)
     begin = clock.now()
@@ -202,7 +202,7 @@ def test_time_that_is_ahead_goes_slower_until_it_is_right_and_never_steps_back()
     assert clock.now() == before
 
 
-def test_a_peer_that_was_just_started_is_not_settled_before_it_has_heard_enough_of_the_others() -> None:
+def test_a_restarted_peer_is_not_settled_before_enough_peers_have_answered() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN, BEN, CLEO)
     assert not clock.is_settled
@@ -214,7 +214,7 @@ def test_a_peer_that_was_just_started_is_not_settled_before_it_has_heard_enough_
     assert abs(clock.own() - clock.now()) < 1e-9
 
 
-def test_a_liar_beside_an_honest_member_does_not_win_over_a_started_peer_with_a_right_clock() -> None:
+def test_one_liar_and_one_honest_member_do_not_mislead_a_restarted_peer() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN, BEN, CLEO)
     hear(clock, watch, ANN, 86_400.0)
@@ -223,7 +223,7 @@ def test_a_liar_beside_an_honest_member_does_not_win_over_a_started_peer_with_a_
     assert abs(ahead(clock, watch)) < 0.2
 
 
-def test_a_started_peer_takes_the_time_of_the_few_that_it_hears_after_a_while() -> None:
+def test_a_restarted_peer_takes_the_time_of_a_few_peers_after_a_while() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN, BEN, CLEO)
     hear(clock, watch, ANN, 600.0)
@@ -233,7 +233,7 @@ def test_a_started_peer_takes_the_time_of_the_few_that_it_hears_after_a_while() 
     assert abs(ahead(clock, watch) - 600.0) < 1e-9
 
 
-def test_a_started_peer_that_hears_nobody_goes_by_the_offset_that_it_kept() -> None:
+def test_a_restarted_peer_without_answers_uses_its_saved_offset() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN, offset=300.0)
     watch.now += PATIENCE - 1.0
@@ -246,7 +246,7 @@ def test_a_started_peer_that_hears_nobody_goes_by_the_offset_that_it_kept() -> N
     assert abs(clock.wall_offset_seconds - 300.0) < 1e-9
 
 
-def test_a_lone_peer_waits_for_nobody_and_its_time_is_not_before_the_latest_round_in_which_it_was() -> None:
+def test_a_lone_peer_does_not_wait_and_its_time_is_not_before_its_latest_round() -> None:
     watch = Watch()
     clock = started_clock(watch, latest_round=100)
     assert clock.is_settled
@@ -254,7 +254,7 @@ def test_a_lone_peer_waits_for_nobody_and_its_time_is_not_before_the_latest_roun
 
 
 @pytest.mark.parametrize("first", [ANN, BEN], ids=["ann first", "ben first"])
-def test_members_that_were_all_started_agree_on_the_median_of_their_estimates_as_soon_as_all_were_heard(
+def test_restarted_members_agree_on_the_median_estimate_once_all_have_answered(
     first: PeerId,
 ) -> None:
     watch = Watch()
@@ -268,14 +268,14 @@ def test_members_that_were_all_started_agree_on_the_median_of_their_estimates_as
     assert clock.is_due(ANN, 2.0), "it will have another time soon"
 
 
-def test_two_members_that_were_both_started_take_the_later_estimate() -> None:
+def test_two_restarted_members_take_the_later_estimate() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN)
     hear(clock, watch, ANN, 40.0, is_settled=False)
     assert abs(ahead(clock, watch) - 40.0) < 1e-9
 
 
-def test_most_of_the_started_members_agree_after_half_of_the_patience() -> None:
+def test_a_majority_of_restarted_members_agrees_after_half_of_the_wait() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN, BEN)
     hear(clock, watch, ANN, 40.0, is_settled=False)
@@ -285,7 +285,7 @@ def test_most_of_the_started_members_agree_after_half_of_the_patience() -> None:
     assert abs(ahead(clock, watch) - 40.0) < 1e-9
 
 
-def test_a_member_whose_time_is_before_a_round_that_was_is_not_believed_unless_most_say_so() -> None:
+def test_a_time_before_a_past_round_is_not_believed_unless_most_members_report_it() -> None:
     watch = Watch()
     clock = started_clock(watch, ANN, BEN, latest_round=ROUNDS.round_at(watch.now))
     hear(clock, watch, ANN, -3600.0)
@@ -297,7 +297,7 @@ def test_a_member_whose_time_is_before_a_round_that_was_is_not_believed_unless_m
     assert abs(ahead(clock, watch) + 900.0) < 1e-9
 
 
-def test_of_two_that_are_far_apart_none_moves_at_once_and_then_the_one_that_is_behind_does() -> None:
+def test_when_two_clocks_differ_widely_the_one_behind_moves_after_a_while() -> None:
     watch, other = Watch(), Watch()
     one, two = started_clock(watch), started_clock(other)
     for clock in (one, two):
@@ -318,9 +318,7 @@ def test_of_two_that_are_far_apart_none_moves_at_once_and_then_the_one_that_is_b
 
 
 @pytest.mark.parametrize(("not_before", "goes_back"), [(1010.0, True), (1020.0, False)])
-def test_who_is_ahead_of_the_only_peer_it_hears_which_hears_others_goes_back_after_twice_as_long(
-    not_before: float, *, goes_back: bool
-) -> None:
+def test_a_peer_ahead_of_its_only_source_falls_back_after_twice_as_long(not_before: float, *, goes_back: bool) -> None:
     watch = Watch()
     clock = started_clock(watch)
     clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
@@ -343,7 +341,7 @@ def test_who_is_ahead_of_the_only_peer_it_hears_which_hears_others_goes_back_aft
 
 
 @pytest.mark.parametrize("night", [28_800.0, 0.0], ids=["the steady clock stood still", "only the wall clock was set"])
-def test_a_step_between_wall_and_steady_clock_makes_a_peer_listen_anew(night: float) -> None:
+def test_a_step_between_wall_and_steady_clock_starts_a_new_estimate(night: float) -> None:
     watch, wall = Watch(), Watch()
     clock = SwarmClock(watch, wall=wall)
     clock.begin(ROUNDS, latest_round=-1, patience_seconds=PATIENCE)
@@ -362,7 +360,7 @@ def test_a_step_between_wall_and_steady_clock_makes_a_peer_listen_anew(night: fl
 
 
 @pytest.mark.parametrize("num_peers", [2, 3, 4, 7])
-def test_clocks_of_different_speed_stay_together_for_a_day_and_do_not_run_away(num_peers: int) -> None:
+def test_clocks_of_different_speed_stay_together_for_a_day(num_peers: int) -> None:
     """Speeds of +-100 ppm, and delays that are longer in one direction, by up to 0.1 s."""
     random = Random(num_peers)
     speeds = [1.0 + 1e-4 * (2 * i / (num_peers - 1) - 1) for i in range(num_peers)]
@@ -393,7 +391,7 @@ def test_clocks_of_different_speed_stay_together_for_a_day_and_do_not_run_away(n
         assert abs(sum(shown) / num_peers) < 0.05 + 40e-6 * true.now, "the mean speed is right, to within 40 ppm"
 
 
-def test_the_clock_of_a_session_shows_unix_time_and_only_goes_on() -> None:
+def test_the_clock_of_a_session_shows_unix_time_and_never_goes_back() -> None:
     raw = steady_unix_seconds()
     first = raw()
     assert first > 1.6e9

@@ -17,7 +17,7 @@ from p2p_diloco.transport.directory import PeerRecord, PeerRole, decode_record, 
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, Scene, now, play
 
 
-def test_peers_find_each_other_on_the_noticeboard_and_link() -> None:
+def test_peers_find_each_other_in_the_directory_and_link() -> None:
     async def act(scene: Scene) -> None:
         await scene.keeper(ANN)
         await scene.keeper(BEN, dialable=False)
@@ -28,7 +28,7 @@ def test_peers_find_each_other_on_the_noticeboard_and_link() -> None:
     play(act)
 
 
-def test_known_addresses_are_dialled_while_the_directory_is_down_and_its_failure_is_said_once() -> None:
+def test_known_addresses_are_dialled_while_the_directory_is_down_and_its_failure_is_reported_once() -> None:
     async def act(scene: Scene) -> None:
         scene.directory.is_down = True
         await scene.transport(ANN)
@@ -40,7 +40,7 @@ def test_known_addresses_are_dialled_while_the_directory_is_down_and_its_failure
     play(act)
 
 
-def test_a_directory_that_only_refuses_this_peers_record_is_said_once_until_it_takes_one() -> None:
+def test_a_directory_that_refuses_this_peers_record_is_reported_once_until_it_accepts_one() -> None:
     """So it is where the directory's clock and this peer's are minutes apart."""
 
     async def act(scene: Scene) -> None:
@@ -62,7 +62,7 @@ def test_a_directory_that_only_refuses_this_peers_record_is_said_once_until_it_t
     play(act)
 
 
-def test_a_peer_that_is_down_is_tried_again_with_growing_pauses_and_named_once() -> None:
+def test_a_peer_that_is_down_is_redialled_with_growing_pauses_and_reported_once() -> None:
     async def act(scene: Scene) -> None:
         await scene.keeper(BEN, known=[ANN])
         await asyncio.sleep(300.0)
@@ -81,7 +81,7 @@ def test_a_peer_that_is_down_is_tried_again_with_growing_pauses_and_named_once()
     play(act)
 
 
-def test_a_link_that_was_steady_is_dialled_again_at_once() -> None:
+def test_a_steady_link_is_redialled_at_once() -> None:
     async def act(scene: Scene) -> None:
         await scene.transport(ANN)
         await scene.keeper(BEN, known=[ANN])
@@ -95,7 +95,7 @@ def test_a_link_that_was_steady_is_dialled_again_at_once() -> None:
     play(act)
 
 
-def test_who_is_hung_up_again_and_again_is_dialled_ever_more_seldom() -> None:
+def test_a_link_that_keeps_being_closed_is_redialled_less_and_less_often() -> None:
     async def act(scene: Scene) -> None:
         await scene.transport(ANN)
         await scene.keeper(BEN, known=[ANN])
@@ -109,7 +109,7 @@ def test_who_is_hung_up_again_and_again_is_dialled_ever_more_seldom() -> None:
     play(act)
 
 
-def test_this_peer_is_announced_again_before_its_record_ends() -> None:
+def test_this_peer_is_announced_again_before_its_record_expires() -> None:
     async def act(scene: Scene) -> None:
         await scene.keeper(ANN)
         for _ in range(30):
@@ -121,7 +121,7 @@ def test_this_peer_is_announced_again_before_its_record_ends() -> None:
     play(act)
 
 
-def test_introductions_link_strangers_without_a_noticeboard() -> None:
+def test_introductions_link_strangers_without_a_directory() -> None:
     async def act(scene: Scene) -> None:
         scene.directory.is_down = True
         await scene.transport(CLEO)
@@ -135,7 +135,7 @@ def test_introductions_link_strangers_without_a_noticeboard() -> None:
     play(act)
 
 
-def test_records_that_are_forged_of_another_run_older_or_of_oneself_teach_nothing() -> None:
+def test_forged_foreign_older_and_own_records_are_ignored() -> None:
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, runs=False)
         record = scene.record(CLEO, issued_at=100.0)
@@ -169,7 +169,7 @@ def test_strangers_cannot_fill_the_memory_and_linked_peers_are_not_forgotten(mon
     play(act)
 
 
-def test_a_dial_that_fails_for_good_ends_nothing() -> None:
+def test_a_failed_dial_does_not_end_the_keeper() -> None:
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, known=[BEN], runs=False)
         keeper.known[CLEO.peer] = ()
@@ -217,7 +217,7 @@ def test_only_links_that_are_needed_are_dialled_and_kept() -> None:
     play(act)
 
 
-def test_links_that_lead_nowhere_are_not_dropped_all_at_once() -> None:
+def test_unneeded_links_are_not_all_dropped_at_once() -> None:
     async def act(scene: Scene) -> None:
         others = [SigningKey(sha256(b"other %d" % n)) for n in range(6)]
         for other in others:
@@ -236,7 +236,7 @@ def test_links_that_lead_nowhere_are_not_dropped_all_at_once() -> None:
     play(act)
 
 
-def test_who_is_announced_is_asked_about_until_its_record_is_old() -> None:
+def test_an_announced_peer_is_looked_up_until_its_record_is_old() -> None:
     async def act(scene: Scene) -> None:
         told: set[PeerId] = set()
 
@@ -255,7 +255,7 @@ def test_who_is_announced_is_asked_about_until_its_record_is_old() -> None:
     play(act)
 
 
-def test_a_link_that_the_other_end_dialled_is_left_to_it() -> None:
+def test_a_link_dialled_by_the_other_end_is_left_to_it() -> None:
     async def act(scene: Scene) -> None:
         for key in (CLEO, SigningKey(sha256(b"dan"))):
             await scene.keeper(key, known=(ANN,))
@@ -267,7 +267,7 @@ def test_a_link_that_the_other_end_dialled_is_left_to_it() -> None:
     play(act)
 
 
-def test_an_invite_names_whom_this_peer_has_dialled_itself_and_is_linked_to() -> None:
+def test_an_invite_names_linked_peers_that_this_peer_has_dialled() -> None:
     async def act(scene: Scene) -> None:
         await scene.keeper(ANN)
         await asyncio.sleep(1.0)
@@ -310,7 +310,7 @@ def test_an_invite_names_bootstraps_first_and_no_address_of_a_third_party() -> N
     play(act)
 
 
-def test_of_those_that_dialled_this_peer_an_invite_names_two_bootstraps_at_most() -> None:
+def test_an_invite_names_at_most_two_bootstraps_that_dialled_this_peer() -> None:
     async def act(scene: Scene) -> None:
         ben = await scene.keeper(BEN)
         for key in (ANN, CLEO, DAN, EVE):
@@ -343,7 +343,7 @@ def test_addresses_that_worked_are_kept_before_those_that_never_did() -> None:
     play(act)
 
 
-def test_a_copy_of_this_peers_state_folder_on_another_machine_is_said_once() -> None:
+def test_a_copy_of_this_peers_state_folder_on_another_machine_is_reported_once() -> None:
     async def act(scene: Scene) -> None:
         ann = await scene.keeper(ANN)
         await asyncio.sleep(5.0)
@@ -363,7 +363,7 @@ def test_a_copy_of_this_peers_state_folder_on_another_machine_is_said_once() -> 
     play(act)
 
 
-def test_who_can_be_reached_leaves_it_to_one_that_it_could_not_dial_and_tries_again_in_the_end() -> None:
+def test_a_reachable_peer_waits_for_an_undialable_one_to_dial_and_finally_tries_again() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.keeper(ANN)
         for key in (BEN, CLEO):
@@ -379,7 +379,7 @@ def test_who_can_be_reached_leaves_it_to_one_that_it_could_not_dial_and_tries_ag
     play(scene)
 
 
-def test_a_peer_that_a_flood_of_introductions_displaces_just_before_it_is_dialled_ends_nothing(
+def test_a_peer_displaced_by_a_flood_of_introductions_before_its_dial_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_keeper, "MOST_KNOWN", 1)
@@ -428,7 +428,7 @@ def test_a_stranger_that_cannot_be_dialled_is_left_alone_for_ten_minutes_and_a_m
     play(act)
 
 
-def test_records_that_name_a_third_party_make_this_peer_dial_it_a_few_times() -> None:
+def test_records_that_name_a_third_party_cause_only_a_few_dials_to_it() -> None:
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, is_stranger=lambda peer: True)
         for minute in range(20):
@@ -441,7 +441,7 @@ def test_records_that_name_a_third_party_make_this_peer_dial_it_a_few_times() ->
     play(act)
 
 
-def test_introductions_of_thousands_cost_a_few_dozen_dials_and_then_one_every_other_second() -> None:
+def test_thousands_of_introductions_cause_a_few_dozen_dials_and_then_one_every_other_second() -> None:
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, is_stranger=lambda peer: True)
         keeper.introduced(tuple(scene.record(key).encode() for key in crowd(2000)))
@@ -451,7 +451,7 @@ def test_introductions_of_thousands_cost_a_few_dozen_dials_and_then_one_every_ot
     play(act)
 
 
-def test_a_record_of_the_future_teaches_nothing_and_displaces_nobody() -> None:
+def test_a_record_from_the_future_is_ignored_and_displaces_no_peer() -> None:
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, runs=False)
         keeper.introduced((scene.record(BEN, issued_at=now() + 3601.0).encode(),))
@@ -462,7 +462,7 @@ def test_a_record_of_the_future_teaches_nothing_and_displaces_nobody() -> None:
     play(act)
 
 
-def test_members_are_introduced_before_whoever_signs_many_records_and_kept_before_them(
+def test_members_are_introduced_and_kept_before_peers_that_sign_many_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_keeper, "MOST_KNOWN", 80)
@@ -478,7 +478,7 @@ def test_members_are_introduced_before_whoever_signs_many_records_and_kept_befor
     play(act)
 
 
-def test_of_too_many_strangers_links_the_newest_of_the_busiest_address_goes_and_no_members() -> None:
+def test_with_too_many_strangers_the_newest_link_of_the_busiest_address_is_closed() -> None:
     async def act(scene: Scene) -> None:
         members = {key.peer for key in (BEN, CLEO)}
         await scene.keeper(ANN, is_stranger=lambda peer: peer not in members)
@@ -507,7 +507,7 @@ def test_of_too_many_strangers_links_the_newest_of_the_busiest_address_goes_and_
     play(act)
 
 
-def test_where_it_cannot_be_told_from_where_strangers_come_they_stay() -> None:
+def test_strangers_of_unknown_address_keep_their_links() -> None:
     async def act(scene: Scene) -> None:
         await scene.keeper(ANN, is_stranger=lambda peer: True)
         transport = scene.network.find(ANN.peer)
@@ -526,7 +526,7 @@ def test_where_it_cannot_be_told_from_where_strangers_come_they_stay() -> None:
     play(act)
 
 
-def test_a_copy_that_nobody_can_dial_is_known_by_records_that_this_peer_has_not_issued() -> None:
+def test_an_undialable_copy_is_detected_by_records_that_this_peer_has_not_issued() -> None:
     async def act(scene: Scene) -> None:
         ann = await scene.keeper(ANN)
         await asyncio.sleep(5.0)

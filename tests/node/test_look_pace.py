@@ -45,7 +45,7 @@ def test_the_first_looks_come_every_second() -> None:
     assert pace.turn_seconds() == CALM_LOOK_SECONDS
 
 
-def test_then_pauses_grow_to_a_minute() -> None:
+def test_pauses_grow_to_a_minute() -> None:
     pace, at, pauses = settled(), 0.0, []
     for _ in range(7):
         pauses.append(next_look(pace, at) - at)
@@ -54,7 +54,7 @@ def test_then_pauses_grow_to_a_minute() -> None:
 
 
 @pytest.mark.parametrize("looks", [0, 1, 3, 9])
-def test_in_a_hurry_they_begin_anew(looks: int) -> None:
+def test_a_hurry_restarts_the_short_pauses(looks: int) -> None:
     pace, at = settled(), 0.0
     for _ in range(looks):
         at = next_look(pace, at)
@@ -71,7 +71,7 @@ def test_a_hurry_while_the_swarm_forms_slows_nothing_down() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40))
-def test_whatever_happens_a_look_comes_within_a_minute_and_never_sooner_than_five_seconds(hurries: list[bool]) -> None:
+def test_lookups_are_always_five_seconds_to_a_minute_apart(hurries: list[bool]) -> None:
     pace, at = settled(), 0.0
     for hurry in hurries:
         if hurry:
@@ -108,7 +108,7 @@ def test_a_swarm_that_forms_looks_every_second() -> None:
     play(act)
 
 
-def test_who_knows_all_it_wants_looks_seldom_and_dials_as_before() -> None:
+def test_a_peer_that_knows_all_wanted_peers_looks_rarely_and_dials_as_before() -> None:
     async def act(scene: Scene) -> None:
         wanted: set[PeerId] = set()
         keeper = await settle_with_two_links(scene, wanted)
@@ -125,7 +125,7 @@ def test_who_knows_all_it_wants_looks_seldom_and_dials_as_before() -> None:
     play(act)
 
 
-def test_while_somebody_wanted_is_unknown_it_looks_often() -> None:
+def test_lookups_are_frequent_while_a_wanted_peer_is_unknown() -> None:
     async def act(scene: Scene) -> None:
         wanted: set[PeerId] = set()
         await settle_with_two_links(scene, wanted)
@@ -166,7 +166,7 @@ async def dial_as_dan(scene: Scene) -> None:
     await dan.dial(ANN.peer, scene.record(ANN).addresses, now() + 1.0)
 
 
-def test_when_a_wanted_link_is_lost_it_looks_soon_and_then_less_and_less() -> None:
+def test_after_losing_a_wanted_link_it_looks_soon_and_then_less_and_less() -> None:
     async def act(scene: Scene) -> None:
         await settle_with_two_links(scene, set())
         await dial_as_dan(scene)
@@ -181,7 +181,7 @@ def test_when_a_wanted_link_is_lost_it_looks_soon_and_then_less_and_less() -> No
     play(act)
 
 
-def test_a_link_that_is_lost_but_not_wanted_hurries_nobody() -> None:
+def test_losing_an_unwanted_link_does_not_speed_up_lookups() -> None:
     async def act(scene: Scene) -> None:
         await settle_with_two_links(scene, set())
         begin = now()
@@ -198,7 +198,7 @@ def test_a_link_that_is_lost_but_not_wanted_hurries_nobody() -> None:
     play(act)
 
 
-def test_with_few_links_it_looks_often() -> None:
+def test_lookups_are_frequent_with_few_links() -> None:
     async def act(scene: Scene) -> None:
         await scene.transport(BEN)
         await scene.keeper(ANN, known=(BEN,), wanted=lambda _: frozenset({BEN.peer}))
@@ -223,7 +223,7 @@ def test_a_directory_that_fails_is_asked_again_soon() -> None:
 
 
 @pytest.mark.parametrize("newcomer_dialable", [True, False])
-def test_in_a_small_run_a_newcomer_finds_and_is_found_soon_by_those_who_look_seldom(newcomer_dialable: bool) -> None:
+def test_in_a_small_run_a_newcomer_and_peers_that_look_rarely_find_each_other_soon(newcomer_dialable: bool) -> None:
     async def act(scene: Scene) -> None:
         for key in (ANN, BEN, CLEO):
             await scene.keeper(key)
@@ -239,7 +239,7 @@ def test_in_a_small_run_a_newcomer_finds_and_is_found_soon_by_those_who_look_sel
     play(act)
 
 
-def test_who_cannot_be_dialled_finds_a_newcomer_soon() -> None:
+def test_a_peer_that_cannot_be_dialled_finds_a_newcomer_soon() -> None:
     async def act(scene: Scene) -> None:
         for key in (ANN, BEN, CLEO):
             await scene.keeper(key)

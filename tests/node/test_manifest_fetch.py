@@ -82,7 +82,7 @@ def play(act: Any) -> Any:
     return run_virtual(whole())
 
 
-def test_the_first_answer_counts_and_introductions_come_along() -> None:
+def test_the_first_answer_is_used_and_introductions_are_kept() -> None:
     async def act(scene: Scene) -> FetchedManifest:
         await scene.add(BOOTSTRAP, Introductions(records=(b"record",)), ManifestReply(manifest=MANIFEST))
         return await scene.fetch(BOOTSTRAP)
@@ -90,7 +90,7 @@ def test_the_first_answer_counts_and_introductions_come_along() -> None:
     assert play(act) == FetchedManifest(peer=BOOTSTRAP, manifest=MANIFEST, records=(b"record",))
 
 
-def test_a_bootstrap_that_is_down_is_passed_over() -> None:
+def test_a_bootstrap_that_is_down_is_skipped() -> None:
     async def act(scene: Scene) -> FetchedManifest:
         await scene.add(SECOND, ManifestReply(manifest=MANIFEST))
         return await scene.fetch(BOOTSTRAP, SECOND)
@@ -98,7 +98,7 @@ def test_a_bootstrap_that_is_down_is_passed_over() -> None:
     assert play(act).manifest == MANIFEST
 
 
-def test_a_living_peer_behind_sixty_dead_ones_answers_in_time() -> None:
+def test_a_live_peer_listed_after_sixty_dead_ones_answers_in_time() -> None:
     async def act(scene: Scene) -> tuple[FetchedManifest, float]:
         dead = [PeerId(sha256(bytes([number]))) for number in range(60)]
         for peer in dead:
@@ -112,7 +112,7 @@ def test_a_living_peer_behind_sixty_dead_ones_answers_in_time() -> None:
     assert 30.0 < seconds < 45.0, "several at once, but not all at once"
 
 
-def test_what_happened_is_told_of_the_first_few_of_many() -> None:
+def test_the_error_describes_only_the_first_few_of_many_peers() -> None:
     async def act(scene: Scene) -> str:
         dead = [PeerId(sha256(bytes([number]))) for number in range(60)]
         with pytest.raises(NetworkError) as caught:
@@ -125,7 +125,7 @@ def test_what_happened_is_told_of_the_first_few_of_many() -> None:
     assert len(text) < 2000
 
 
-def test_who_takes_no_part_is_asked_again_while_another_may_answer() -> None:
+def test_a_peer_outside_the_run_is_asked_again_while_another_may_answer() -> None:
     async def act(scene: Scene) -> FetchedManifest:
         async with AsyncExitStack() as starting:
             old = scene.network.transport(BOOTSTRAP, run=sha256(b"another run"))
@@ -138,7 +138,7 @@ def test_who_takes_no_part_is_asked_again_while_another_may_answer() -> None:
     assert play(act).peer == BOOTSTRAP
 
 
-def test_a_question_that_was_lost_is_asked_again() -> None:
+def test_a_lost_request_is_repeated() -> None:
     async def act(scene: Scene) -> FetchedManifest:
         await scene.add(BOOTSTRAP, ManifestReply(manifest=MANIFEST), deaf_for=2)
         return await scene.fetch(BOOTSTRAP)
@@ -146,7 +146,7 @@ def test_a_question_that_was_lost_is_asked_again() -> None:
     assert play(act).manifest == MANIFEST
 
 
-def test_after_the_time_given_the_error_says_what_happened_at_each() -> None:
+def test_after_the_timeout_the_error_describes_each_peer() -> None:
     async def act(scene: Scene) -> float:
         await scene.add(BOOTSTRAP)
         begin = asyncio.get_running_loop().time()
@@ -162,7 +162,7 @@ def test_after_the_time_given_the_error_says_what_happened_at_each() -> None:
     assert play(act) <= 31.0
 
 
-def test_when_all_take_part_in_other_runs_the_invite_is_wrong_and_nobody_waits() -> None:
+def test_an_invite_whose_peers_are_all_in_other_runs_fails_at_once() -> None:
     async def act(scene: Scene) -> float:
         await scene.add(BOOTSTRAP, run=sha256(b"another run"))
         begin = asyncio.get_running_loop().time()
@@ -174,7 +174,7 @@ def test_when_all_take_part_in_other_runs_the_invite_is_wrong_and_nobody_waits()
     assert play(act) < 5.0
 
 
-def test_a_stranger_has_no_say_and_bad_frames_are_ignored() -> None:
+def test_strangers_and_bad_frames_are_ignored() -> None:
     async def act(scene: Scene) -> FetchedManifest:
         await scene.add(BOOTSTRAP, ManifestReply(manifest=MANIFEST), deaf_for=1)
         stranger = await scene.add(STRANGER)
@@ -217,7 +217,7 @@ def test_a_wrong_answer_that_comes_late_does_not_end_the_wait_for_another_peer()
     assert play(act).manifest == MANIFEST
 
 
-def test_when_all_answers_are_wrong_the_text_says_so_of_each_and_nobody_waits() -> None:
+def test_when_all_answers_are_wrong_the_fetch_fails_at_once_and_names_each() -> None:
     async def act(scene: Scene) -> float:
         await scene.add(BOOTSTRAP, ManifestReply(manifest=b"forged"))
         begin = asyncio.get_running_loop().time()

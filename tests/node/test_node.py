@@ -82,7 +82,7 @@ def test_the_clock_and_the_manifest_are_answered_without_the_engine() -> None:
     act(scene)
 
 
-def test_a_new_acquaintance_is_told_signed_records() -> None:
+def test_a_new_link_receives_signed_records() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         await swarm.run(1.0)
         (word,) = caller.of(Introductions)
@@ -91,7 +91,7 @@ def test_a_new_acquaintance_is_told_signed_records() -> None:
     act(scene)
 
 
-def test_peers_are_pinged_until_they_answer_and_then_once_in_a_while() -> None:
+def test_peers_are_pinged_until_they_answer_and_then_occasionally() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         beat = swarm.rules.heartbeat_seconds
         await swarm.run(3.5 * beat)
@@ -146,7 +146,7 @@ def test_a_span_is_served_in_pieces_from_the_offset_of_its_version(monkeypatch: 
     act(scene)
 
 
-def test_contents_are_hashed_for_who_asks() -> None:
+def test_contents_are_hashed_on_request() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         reply = await caller.ask(founder.peer, ContentRequest(fragment=1), ContentReply)
         states = [founder.vectors.states[SpanId(1, index)] for index in range(4)]
@@ -190,7 +190,7 @@ async def _any_entry(founder: Machine, caller: Caller) -> Entry:
     return entry
 
 
-def test_a_bulk_frame_on_the_control_lane_is_hung_up() -> None:
+def test_a_bulk_frame_on_the_control_lane_closes_the_link() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         frame = encode_message(SpanVector(round=0, span=SPAN, payload=b""))
         caller.send(founder.peer, frame, Lane.CONTROL)
@@ -224,7 +224,7 @@ def test_bytes_are_counted_by_purpose_as_the_transport_counts_them() -> None:
     act(scene)
 
 
-def test_when_the_transport_dies_the_node_ends_with_its_error() -> None:
+def test_when_the_transport_fails_the_node_ends_with_its_error() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         node_of(founder).transport_lost(NetworkError("the daemon ended"))
         with pytest.raises(Violated, match="I9: ExceptionGroup"):
@@ -254,7 +254,7 @@ def test_a_bug_in_vector_work_goes_to_the_loops_handler_and_ends_nothing() -> No
     act(scene)
 
 
-def test_a_node_without_an_address_book_introduces_nobody() -> None:
+def test_a_node_without_an_address_book_introduces_no_peers() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         node_of(founder)._addresses = None
         before = len(caller.of(Introductions))

@@ -128,7 +128,7 @@ async def ann_asks_ben(stage: Scene) -> tuple[Keeper, list[ReachRequest]]:
     return ann, asked
 
 
-def test_a_peer_becomes_dialable_when_a_member_has_dialled_it_and_within_a_second() -> None:
+def test_a_peer_becomes_dialable_within_a_second_of_a_members_dial() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
         assert not ann.engine.membership.can_be_dialled
@@ -144,7 +144,7 @@ def test_a_peer_becomes_dialable_when_a_member_has_dialled_it_and_within_a_secon
     play(scene)
 
 
-def test_who_only_dials_out_stays_so_and_hears_why() -> None:
+def test_a_peer_that_only_dials_out_stays_undialable_and_gets_the_reason() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
         ben = await stage.add(BEN, members=(ANN, BEN))
@@ -159,7 +159,7 @@ def test_who_only_dials_out_stays_so_and_hears_why() -> None:
     play(scene)
 
 
-def test_a_strangers_yes_is_not_asked_for_and_not_believed() -> None:
+def test_a_strangers_yes_is_neither_requested_nor_believed() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
         eve = await stage.add(EVE, members=(), runs=False)
@@ -171,7 +171,7 @@ def test_a_strangers_yes_is_not_asked_for_and_not_believed() -> None:
     play(scene)
 
 
-def test_a_yes_without_a_proof_or_with_one_of_something_else_is_not_counted() -> None:
+def test_a_yes_without_a_matching_proof_is_not_counted() -> None:
     async def scene(stage: Scene) -> None:
         ann, asked = await ann_asks_ben(stage)
         for bad in (answer, lambda nonce: signed(nonce, EVE, ANN), lambda nonce: signed(nonce, BEN, CLEO)):
@@ -185,7 +185,7 @@ def test_a_yes_without_a_proof_or_with_one_of_something_else_is_not_counted() ->
     play(scene)
 
 
-def test_who_does_not_know_the_time_yet_answers_when_it_does() -> None:
+def test_a_peer_that_does_not_know_the_time_answers_once_it_does() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
         ben.engine.only_listens = True
@@ -199,7 +199,7 @@ def test_who_does_not_know_the_time_yet_answers_when_it_does() -> None:
     play(scene)
 
 
-def test_those_whose_proofs_the_rule_counts_are_asked_though_others_have_answered() -> None:
+def test_peers_whose_proofs_count_are_asked_even_if_others_have_answered() -> None:
     async def scene(stage: Scene) -> None:
         ann, cleo = [await stage.add(key, members=(ANN, BEN, CLEO, DAN)) for key in (ANN, CLEO)]
         await stage.link(ann, cleo)
@@ -213,7 +213,7 @@ def test_those_whose_proofs_the_rule_counts_are_asked_though_others_have_answere
     play(scene)
 
 
-def test_a_proof_that_is_an_hour_old_is_shown_no_more() -> None:
+def test_an_hour_old_proof_is_no_longer_shown() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
         await stage.link(ann, ben)
@@ -239,7 +239,7 @@ def test_an_answer_that_names_no_address_or_another_question_is_dropped() -> Non
     play(scene)
 
 
-def test_a_reason_brings_no_control_characters() -> None:
+def test_control_characters_are_removed_from_a_reason() -> None:
     async def scene(stage: Scene) -> None:
         ann, asked = await ann_asks_ben(stage)
         ann.reach.receive(BEN.peer, answer(asked[0].nonce, reason=b"\x1b[31mred\n"))
@@ -248,7 +248,7 @@ def test_a_reason_brings_no_control_characters() -> None:
     play(scene)
 
 
-def test_an_address_that_was_proved_brings_no_control_characters_and_names_a_port_of_this_peer() -> None:
+def test_a_proved_address_has_no_control_characters_and_names_a_port_of_this_peer() -> None:
     async def scene(stage: Scene) -> None:
         ann, asked = await ann_asks_ben(stage)
         zoned = HOST.encode() + b"%\x1b[2J/tcp/9"
@@ -261,7 +261,7 @@ def test_an_address_that_was_proved_brings_no_control_characters_and_names_a_por
     play(scene)
 
 
-def test_an_asker_has_us_dial_its_own_host_only_and_few_times_a_minute() -> None:
+def test_an_asker_can_make_us_dial_only_its_own_host_a_few_times_a_minute() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
         dan = await stage.add(DAN, members=(), runs=False)
@@ -292,7 +292,7 @@ def test_strangers_leave_half_of_the_budget_to_members() -> None:
     play(scene)
 
 
-def test_who_may_be_no_member_is_not_dialled() -> None:
+def test_a_peer_that_may_not_be_a_member_is_not_dialled() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
         eve = await stage.add(EVE, members=(), runs=False)
@@ -304,6 +304,6 @@ def test_who_may_be_no_member_is_not_dialled() -> None:
     play(scene)
 
 
-def test_where_it_was_reached_is_announced_before_where_it_listens() -> None:
+def test_the_proved_address_is_announced_before_the_listen_address() -> None:
     proved, listening = ("/ip4/45.10.0.2/tcp/1",), ("/ip4/192.168.1.7/tcp/1/p2p/x", "/ip4/45.10.0.2/tcp/1/p2p/x")
     assert announced(proved, listening, "/p2p/x") == (listening[1], listening[0])

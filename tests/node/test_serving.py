@@ -24,7 +24,7 @@ HOUR = 3600.0
 LATEST = SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16)
 
 
-def test_a_version_that_somebody_has_begun_to_fetch_is_served_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_a_peer_has_started_to_fetch_is_served_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", 200)
 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
@@ -45,7 +45,7 @@ def test_a_version_that_somebody_has_begun_to_fetch_is_served_to_its_end(monkeyp
     act(scene)
 
 
-def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
+def test_a_span_that_is_being_fetched_is_served_once_it_has_arrived() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         await swarm.run_to_round(0)
         await swarm.run(6.0)  # nothing is due meanwhile
@@ -59,7 +59,7 @@ def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
     act(scene)
 
 
-def test_snapshots_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_snapshots_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "MOST_VERSIONS", 2)
 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
@@ -70,7 +70,7 @@ def test_snapshots_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> N
     act(scene)
 
 
-def test_an_entry_that_memory_has_forgotten_comes_from_the_disk() -> None:
+def test_an_entry_no_longer_in_memory_is_served_from_disk() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         await swarm.grows("founder", entries=8 * (CYCLES_IN_MEMORY + 2))
         first = next(entry for entry in swarm.inspector.entries.values() if entry.span == SPAN)
@@ -86,7 +86,7 @@ def test_an_entry_that_memory_has_forgotten_comes_from_the_disk() -> None:
 
 @pytest.mark.parametrize("num_peers", [2, 3])
 @pytest.mark.parametrize("saves", [True, False], ids=["from its own disk", "from others"])
-def test_a_bit_that_flips_in_one_memory_is_found_said_and_mended_in_a_scrub_period(num_peers: int, saves: bool) -> None:
+def test_a_flipped_bit_is_found_reported_and_corrected_within_a_scrub_period(num_peers: int, saves: bool) -> None:
     async def scene() -> None:
         async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
             names = ["ada", "ben", "cleo"][:num_peers]
@@ -116,7 +116,7 @@ def test_a_bit_that_flips_in_one_memory_is_found_said_and_mended_in_a_scrub_peri
     play(scene)
 
 
-def test_a_peer_that_holds_nothing_has_nothing_rebuilt() -> None:
+def test_a_peer_that_holds_nothing_rebuilds_nothing() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         founder.vectors.drop()
         assert founder.process is not None

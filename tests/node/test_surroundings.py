@@ -25,14 +25,14 @@ from p2p_diloco.testing.machine import Machine
     ],
     ids=["memory", "observer", "address book", "no archive", "archive"],
 )
-def test_what_is_asked_is_given_with_the_same_arguments(asked: type, given: type) -> None:
+def test_each_port_is_implemented_with_the_same_arguments(asked: type, given: type) -> None:
     wanted = {name: call for name, call in vars(asked).items() if inspect.isfunction(call) and name[0] != "_"}
     assert wanted
     for name, call in wanted.items():
         assert list(inspect.signature(getattr(given, name)).parameters) == list(inspect.signature(call).parameters)
 
 
-def test_who_has_no_disk_keeps_nothing() -> None:
+def test_a_peer_without_a_disk_keeps_nothing() -> None:
     archive = NoArchive()
     archive.give_up(SpanId(0, 0))
     assert archive.entry_after(SpanId(0, 0), ZERO_DIGEST) is None

@@ -42,12 +42,12 @@ def test_every_message_has_one_purpose(message: Message, purpose: Purpose) -> No
     assert purpose_of(message) == purpose
 
 
-def test_an_entry_that_somebody_asked_for_is_a_transfer() -> None:
+def test_a_requested_entry_is_a_transfer() -> None:
     assert purpose_of(ENTRY, on_request=True) == "transfer"
     assert purpose_of(Ping(nonce=0), on_request=True) == "control"
 
 
-def test_frames_are_counted_with_their_prefix_each_way_for_itself() -> None:
+def test_frames_are_counted_with_their_prefix_in_each_direction() -> None:
     traffic = Traffic()
     traffic.count_sent("vectors", 100)
     traffic.count_sent("vectors", 10)

@@ -10,7 +10,7 @@ from p2p_diloco.node.vector_worker import AtOnce, VectorWorker
 from p2p_diloco.transport.virtual_time import run_virtual
 
 
-def test_results_come_in_the_loop_and_in_order() -> None:
+def test_results_are_delivered_in_the_loop_and_in_order() -> None:
     async def scene() -> None:
         heard: list[tuple[int, int]] = []
         loop = asyncio.get_running_loop()
@@ -31,7 +31,7 @@ def test_results_come_in_the_loop_and_in_order() -> None:
     asyncio.run(scene())
 
 
-def test_what_a_function_raises_is_handed_over_and_the_next_is_run() -> None:
+def test_an_exception_is_delivered_and_the_next_function_runs() -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
         worker, outcomes = VectorWorker(loop), asyncio.Queue[tuple[Any, BaseException | None]]()
@@ -46,7 +46,7 @@ def test_what_a_function_raises_is_handed_over_and_the_next_is_run() -> None:
     asyncio.run(scene())
 
 
-def test_a_listener_that_fails_takes_no_result_from_the_next() -> None:
+def test_a_failing_callback_does_not_affect_the_next_result() -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
         mistakes: list[Any] = []
@@ -65,7 +65,7 @@ def test_a_listener_that_fails_takes_no_result_from_the_next() -> None:
     asyncio.run(scene())
 
 
-def test_results_that_wait_are_handed_over_by_one_wake_up() -> None:
+def test_waiting_results_are_delivered_by_one_wake_up() -> None:
     async def scene() -> None:
         wake_ups: list[Any] = []
         loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ def test_results_that_wait_are_handed_over_by_one_wake_up() -> None:
     asyncio.run(scene())
 
 
-def test_who_is_closed_begins_nothing_and_says_nothing() -> None:
+def test_a_closed_worker_starts_nothing_and_delivers_nothing() -> None:
     async def scene() -> None:
         heard: list[Any] = []
         begun, may_end, ran = threading.Event(), threading.Event(), []
@@ -106,7 +106,7 @@ def test_who_is_closed_begins_nothing_and_says_nothing() -> None:
     asyncio.run(scene())
 
 
-def test_a_closed_loop_ends_the_thread() -> None:
+def test_closing_the_loop_ends_the_thread() -> None:
     may_go_on = threading.Event()
 
     async def scene() -> VectorWorker:
@@ -121,7 +121,7 @@ def test_a_closed_loop_ends_the_thread() -> None:
     assert worker.join(30)
 
 
-def test_in_virtual_time_results_come_in_the_next_turn_of_the_loop() -> None:
+def test_in_virtual_time_results_are_delivered_in_the_next_loop_iteration() -> None:
     async def scene() -> None:
         heard: list[Any] = []
         worker = AtOnce()

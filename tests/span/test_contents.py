@@ -60,7 +60,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(monkeypatch)
 
 
-def test_one_span_at_a_time_so_that_other_work_comes_between(desk: Desk) -> None:
+def test_spans_are_hashed_one_at_a_time_so_that_other_work_can_run(desk: Desk) -> None:
     desk.ask()
     for done in range(3):
         assert (desk.num_hashed, len(desk.waiting)) == (done, 1)
@@ -68,7 +68,7 @@ def test_one_span_at_a_time_so_that_other_work_comes_between(desk: Desk) -> None
     assert desk.heard == [("serve", content_digests(STATES))]
 
 
-def test_two_who_ask_together_are_answered_from_one_hash(desk: Desk) -> None:
+def test_two_simultaneous_requests_share_one_hash(desk: Desk) -> None:
     desk.ask(ANN)
     desk.ask(BEN)
     desk.run()
@@ -76,7 +76,7 @@ def test_two_who_ask_together_are_answered_from_one_hash(desk: Desk) -> None:
     assert desk.num_hashed == 3
 
 
-def test_a_question_that_is_asked_again_while_it_is_answered_is_forgotten(desk: Desk) -> None:
+def test_a_repeated_request_is_dropped_while_the_first_is_being_answered(desk: Desk) -> None:
     desk.ask()
     desk.ask()
     desk.ask(question="compare")
@@ -87,7 +87,7 @@ def test_a_question_that_is_asked_again_while_it_is_answered_is_forgotten(desk: 
     assert len(desk.heard) == 3
 
 
-def test_a_hash_is_good_for_seconds_only(desk: Desk) -> None:
+def test_a_hash_is_reused_for_seconds_only(desk: Desk) -> None:
     desk.ask()
     desk.run()
     desk.now = 4.9
@@ -100,7 +100,7 @@ def test_a_hash_is_good_for_seconds_only(desk: Desk) -> None:
     assert desk.num_hashed == 6, "memory may have failed meanwhile"
 
 
-def test_other_bytes_at_the_same_place_in_the_log_are_hashed_again(desk: Desk) -> None:
+def test_different_bytes_at_the_same_log_position_are_hashed_again(desk: Desk) -> None:
     desk.ask()
     desk.run()
     other = [replace(STATES[0], anchor_N=np.full(4, 2.0, np.float32)), *STATES[1:]]
@@ -110,7 +110,7 @@ def test_other_bytes_at_the_same_place_in_the_log_are_hashed_again(desk: Desk) -
     assert desk.num_hashed == 4
 
 
-def test_nothing_is_hashed_for_who_is_gone(desk: Desk) -> None:
+def test_nothing_is_hashed_for_a_peer_that_is_gone(desk: Desk) -> None:
     desk.ask()
     desk.run(1)
     desk.linked.discard(ANN)

@@ -24,7 +24,7 @@ def test_this_machine_gives_the_known_answer_with_and_without_compiled_loops() -
         check_known_answer()
 
 
-def test_a_thread_that_flushes_subnormal_numbers_gives_it_too() -> None:
+def test_a_thread_that_flushes_subnormal_numbers_gives_the_known_answer() -> None:
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
     try:
@@ -35,7 +35,7 @@ def test_a_thread_that_flushes_subnormal_numbers_gives_it_too() -> None:
         torch.set_flush_denormal(False)
 
 
-def test_it_is_a_matter_of_milliseconds() -> None:
+def test_the_known_answer_takes_milliseconds() -> None:
     check_known_answer()
     began = time.process_time()
     check_known_answer()
@@ -76,7 +76,7 @@ def replaced_rule(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", [replaced_outer_step, replaced_follow, replaced_rule])
-def test_one_bit_in_any_way_of_stepping_is_refused_with_both_answers(
+def test_a_wrong_bit_in_any_kind_of_step_is_refused_with_both_answers(
     change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(monkeypatch)

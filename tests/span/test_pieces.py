@@ -73,7 +73,7 @@ def test_a_piece_is_a_view_no_longer_than_was_asked_for_in_whole_numbers() -> No
 
 
 @pytest.mark.parametrize(("offset", "most_bytes"), [(0, 0), (0, 3), (8000, 100), (1 << 60, 100)])
-def test_who_asks_for_nothing_gets_nothing(offset: int, most_bytes: int) -> None:
+def test_a_request_for_zero_bytes_gets_nothing(offset: int, most_bytes: int) -> None:
     async def scene(line: Line) -> None:
         line.ask(offset=offset, version=line.states[SPAN].head.digest, most_bytes=most_bytes)
         assert line.read() == []
@@ -81,7 +81,7 @@ def test_who_asks_for_nothing_gets_nothing(offset: int, most_bytes: int) -> None
     act(scene)
 
 
-def test_who_asks_for_everything_at_once_and_reads_nothing_costs_a_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asker_that_reads_nothing_costs_a_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "AHEAD_BYTES", 10_000)
 
     async def scene(line: Line) -> None:
@@ -99,7 +99,7 @@ def test_who_asks_for_everything_at_once_and_reads_nothing_costs_a_few_frames(mo
     act(scene)
 
 
-def test_all_askers_together_are_bounded_too_and_each_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_askers_together_are_bounded_and_each_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "TOTAL_AHEAD_BYTES", 10_000)
 
     async def scene(line: Line) -> None:
@@ -117,7 +117,7 @@ def test_all_askers_together_are_bounded_too_and_each_gets_its_turn(monkeypatch:
     act(scene)
 
 
-def test_a_version_is_kept_while_it_is_asked_for_and_then_forgotten() -> None:
+def test_a_version_is_kept_while_it_is_requested_and_then_dropped() -> None:
     async def scene(line: Line) -> None:
         old = line.states[SPAN].head
         line.ask()
@@ -150,7 +150,7 @@ def test_many_spans_fetched_to_the_end_leave_few_versions_behind(monkeypatch: py
     act(scene)
 
 
-def test_a_span_that_is_on_its_way_here_is_served_once_it_has_come() -> None:
+def test_a_span_that_is_being_fetched_is_served_once_it_has_arrived() -> None:
     async def scene(line: Line) -> None:
         state = line.states.pop(SPAN)
         line.ask()

@@ -117,9 +117,7 @@ def test_contributing_at_once_is_contributing_step_by_step(
 
 @settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, elements=SIZES)
-def test_an_encoding_that_is_longer_than_reducers_take_is_shortened_though_its_vector_is_not(
-    seed: int, elements: int
-) -> None:
+def test_an_encoding_above_the_limit_is_shortened_even_if_its_vector_is_not(seed: int, elements: int) -> None:
     state = span(seed, elements)
     local_N = local(state, seed + 3)
     first = contribute(state, InFlight(), local_N)
@@ -214,7 +212,7 @@ def test_radial_means_of_parts_with_empty_blocks_have_nothing_of_other_blocks(se
     assert result.payload == INT4.encode(mean_N, rounding_seed=b"seed")
 
 
-def test_spans_that_no_mark_is_known_of_have_plain_means() -> None:
+def test_spans_without_marks_have_plain_means() -> None:
     parts, marks_B = parts_of(1, 128, 3), np.ones(2, np.bool_)
     plain, radial = (
         reduce(parts, 128, codecs=replace(CODECS, radial={span_id: marks_B})).payload
@@ -239,7 +237,7 @@ def test_rows_of_a_grid_have_radial_means_too(stage: Stage) -> None:
     assert result.payload == target.encode(mean_N, rounding_seed=None if stage is Stage.ROW else b"seed")
 
 
-def test_a_part_too_long_or_unreadable_is_left_out_of_the_mean_alone() -> None:
+def test_only_a_part_that_is_too_long_or_unreadable_is_left_out_of_the_mean() -> None:
     parts = parts_of(1, 128, 4)
     norms = [INT4.squared_norm(part.payload, 128) ** 0.5 for part in parts]
     assert norms[0] > 1.1 * max(norms[1:])
@@ -250,17 +248,17 @@ def test_a_part_too_long_or_unreadable_is_left_out_of_the_mean_alone() -> None:
     assert "no contribution was sound" in reduce([], 128)
 
 
-def test_at_the_bound_of_what_an_update_may_be_both_ways_agree() -> None:
+def test_both_ways_agree_at_the_bound_of_an_update() -> None:
     parts = [replace(part, payload=INT4.encode(np.full(128, 3.3e38, np.float32))) for part in parts_of(1, 128, 3)]
     assert isinstance(reduce(parts, 128), Reduced)
 
 
-def test_means_of_rows_are_eight_bits_wide_and_go_step_by_step() -> None:
+def test_means_of_rows_have_eight_bits_and_are_computed_step_by_step() -> None:
     result = reduce(parts_of(3, 128, 3), 128, stage=Stage.ROW)
     assert len(result.payload) == INT8.encoded_bytes(128)
 
 
-def test_only_whole_blocks_of_four_bits_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_whole_blocks_of_four_bits_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the two properties above compare is really two ways."""
     kernels = span_kernels()
     assert kernels is not None
@@ -278,7 +276,7 @@ def test_only_whole_blocks_of_four_bits_go_at_once(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 63, 64, 127])
-def test_an_island_that_diverged_contributes_nothing(wrong: float, place: int) -> None:
+def test_a_diverged_island_contributes_nothing(wrong: float, place: int) -> None:
     state = span(1, 128)
     local_N = local(state, 2)
     local_N[place] = wrong
@@ -303,7 +301,7 @@ def test_an_entry_that_no_encoder_writes_is_refused(spoil: Callable[[bytes], byt
     assert both(lambda: follow(state, InFlight(), local(state, 2), payload))[0] is FrameError
 
 
-def test_a_step_over_damaged_memory_leaves_everything_as_it_was() -> None:
+def test_a_step_on_damaged_memory_changes_nothing() -> None:
     state = span(1, 128)
     anchor_N = state.anchor_N.copy()
     anchor_N[77] = np.inf

@@ -38,7 +38,7 @@ EXACT = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=FLOAT32, rounds_sto
 ELEMENTS = 64
 
 
-def test_after_a_warm_up_nothing_is_left_to_compile() -> None:
+def test_a_warm_up_compiles_everything() -> None:
     kernels = block_kernels()
     assert kernels is not None
     codecs = [INT4, codec_named("int8")]
@@ -95,7 +95,7 @@ def test_the_mean_is_weighted_and_its_norm_exact() -> None:
     [(bytes(7), "7"), (vector(float("nan")).tobytes(), "finite"), (vector(100.0).tobytes(), "beyond the limit 80")],
     ids=["size", "finiteness", "norm"],
 )
-def test_an_unsound_part_is_dropped_with_its_reason_and_the_mean_is_of_the_others(payload: bytes, says: str) -> None:
+def test_an_unsound_part_is_dropped_with_a_reason_and_the_others_are_averaged(payload: bytes, says: str) -> None:
     bad = Part(peer=BEN, payload=payload, weight=1.0, norm=1.0)
     result = reduced(reduce(part(ANN, vector(1.0)), bad, part(CLEO, vector(3.0)), norm_limit=80.0))
     assert result.sound == {ANN, CLEO}
@@ -105,7 +105,7 @@ def test_an_unsound_part_is_dropped_with_its_reason_and_the_mean_is_of_the_other
     assert says in reason
 
 
-def test_without_a_sound_part_there_is_a_reason_that_names_everybody() -> None:
+def test_without_a_sound_part_the_reason_names_all_senders() -> None:
     result = reduce_parts(reduce(Part(peer=BEN, payload=b"", weight=1.0, norm=1.0)), EXACT, ELEMENTS)
     assert isinstance(result, str)
     assert short_peer_id(BEN) in result
@@ -116,14 +116,14 @@ def test_parts_without_weight_give_no_mean() -> None:
     assert isinstance(result, str)
 
 
-def test_a_mean_beyond_what_floats_hold_is_void_and_no_error() -> None:
+def test_a_mean_that_overflows_is_skipped_without_an_error() -> None:
     most = float(np.finfo(np.float32).max)
     codecs = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=INT4, rounds_stochastically=False)
     result = reduce_parts(reduce(part(ANN, vector(most)), part(BEN, vector(most))), codecs, ELEMENTS)
     assert isinstance(result, str | Reduced)
 
 
-def test_a_sender_that_ends_a_rounding_too_high_is_not_dropped() -> None:
+def test_a_sender_slightly_above_the_limit_by_rounding_is_not_dropped() -> None:
     limit = payload_norm(FLOAT32, FLOAT32.encode(vector(1.0)), ELEMENTS) * (1.0 - 1e-7)
     assert reduced(reduce(part(ANN, vector(1.0)), norm_limit=limit)).sound == {ANN}
 
@@ -135,7 +135,7 @@ def test_stochastic_rounding_follows_the_seed_and_nothing_else() -> None:
     assert one == again != other
 
 
-def test_a_span_goes_over_the_wire_and_back_bit_by_bit() -> None:
+def test_a_span_survives_a_transfer_bit_for_bit() -> None:
     state = span_state(vector(1.0, -0.0, 3e-39), vector(2.0, 0.5))
     back = state_from_bytes(state.head, state_bytes(state))
     assert back.anchor_N.tobytes() == state.anchor_N.tobytes()
@@ -144,7 +144,7 @@ def test_a_span_goes_over_the_wire_and_back_bit_by_bit() -> None:
     assert content_digests([back]) == content_digests([state])
 
 
-def test_a_span_lies_where_its_pieces_were_put_and_nobody_may_write_there() -> None:
+def test_a_received_span_uses_the_memory_of_its_pieces_and_is_read_only() -> None:
     state = span_state(vector(1.0), vector(2.0))
     raw = bytearray(state_bytes(state))
     back = state_from_bytes(state.head, memoryview(raw))
@@ -154,7 +154,7 @@ def test_a_span_lies_where_its_pieces_were_put_and_nobody_may_write_there() -> N
 
 
 @pytest.mark.parametrize("most_bytes", [4, 8, 20, 1 << 20])
-def test_pieces_are_views_and_together_the_whole_span(most_bytes: int) -> None:
+def test_pieces_are_views_that_make_up_the_whole_span(most_bytes: int) -> None:
     state = span_state(vector(1.0, 2.0, 3.0), vector(4.0, 5.0, 6.0))
     raw, parts = state_bytes(state), b""
     while len(parts) < len(raw):
@@ -185,7 +185,9 @@ def test_pieces_are_views_and_together_the_whole_span(most_bytes: int) -> None:
         (vector(1.0).tobytes(), 2**40, True),
     ],
 )
-def test_only_whole_numbers_that_a_sound_state_holds_make_a_piece(piece: bytes, offset: int, is_sound: bool) -> None:
+def test_a_piece_holds_only_whole_numbers_within_the_bounds_of_a_sound_state(
+    piece: bytes, offset: int, is_sound: bool
+) -> None:
     """An infinite number, or a finite one that may become infinite in a later step: only liars serve them."""
     head = span_state(vector(1.0), vector(1.0)).head
     reply = SpanReply(span=SpanId(0, 0), head=head, total_bytes=8 * ELEMENTS, offset=offset, piece=piece)
@@ -201,7 +203,7 @@ def test_content_digests_pair_the_chain_with_the_bytes_and_the_whole_head() -> N
     assert content_digests([one]) == pairs[:1]
 
 
-def test_a_contribution_that_rounding_made_too_long_is_encoded_again_within_its_limit() -> None:
+def test_a_contribution_that_rounding_made_too_long_is_encoded_again() -> None:
     codec = codec_named("int4")
     delta_N = np.array([1.0, 0.55] * 64, np.float32)
     norm = float(np.linalg.norm(delta_N))

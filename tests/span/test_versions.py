@@ -55,14 +55,14 @@ class Donor:
         return state is not None and state.head.digest == version
 
 
-def test_who_is_in_the_middle_gets_the_version_it_began_with() -> None:
+def test_a_peer_in_the_middle_of_a_fetch_keeps_its_version() -> None:
     donor = Donor()
     began = donor.begin()
     donor.move_on()
     assert donor.has(began)
 
 
-def test_a_version_that_one_fetches_serves_another_who_began_elsewhere() -> None:
+def test_a_version_kept_for_one_peer_serves_another() -> None:
     donor = Donor()
     began = donor.begin(ASKER)
     donor.move_on()
@@ -71,7 +71,7 @@ def test_a_version_that_one_fetches_serves_another_who_began_elsewhere() -> None
     assert donor.has(began, OTHER), "that the first is done takes nothing from the second"
 
 
-def test_a_last_piece_may_be_lost_and_asked_for_again() -> None:
+def test_a_lost_last_piece_can_be_requested_again() -> None:
     donor = Donor()
     began = donor.begin()
     donor.move_on()
@@ -79,7 +79,7 @@ def test_a_last_piece_may_be_lost_and_asked_for_again() -> None:
     assert donor.has(began)
 
 
-def test_versions_whose_last_piece_went_out_take_a_few_bytes_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_whose_last_piece_was_sent_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "SERVED_BYTES", 3 * WHOLE)
     donor = Donor(num_spans=20)
     for span in donor.spans:
@@ -91,7 +91,7 @@ def test_versions_whose_last_piece_went_out_take_a_few_bytes_in_all(monkeypatch:
     assert kept == donor.spans[-3:], "the latest"
 
 
-def test_the_latest_of_them_is_kept_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_such_version_is_kept_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "SERVED_BYTES", 0)
     donor = Donor(num_spans=2)
     began = [donor.begin(span=span) for span in donor.spans]
@@ -102,7 +102,7 @@ def test_the_latest_of_them_is_kept_however_long_it_is(monkeypatch: pytest.Monke
     assert donor.has(began[1], span=donor.spans[1])
 
 
-def test_one_peer_cannot_have_more_kept_than_it_may_fetch_at_a_time() -> None:
+def test_one_peer_keeps_no_more_versions_than_it_may_fetch_at_a_time() -> None:
     donor = Donor(num_spans=3 * MOST_VERSIONS_OF_A_PEER)
     other = donor.begin(OTHER)
     for span in donor.spans:
@@ -112,7 +112,7 @@ def test_one_peer_cannot_have_more_kept_than_it_may_fetch_at_a_time() -> None:
     assert donor.has(other, OTHER)
 
 
-def test_all_peers_together_cannot_have_more_kept_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_peers_together_keep_only_a_few_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "MOST_VERSIONS", 2)
     donor = Donor()
     for number in range(5):
@@ -121,7 +121,7 @@ def test_all_peers_together_cannot_have_more_kept_than_a_few(monkeypatch: pytest
     assert len(donor.versions) == 2
 
 
-def test_who_begins_a_span_anew_gives_up_the_version_before() -> None:
+def test_restarting_a_span_drops_the_earlier_version() -> None:
     donor = Donor()
     first = donor.begin()
     donor.move_on()
@@ -130,7 +130,7 @@ def test_who_begins_a_span_anew_gives_up_the_version_before() -> None:
     assert not donor.has(first)
 
 
-def test_a_version_is_forgotten_when_nobody_asks_for_it() -> None:
+def test_an_unrequested_version_is_dropped() -> None:
     donor = Donor()
     began = donor.begin()
     donor.move_on()
@@ -144,7 +144,7 @@ def test_a_version_is_forgotten_when_nobody_asks_for_it() -> None:
     assert not donor.has(began)
 
 
-def test_a_span_that_is_not_here_is_not_kept() -> None:
+def test_a_span_that_is_not_held_is_not_kept() -> None:
     donor = Donor()
     assert donor.versions.take(ASKER, SpanId(1, 0), ZERO_DIGEST) is None
     donor.versions.served_to_the_end(ASKER, SpanId(1, 0))

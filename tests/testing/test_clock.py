@@ -7,14 +7,14 @@ import pytest
 from p2p_diloco.testing.clock import MachineClock
 
 
-def test_monotonic_clock_counts_from_the_boot() -> None:
+def test_monotonic_clock_counts_from_boot() -> None:
     clock = MachineClock(1000.0)
     assert clock.monotonic(1005.0) == 5.0
     clock.boot(1010.0)
     assert clock.monotonic(1010.0) == 0.0
 
 
-def test_monotonic_clock_stands_still_in_sleep_and_the_wall_clock_does_not() -> None:
+def test_monotonic_clock_stops_in_sleep_and_the_wall_clock_does_not() -> None:
     clock = MachineClock(1000.0)
     clock.sleep(1005.0)
     assert clock.monotonic(1500.0) == 5.0
@@ -37,7 +37,7 @@ def test_drift_runs_both_clocks_fast_and_true_at_undoes_it() -> None:
     assert clock.true_at(12.0, 10.0) == 8.0
 
 
-def test_boot_time_clock_counts_sleep_and_begins_again_at_a_boot() -> None:
+def test_boot_time_clock_counts_sleep_and_restarts_at_boot() -> None:
     clock = MachineClock(1000.0)
     clock.sleep(1005.0)
     assert clock.boottime(1500.0) == 500.0
@@ -47,7 +47,7 @@ def test_boot_time_clock_counts_sleep_and_begins_again_at_a_boot() -> None:
     assert clock.boottime(3001.0) == 1.0
 
 
-def test_all_clocks_stand_still_in_a_pause_and_are_behind_after_it() -> None:
+def test_all_clocks_stop_in_a_pause_and_are_behind_after_it() -> None:
     clock = MachineClock(1000.0)
     clock.sleep(1001.0)
     clock.wake(1003.0)
@@ -70,14 +70,14 @@ def test_a_wall_clock_that_drifts_does_not_drift_in_a_pause() -> None:
     assert clock.wall(22.0) == 18.0
 
 
-def test_a_machine_that_is_switched_off_in_a_pause_has_a_wall_clock_that_is_behind() -> None:
+def test_wall_clock_is_behind_after_a_power_off_in_a_pause() -> None:
     clock = MachineClock(1000.0)
     clock.pause(1005.0)
     clock.boot(1105.0)
     assert [clock.monotonic(1106.0), clock.boottime(1106.0), clock.wall(1106.0)] == [1.0, 1.0, 1006.0]
 
 
-def test_no_jump_goes_back() -> None:
+def test_jumping_back_is_refused() -> None:
     clock = MachineClock(1000.0)
     clock.jump(1005.0, 7.0)
     assert [clock.monotonic(1005.0), clock.boottime(1005.0), clock.wall(1005.0)] == [12.0, 12.0, 1012.0]

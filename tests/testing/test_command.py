@@ -14,7 +14,7 @@ from p2p_diloco.testing.scale import ScaleRow
 from p2p_diloco.testing.split import splits_of
 
 
-def test_seed_is_played_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_seed_is_run_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["swarm", "--peers", "3", "--kinds", "kill", "--seed", "1"]) == 0
     shown = capsys.readouterr().out
     assert "seed 1: 3 peers" in shown
@@ -30,20 +30,20 @@ def test_replay_of_a_sound_seed_prints_its_trace(capsys: pytest.CaptureFixture[s
     assert "every invariant held" in shown
 
 
-def test_figures_of_a_broken_seed_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_name_a_seed_that_broke_an_invariant(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["swarm", "--peers", "3", "--seeds", "1", "--kinds", "none", "--plant", "double-count", "--json"]
     assert main(words) == 1
     figures = json.loads(capsys.readouterr().out)
     assert figures["failing_seeds"] == [0]
 
 
-def test_long_run_goes_on_where_another_ended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_campaign_continues_where_another_ended(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["swarm", "--peers", "3", "--kinds", "none", "--plant", "double-count", "--first-seed", "7"]
     assert main([*words, "--seeds", "2", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failing_seeds"][0] == 7
 
 
-def test_broken_seed_is_shown_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_seed_that_broke_an_invariant_is_printed_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["swarm", "--peers", "3", "--kinds", "none", "--seed", "0", "--trace", "--plant", "double-count"]) == 1
     shown = capsys.readouterr().out
     assert "I2" in shown
@@ -75,7 +75,7 @@ def test_broken_seed_is_shown_with_its_trace(capsys: pytest.CaptureFixture[str])
         (["mistakes", "none"], "no mistake is called 'none'; expected one of double-count"),
     ],
 )
-def test_option_that_means_nothing_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert text in capsys.readouterr().err
 
@@ -95,22 +95,20 @@ ROW = ScaleRow(
 )
 
 
-def test_sizes_are_played_and_figures_stand_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scale_prints_only_figures_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale", "--peers", "2,3", "--cycles", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["peers"] for row in rows] == [2, 3]
     assert all(row["replicas_equal"] for row in rows)
 
 
-def test_split_is_played_from_the_command_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_runs_from_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "splits_of", lambda *asked: splits_of(*asked)[:1])
     assert main(["split", "--peers", "4"]) == 0
     assert "kept_its_promise True" in capsys.readouterr().out
 
 
-def test_rosters_that_cost_too_much_end_with_1(
+def test_rosters_that_cost_too_much_exit_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["rosters", "--members", "8", "--every", "8", "--cycles", "3"]
@@ -120,7 +118,7 @@ def test_rosters_that_cost_too_much_end_with_1(
     assert main(words) == 1
 
 
-def test_different_replicas_and_violations_end_with_1(
+def test_different_replicas_and_violations_exit_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "measure", lambda plan: dataclasses.replace(ROW, replicas_equal=False))

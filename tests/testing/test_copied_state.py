@@ -28,7 +28,7 @@ async def begin(swarm: Simulation, place: str) -> Machine:
     [(OPEN, 30.0), (OPEN, 0.0), (OUTBOUND_ONLY, 30.0)],
     ids=["reachable", "reachable and started at once", "at home"],
 )
-def test_two_machines_with_one_identity_harm_no_other_and_both_are_told_to_stop_one(place: str, seconds: float) -> None:
+def test_two_machines_with_one_identity_harm_no_others_and_both_report_it(place: str, seconds: float) -> None:
     """They take each other's links. Started in one second they are one incarnation, and sign different entries."""
 
     async def scene() -> None:
@@ -54,7 +54,7 @@ def test_two_machines_with_one_identity_harm_no_other_and_both_are_told_to_stop_
     play(scene)
 
 
-def test_a_state_folder_that_was_restored_from_a_backup_harms_nobody_and_its_user_is_told() -> None:
+def test_a_state_folder_restored_from_a_backup_harms_no_peer_and_is_reported() -> None:
     """Since the backup its peer has voted for rosters, which it does not know any more."""
 
     async def scene() -> None:

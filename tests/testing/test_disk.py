@@ -28,7 +28,7 @@ def cut_power_often(rack: DiskRack, disk: SimulatedDisk) -> None:
             disk.cut_power(random.Random(seed))
 
 
-def test_what_was_synced_survives_a_power_cut(rack: DiskRack, disk: SimulatedDisk) -> None:
+def test_synced_data_survives_a_power_cut(rack: DiskRack, disk: SimulatedDisk) -> None:
     replaced, appended = disk.path / "replaced", disk.path / "appended"
     for content in (b"one", b"another"):
         replace_file(replaced, lambda draft, content=content: draft.write_bytes(content) and None)
@@ -38,7 +38,7 @@ def test_what_was_synced_survives_a_power_cut(rack: DiskRack, disk: SimulatedDis
     assert appended.read_bytes() == b"oneanother"
 
 
-def test_what_was_not_synced_is_lost_or_torn(rack: DiskRack, disk: SimulatedDisk) -> None:
+def test_unsynced_data_is_lost_or_torn(rack: DiskRack, disk: SimulatedDisk) -> None:
     path = disk.path / "log"
     append_to_file(path, b"safe")
     outcomes = set()
@@ -56,7 +56,7 @@ def test_what_was_not_synced_is_lost_or_torn(rack: DiskRack, disk: SimulatedDisk
     assert all(outcome.startswith(b"safe") for outcome in outcomes)
 
 
-def test_name_that_was_not_synced_may_fall_back(rack: DiskRack, disk: SimulatedDisk) -> None:
+def test_unsynced_name_may_revert(rack: DiskRack, disk: SimulatedDisk) -> None:
     path, outcomes = disk.path / "votes", set()
     replace_file(path, lambda draft: draft.write_bytes(b"old") and None)
     for seed in range(20):
@@ -71,7 +71,7 @@ def test_name_that_was_not_synced_may_fall_back(rack: DiskRack, disk: SimulatedD
     assert b"old" in outcomes
 
 
-def test_full_disk_refuses_every_write_and_keeps_what_it_holds(disk: SimulatedDisk) -> None:
+def test_full_disk_refuses_every_write_and_keeps_its_files(disk: SimulatedDisk) -> None:
     path = disk.path / "file"
     replace_file(path, lambda draft: draft.write_bytes(b"kept") and None)
     disk.is_full = True
@@ -82,7 +82,7 @@ def test_full_disk_refuses_every_write_and_keeps_what_it_holds(disk: SimulatedDi
     assert path.read_bytes() == b"kept"
 
 
-def test_snapshot_comes_back_as_it_was(rack: DiskRack, disk: SimulatedDisk) -> None:
+def test_snapshot_is_restored_exactly(rack: DiskRack, disk: SimulatedDisk) -> None:
     path = disk.path / "folder" / "file"
     path.parent.mkdir()
     path.write_bytes(b"then")
@@ -96,7 +96,7 @@ def test_snapshot_comes_back_as_it_was(rack: DiskRack, disk: SimulatedDisk) -> N
     assert not (disk.path / "later").exists()
 
 
-def test_nothing_is_left_behind() -> None:
+def test_disk_rack_leaves_no_files_behind() -> None:
     with DiskRack() as rack:
         rack.disk("p0")
         root = rack.root

@@ -32,7 +32,7 @@ async def settled(swarm: Simulation) -> None:
 
 
 @pytest.mark.parametrize("lie", MUTATORS)
-def test_one_lying_member_neither_ends_an_honest_process_nor_parts_the_honest(lie: str) -> None:
+def test_one_lying_member_neither_ends_nor_splits_honest_peers(lie: str) -> None:
     async def scene() -> None:
         async with Simulation(seed=1) as swarm:
             await settled(swarm)
@@ -49,7 +49,7 @@ def test_one_lying_member_neither_ends_an_honest_process_nor_parts_the_honest(li
     play(scene)
 
 
-def test_peers_that_a_roster_of_a_day_ahead_parts_are_not_asked_to_agree() -> None:
+def test_peers_split_by_a_roster_dated_a_day_ahead_need_not_agree() -> None:
     """Only the bootstrap votes, and hears one other clock, the liar's. A joiner takes that time; a member does not."""
 
     async def scene() -> None:
@@ -134,7 +134,7 @@ async def share_while_eight_claim(
     ],
     ids=["forged proofs of the bootstrap", "proofs of their own", "forged proofs of a member"],
 )
-def test_eight_identities_that_claim_to_be_reachable_and_open_empty_handed_stop_no_span(lie: MutatorMaker) -> None:
+def test_eight_identities_that_claim_reachability_without_contributing_stop_no_span(lie: MutatorMaker) -> None:
     """Two honest volunteers behind routers, and a bootstrap that averages for them."""
 
     async def scene() -> None:
@@ -149,7 +149,7 @@ def test_eight_identities_that_claim_to_be_reachable_and_open_empty_handed_stop_
     play(scene)
 
 
-def test_what_eight_claims_cost_where_they_are_believed() -> None:
+def test_eight_claims_that_are_believed_cost_entries() -> None:
     """The measure of the scene above: with proofs that count, the same identities own spans and withhold entries."""
 
     async def scene() -> None:
@@ -166,7 +166,7 @@ async def four_that_count(swarm: Simulation) -> None:
     await swarm.until(swarm.all_settled, within=300.0)
 
 
-def test_members_without_a_vote_that_name_parents_that_nobody_has_stop_no_span() -> None:
+def test_members_without_a_vote_that_name_bogus_parents_stop_no_span() -> None:
     """They are no part of the electorate, so none need be present; each is dropped, applies, and is listed again.
 
     Up to four are listed beside the four that count: were they asked, there would be no majority.
@@ -200,7 +200,7 @@ def empty_handed(to: bytes, message: Message) -> list[bytes]:
     return [encode_message(message)]
 
 
-def test_eight_identities_that_open_empty_handed_in_an_open_run_cost_nothing_that_lasts() -> None:
+def test_eight_identities_that_never_contribute_to_an_open_run_do_no_lasting_harm() -> None:
     """Four honest peers that count; the roster lists two of the eight in a cycle, and none comes to count."""
 
     async def scene() -> None:
@@ -236,7 +236,7 @@ def test_eight_identities_that_open_empty_handed_in_an_open_run_cost_nothing_tha
     play(scene)
 
 
-def test_applicants_that_a_stranger_makes_up_keep_no_volunteer_at_home_out() -> None:
+def test_made_up_applicants_do_not_keep_out_a_volunteer_at_home() -> None:
     """Two are listed in a cycle, in an order that nobody chooses: one in earnest would hardly ever be among them."""
 
     async def scene() -> None:

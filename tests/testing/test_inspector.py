@@ -46,7 +46,7 @@ def update_of(entry: Entry) -> SpanUpdate:
     return SpanUpdate(span=entry.span, absorbed=entry.absorbed(), payload=entry.payload, own_included=False)
 
 
-def test_equal_chains_with_other_bytes() -> None:
+def test_equal_chains_with_different_bytes_are_a_violation() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         span = swarm.spans[0]
         state = machine.vectors.states[span]
@@ -60,7 +60,7 @@ def test_equal_chains_with_other_bytes() -> None:
     with_grown_swarm(scene)
 
 
-def test_a_span_goes_back_only_once_for_a_branch_that_was_given_up() -> None:
+def test_a_span_may_go_back_only_once_per_branch_given_up() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         span = swarm.spans[0]
         now = machine.vectors.states[span]
@@ -76,7 +76,7 @@ def test_a_span_goes_back_only_once_for_a_branch_that_was_given_up() -> None:
     with_grown_swarm(scene)
 
 
-def test_entries_out_of_order_twice_or_of_a_chain_that_nobody_made() -> None:
+def test_entries_out_of_order_repeated_or_on_an_unknown_chain_are_violations() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         entry = next(iter(swarm.inspector.entries.values()))
         state = machine.vectors.states[entry.span]
@@ -96,7 +96,7 @@ def test_entries_out_of_order_twice_or_of_a_chain_that_nobody_made() -> None:
     with_grown_swarm(scene)
 
 
-def test_entries_that_count_too_few_too_many_or_something_else() -> None:
+def test_entries_with_wrong_members_or_a_wrong_mean_are_violations() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         entry = list(swarm.inspector.entries.values())[-1]
         for wrong, text in (
@@ -115,7 +115,7 @@ def test_entries_that_count_too_few_too_many_or_something_else() -> None:
     with_grown_swarm(scene)
 
 
-def test_rosters_without_their_votes() -> None:
+def test_rosters_without_enough_votes_are_violations() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         certified = machine.running.book.chain()[-1]
         parent = machine.running.book.parent_of(certified.roster)
@@ -143,7 +143,7 @@ def test_rosters_without_their_votes() -> None:
     with_grown_swarm(scene)
 
 
-def test_a_round_under_two_rosters() -> None:
+def test_a_round_under_two_rosters_is_a_violation() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         book = machine.running.book
         parent = book.in_force
@@ -160,7 +160,7 @@ def test_a_round_under_two_rosters() -> None:
     with_grown_swarm(scene)
 
 
-def test_a_round_that_is_held_open_and_a_span_unsettled_after_the_deadline() -> None:
+def test_an_open_round_and_an_unsettled_span_after_the_deadline_are_violations() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         clock = swarm.rules.clock
         reducing = [m for m in swarm.running() if (c := m.running.exchange.collection) is not None and c.reduced]
@@ -176,7 +176,7 @@ def test_a_round_that_is_held_open_and_a_span_unsettled_after_the_deadline() -> 
     with_grown_swarm(scene)
 
 
-def test_votes_of_strangers_count_for_nothing() -> None:
+def test_votes_of_strangers_do_not_count() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         certified = machine.running.book.chain()[-1]
         child = replace(certified.roster, cycle=95)

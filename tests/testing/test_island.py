@@ -61,7 +61,7 @@ def with_island(
     play(whole)
 
 
-def test_it_contributes_what_it_has_made_and_nothing_twice() -> None:
+def test_an_island_contributes_what_it_has_made_exactly_once() -> None:
     async def scene(made: SimulatedIsland, watch: Complaints, steps: Callable[[int], Any]) -> None:
         await steps(10)
         contribution = made.contribute(0, 0, None)
@@ -81,7 +81,7 @@ def test_it_contributes_what_it_has_made_and_nothing_twice() -> None:
     with_island(scene)
 
 
-def test_one_that_leaves_out_what_is_in_flight_is_complained_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_island_that_ignores_what_is_in_flight_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int) -> PreparedContribution:
         return prepare_contribution(state, InFlight(), local_N, round_index=round_index)
 
@@ -99,7 +99,7 @@ def test_one_that_leaves_out_what_is_in_flight_is_complained_of(monkeypatch: pyt
     with_island(scene)
 
 
-def test_a_transfer_settles_all_that_is_in_flight() -> None:
+def test_a_transfer_settles_everything_in_flight() -> None:
     async def scene(made: SimulatedIsland, watch: Complaints, steps: Callable[[int], Any]) -> None:
         await steps(10)
         made.contribute(0, 0, None)
@@ -112,7 +112,7 @@ def test_a_transfer_settles_all_that_is_in_flight() -> None:
     with_island(scene)
 
 
-def test_a_bit_flips_only_where_the_number_stays_within_measure() -> None:
+def test_a_bit_flips_only_if_the_number_stays_in_range() -> None:
     async def scene(made: SimulatedIsland, watch: Complaints, steps: Callable[[int], Any]) -> None:
         assert made.flip_bit(SPANS[0], 0, 30)  # 0 becomes 2
         assert not made.flip_bit(SPANS[0], 0, 29)  # 2 would become 4e19

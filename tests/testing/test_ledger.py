@@ -18,7 +18,7 @@ def in_flight(*rounds: int) -> InFlight:
     return listed
 
 
-def test_what_was_sent_is_what_was_made() -> None:
+def test_everything_made_is_sent() -> None:
     ledger = Ledger(N)
     ledger.make(-np.ones(N))
     assert ledger.unsent() == 2.0
@@ -37,7 +37,7 @@ def test_a_contribution_is_resolved_once() -> None:
     assert ledger.resolve(in_flight(3), None) == "rounds [3] are in flight again, resolved before"
 
 
-def test_a_void_contribution_comes_back_and_others_do_not() -> None:
+def test_a_skipped_contribution_comes_back_and_others_do_not() -> None:
     for entry_round, unsent in ((5, 2.0), (3, 0.0), (None, 0.0)):
         ledger = Ledger(N)
         ledger.make(-np.ones(N))
@@ -46,14 +46,14 @@ def test_a_void_contribution_comes_back_and_others_do_not() -> None:
         assert ledger.unsent() == unsent
 
 
-def test_what_an_entry_settles_must_have_left() -> None:
+def test_a_contribution_settled_by_an_entry_must_leave_the_list() -> None:
     ledger = Ledger(N)
     ledger.send(3, ONE_N)
     wrong = ledger.resolve(in_flight(3), 5)
     assert wrong == "a contribution is in flight still, although an entry of round 5 was absorbed"
 
 
-def test_a_flipped_bit_counts_as_made() -> None:
+def test_a_flipped_bit_counts_as_own_work() -> None:
     ledger = Ledger(N)
     ledger.flip(np.ones(N))
     ledger.follow(ONE_N * 3)

@@ -176,7 +176,7 @@ def named(value: object) -> str:
 
 
 @pytest.mark.parametrize("answers", [NOTHING, WRONG], ids=named)
-def test_strangers_that_say_they_are_ready_stop_no_span_of_a_lone_member(answers: tuple[str, str]) -> None:
+def test_strangers_that_claim_to_be_ready_stop_no_span_of_a_lone_member(answers: tuple[str, str]) -> None:
     async def scene() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
             strangers = await two_strangers(swarm, answers)
@@ -188,7 +188,7 @@ def test_strangers_that_say_they_are_ready_stop_no_span_of_a_lone_member(answers
 
 
 @pytest.mark.parametrize(("num_members", "answers"), [(1, NOTHING), (1, WRONG), (1, LATER), (2, LATER)], ids=named)
-def test_members_that_lost_their_last_entries_go_on_beside_strangers_that_keep_them_back(
+def test_members_that_lost_their_last_entries_continue_despite_strangers_that_withhold_them(
     num_members: int, answers: tuple[str, str]
 ) -> None:
     """A lone member asks them, for as long as a stall takes at most."""

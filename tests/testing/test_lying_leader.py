@@ -97,7 +97,7 @@ def roles(roster: Roster) -> list[tuple[bytes, bool, bool]]:
     return sorted((member.peer, member.counts, member.reduces) for member in roster.members)
 
 
-def test_a_leader_that_proposes_what_does_not_follow_is_named_and_the_next_one_proposes_what_does() -> None:
+def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succeeds() -> None:
     """Each lie gets a ballot of its own: a member's share changes, and the liar has the first turn."""
 
     async def scene() -> None:

@@ -18,7 +18,7 @@ INT8 = codecs_of("int8")
 PAYLOAD = INT8.entry.encode(np.linspace(-1, 1, SPAN_ELEMENTS, dtype=np.float32))
 
 
-def test_what_is_decoded_once_is_shared_and_cannot_be_written_to() -> None:
+def test_decoded_vectors_are_shared_and_read_only() -> None:
     shared = SharedMaths(INT8, SPAN_ELEMENTS)
     decoded_N = shared.decode(INT8.entry, PAYLOAD)
     assert shared.decode(INT8.entry, PAYLOAD) is decoded_N
@@ -27,7 +27,7 @@ def test_what_is_decoded_once_is_shared_and_cannot_be_written_to() -> None:
         decoded_N[0] = 0.0
 
 
-def test_the_same_entry_on_the_same_state_is_the_same_object_and_on_other_bytes_another() -> None:
+def test_following_an_entry_is_shared_for_the_same_state_object_only() -> None:
     shared = SharedMaths(INT8, SPAN_ELEMENTS)
     state = genesis_state(np.zeros(SPAN_ELEMENTS, np.float32), ZERO_DIGEST)
     entry = AbsorbedEntry(digest=sha256(b"entry"), round=0, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
@@ -40,7 +40,7 @@ def test_the_same_entry_on_the_same_state_is_the_same_object_and_on_other_bytes_
     assert shared.raw(after) is shared.raw(after)
 
 
-def test_a_mean_is_radial_in_the_blocks_that_a_span_has_marked_and_plain_in_a_span_without_marks() -> None:
+def test_a_mean_is_radial_in_marked_blocks_and_plain_in_spans_without_marks() -> None:
     radial = replace(INT8, radial={SpanId(0, 1): np.array([True, False])})
     vectors = np.zeros((2, 128), np.float32)
     vectors[0, [0, 64]] = vectors[1, [1, 65]] = 2.0  # at right angles in either block

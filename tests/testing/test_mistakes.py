@@ -38,12 +38,12 @@ def test_planted_mistake_is_caught(name: str) -> None:
     assert is_caught(name, result), result.text if result is not None else "no invariant was violated"
 
 
-def test_there_are_enough_mistakes_and_each_says_what_it_is() -> None:
+def test_there_are_enough_mistakes_and_each_has_a_description() -> None:
     assert len(MISTAKES) >= 25
     assert all(mistake.text for mistake in MISTAKES.values())
 
 
-def test_what_was_planted_is_taken_out_again() -> None:
+def test_planted_mistakes_are_removed_again() -> None:
     for mistake in MISTAKES.values():
         with mistake.planted():
             pass

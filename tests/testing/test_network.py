@@ -80,7 +80,7 @@ def arrivals(change: Callable[[SimulatedNetwork, list[SimulatedTransport]], None
     return play(scene)
 
 
-def test_muted_direction_loses_every_frame_and_the_other_none() -> None:
+def test_a_muted_direction_loses_every_frame_and_the_other_loses_none() -> None:
     def mute(network: SimulatedNetwork, peers: list[SimulatedTransport]) -> None:
         network.mute([peers[0].peer], [peers[1].peer])
 
@@ -91,7 +91,7 @@ def test_muted_direction_loses_every_frame_and_the_other_none() -> None:
     assert len(arrivals(mute_back)) == 50
 
 
-def test_loss_takes_its_share_of_the_frames() -> None:
+def test_loss_drops_its_share_of_the_frames() -> None:
     def lose(network: SimulatedNetwork, peers: list[SimulatedTransport]) -> None:
         network.trouble.loss = 0.5
 

@@ -38,7 +38,7 @@ def test_process_reads_the_monotonic_clock_of_its_machine() -> None:
     play(scene)
 
 
-def test_stopped_process_does_nothing_and_goes_on_where_it_was() -> None:
+def test_stopped_process_does_nothing_and_then_continues() -> None:
     async def scene() -> None:
         seen: list[float] = []
         process = started(seen)
@@ -53,7 +53,7 @@ def test_stopped_process_does_nothing_and_goes_on_where_it_was() -> None:
     play(scene)
 
 
-def test_timers_of_a_machine_that_slept_still_have_their_time_to_go() -> None:
+def test_timers_do_not_run_down_while_a_machine_sleeps() -> None:
     async def scene() -> None:
         seen: list[float] = []
         process = started(seen)

@@ -15,7 +15,7 @@ GONE = {"killed", "left"}
 REPLAYED_CYCLES = 8
 
 
-def test_an_application_that_is_sent_again_brings_back_nobody_who_has_gone() -> None:
+def test_a_replayed_application_does_not_list_a_peer_that_has_gone() -> None:
     """One that was killed as soon as it was listed, and one that said good-bye: their words are as young as can be."""
 
     async def scene() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from p2p_diloco.testing.roster_cost import RosterPlan, measure_rosters
 
 
-def test_members_come_and_go_and_a_joiner_checks_every_roster(tmp_path: Path) -> None:
+def test_a_joiner_checks_every_roster_of_members_that_come_and_go(tmp_path: Path) -> None:
     cost = measure_rosters(RosterPlan(members=40, every=10, cycles=24), tmp_path)
     assert cost.rosters == 2 + 24, "the founding, who was there first, and one a cycle"
     assert cost.left == 4 * 24

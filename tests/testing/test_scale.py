@@ -14,7 +14,7 @@ def bits(row: ScaleRow) -> float:
     return 8.0 * row.bytes_sent_per_parameter_per_cycle
 
 
-def test_a_row_of_eight_sends_what_the_formula_says() -> None:
+def test_a_row_of_eight_sends_what_the_formula_predicts() -> None:
     row = measure(ScalePlan(peers=8, parameters=1_000_000_000))
     assert (row.peers, row.rows, row.streams) == (8, 1, 7)
     assert row.included == 1.0
@@ -49,14 +49,14 @@ def test_rosters_are_certified_only_when_something_changes() -> None:
     play(scene)
 
 
-def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_one() -> None:
+def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_a_member() -> None:
     row = measure(ScalePlan(peers=18, cycles=5, newcomer_reaches=3))
     assert row.newcomer_cycles is not None
     assert row.included > 0.99
 
 
 @pytest.mark.long
-def test_a_newcomer_that_reaches_nobody_of_its_row_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_that_reaches_no_peer_of_its_row_becomes_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """It held all spans, and waited for ever for one of that row to name them."""
     monkeypatch.setattr(scale, "GROUP_SIZE", 4)
     row = measure(ScalePlan(peers=24, cycles=3, newcomer_reaches=3, seed=1))
@@ -64,7 +64,7 @@ def test_a_newcomer_that_reaches_nobody_of_its_row_becomes_one(monkeypatch: pyte
     assert row.newcomer_cycles is not None
 
 
-def test_a_newcomer_that_reaches_one_member_hears_the_voters_that_it_is_not_linked_with(
+def test_a_newcomer_that_reaches_one_member_gets_answers_of_voters_without_a_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That one was linked with fewer than half of them; the newcomer waited for as long as a stall takes."""

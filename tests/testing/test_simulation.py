@@ -49,7 +49,7 @@ def test_killed_peer_comes_back_from_its_disk() -> None:
     play(scene)
 
 
-def test_all_peers_lose_power_at_once_and_go_on() -> None:
+def test_all_peers_lose_power_at_once_and_continue() -> None:
     async def scene() -> None:
         names = ("p0", "p1", "p2")
         async with Simulation(seed=3) as swarm:
@@ -87,7 +87,7 @@ def test_sleeping_machine_misses_rounds_and_takes_part_again() -> None:
     play(scene)
 
 
-def test_peer_behind_a_router_dials_out_and_is_dialled_by_nobody() -> None:
+def test_peer_behind_a_router_dials_out_and_is_never_dialled() -> None:
     async def scene() -> None:
         async with Simulation(seed=5) as swarm:
             swarm.add("p0", founds=True)
@@ -107,7 +107,7 @@ def test_peer_behind_a_router_dials_out_and_is_dialled_by_nobody() -> None:
     play(scene)
 
 
-def test_trace_tells_what_arrived() -> None:
+def test_trace_shows_what_arrived() -> None:
     async def scene() -> list[str]:
         trace = Trace()
         async with Simulation(seed=6, trace=trace) as swarm:

@@ -13,7 +13,7 @@ from p2p_diloco.testing.scale import ScalePlan, measure
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
-def test_newcomer_that_reaches_three_of_130_members_is_one_within_ten_cycles() -> None:
+def test_newcomer_that_reaches_three_of_130_members_joins_within_ten_cycles() -> None:
     """It reaches nobody of the row that it would be dealt to, and no voter."""
     row = measure(ScalePlan(peers=130, cycles=10, newcomer_reaches=3))
     print(row)
@@ -23,7 +23,7 @@ def test_newcomer_that_reaches_three_of_130_members_is_one_within_ten_cycles() -
     assert row.included > 0.99
 
 
-def test_rosters_of_200_members_who_come_and_go_fit_disk_and_patience(tmp_path: Path) -> None:
+def test_rosters_of_200_members_who_come_and_go_stay_within_the_limits(tmp_path: Path) -> None:
     cost = measure_rosters(RosterPlan(members=200, every=30, cycles=1000), tmp_path)
     print(cost)
     assert cost.rosters > 1000

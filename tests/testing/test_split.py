@@ -12,7 +12,7 @@ from p2p_diloco.testing.split import SplitPlan, play_split, splits_of
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
-def test_a_short_split_forks_nothing_and_heals(share: float) -> None:
+def test_a_short_split_heals_without_a_fork(share: float) -> None:
     row = play_split(SplitPlan(peers=8, share=share, cycles=3.0, may_fork=False, seed=1))
     assert (row.degraded, row.branches, row.chains) == (0, 1, 1)
     assert row.reports >= 2
@@ -21,7 +21,7 @@ def test_a_short_split_forks_nothing_and_heals(share: float) -> None:
     assert row.kept_its_promise
 
 
-def test_a_long_split_ends_with_one_sides_state_for_the_whole_run() -> None:
+def test_after_a_long_split_all_peers_hold_the_state_of_one_side() -> None:
     row = play_split(SplitPlan(peers=6, share=0.5, cycles=12.0, may_fork=True, seed=1))
     assert row.degraded >= 1
     assert row.branches == 2
@@ -31,13 +31,13 @@ def test_a_long_split_ends_with_one_sides_state_for_the_whole_run() -> None:
     assert row.kept_its_promise
 
 
-def test_a_fork_that_was_not_allowed_is_a_broken_promise() -> None:
+def test_a_fork_that_is_not_allowed_breaks_the_promise() -> None:
     row = play_split(SplitPlan(peers=4, share=0.5, cycles=12.0, may_fork=False, seed=1))
     assert row.degraded >= 1
     assert not row.kept_its_promise
 
 
-def test_a_swarm_that_never_heals_says_so_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swarm_that_never_heals_is_reported_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulation, "heal", lambda self: None)
     row = play_split(SplitPlan(peers=4, share=0.5, cycles=1.0, may_fork=True, seed=1))
     assert row.healed_cycles is None
@@ -45,5 +45,5 @@ def test_a_swarm_that_never_heals_says_so_in_json_too(monkeypatch: pytest.Monkey
     assert "null" in json.dumps(dataclasses.asdict(row), allow_nan=False)
 
 
-def test_three_splits_are_played() -> None:
+def test_three_splits_are_run() -> None:
     assert len(splits_of(8)) == 3

@@ -42,7 +42,7 @@ def begin_of_next_round(swarm: Simulation) -> float:
     return (swarm.now // ROUND_SECONDS + 1) * ROUND_SECONDS
 
 
-def test_who_joins_a_run_of_one_fragment_becomes_ready_while_it_goes_on() -> None:
+def test_a_joiner_of_a_run_of_one_fragment_becomes_ready_while_it_continues() -> None:
     """Its boundary was always a round behind, so it was never compared where both sides stood."""
 
     async def story(swarm: Simulation) -> None:
@@ -56,7 +56,7 @@ def test_who_joins_a_run_of_one_fragment_becomes_ready_while_it_goes_on() -> Non
     tell(story, num_spans=(2,))
 
 
-def test_clocks_that_differ_by_a_little_void_no_round() -> None:
+def test_clocks_that_differ_slightly_cause_no_skipped_round() -> None:
     """Promises of those ahead let a lead certify before its own round began; it then went by another roster."""
 
     async def story(swarm: Simulation) -> None:
@@ -75,7 +75,7 @@ def test_clocks_that_differ_by_a_little_void_no_round() -> None:
     tell(story, num_spans=(2, 2))
 
 
-def test_a_joiner_with_a_single_donor_mends_what_differs_from_it() -> None:
+def test_a_joiner_with_a_single_donor_corrects_what_differs_from_it() -> None:
     """It waited for a second accuser; at home behind one bootstrap there is none, and it never became ready."""
 
     async def story(swarm: Simulation) -> None:
@@ -93,7 +93,7 @@ def test_a_joiner_with_a_single_donor_mends_what_differs_from_it() -> None:
     tell(story, scrub_cycles=64)
 
 
-def test_a_joiner_whose_donor_speaks_once_in_a_round_becomes_ready() -> None:
+def test_a_joiner_whose_donor_sends_one_heartbeat_per_round_becomes_ready() -> None:
     """Its donor's signs of life came right after the entries, so the two never compared the same heads."""
 
     async def story(swarm: Simulation) -> None:
@@ -108,7 +108,7 @@ def test_a_joiner_whose_donor_speaks_once_in_a_round_becomes_ready() -> None:
     tell(story, num_spans=(1, 1), heartbeat_seconds=8.0)
 
 
-def test_a_joiner_whose_clock_is_ahead_of_a_donor_that_speaks_before_the_turn_becomes_ready() -> None:
+def test_a_joiner_ahead_of_a_donor_that_reports_just_before_a_round_becomes_ready() -> None:
     """The donor's word was of one boundary and, when it came, the joiner's clock showed the next: never compared."""
 
     async def story(swarm: Simulation) -> None:
@@ -122,7 +122,7 @@ def test_a_joiner_whose_clock_is_ahead_of_a_donor_that_speaks_before_the_turn_be
 
 
 @pytest.mark.parametrize("num_hidden", [1, 2, 13])
-def test_when_the_last_who_could_be_dialled_is_gone_the_bootstrap_serves_all_again(num_hidden: int) -> None:
+def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(num_hidden: int) -> None:
     """Members behind routers saw nobody but the dead one, who alone could lead a grid: they waited for ever."""
 
     async def story(swarm: Simulation) -> None:
@@ -143,7 +143,7 @@ def test_when_the_last_who_could_be_dialled_is_gone_the_bootstrap_serves_all_aga
 
 
 @pytest.mark.parametrize("founder_lives", [True, False])
-def test_when_the_only_reducer_left_of_a_grid_lost_its_disk_the_run_goes_on(founder_lives: bool) -> None:
+def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_lives: bool) -> None:
     """The others promised it their votes and never heard what for, and the bootstrap left it to that one to lead."""
 
     async def story(swarm: Simulation) -> None:
@@ -167,7 +167,7 @@ def test_when_the_only_reducer_left_of_a_grid_lost_its_disk_the_run_goes_on(foun
 
 
 @pytest.mark.parametrize("place", [0, *(pytest.param(place, marks=pytest.mark.long) for place in (3, 6))])
-def test_whichever_reducer_of_a_grid_is_left_the_run_goes_on_without_its_founder(place: int) -> None:
+def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: int) -> None:
     """The first roster below a majority kept the rows of which it heard nothing, whose reducers were all dead."""
 
     async def story(swarm: Simulation) -> None:
@@ -184,7 +184,7 @@ def test_whichever_reducer_of_a_grid_is_left_the_run_goes_on_without_its_founder
     tell(story, num_spans=(2,), group_size=2, void_cycles=1, heartbeat_seconds=2.0)
 
 
-def test_two_branches_that_both_have_grids_meet_again() -> None:
+def test_two_branches_with_grids_merge_again() -> None:
     """Each kept links with its own members only and did not know of the other, for ever."""
 
     async def story(swarm: Simulation) -> None:
@@ -204,7 +204,7 @@ def test_two_branches_that_both_have_grids_meet_again() -> None:
     tell(story, seed=4, num_spans=(2,), group_size=2, void_cycles=1)
 
 
-def test_a_state_whose_last_holders_lost_their_disks_is_not_promised_to_go_on() -> None:
+def test_no_progress_is_promised_after_the_last_holders_of_the_state_lost_their_disks() -> None:
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 2)
         await swarm.until(swarm.agreed, 60.0)
@@ -221,7 +221,7 @@ def test_a_state_whose_last_holders_lost_their_disks_is_not_promised_to_go_on() 
     tell(story, num_spans=(2,))
 
 
-def test_two_of_whom_one_was_restored_from_an_old_backup_go_on_at_once() -> None:
+def test_two_peers_continue_at_once_after_one_was_restored_from_an_old_backup() -> None:
     """It counted as an earlier incarnation than the one that the other knew, which therefore heard it no more."""
 
     async def story(swarm: Simulation) -> None:

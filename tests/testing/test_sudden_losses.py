@@ -61,7 +61,7 @@ def owners(swarm: Simulation) -> list[str]:
 @pytest.mark.parametrize(
     ("num_open", "num_hidden", "most"), [(4, 2, 3), (4, 0, 5)], ids=["a majority is left", "half of the voters die"]
 )
-def test_where_owners_of_half_of_the_spans_die_no_span_waits_long(num_open: int, num_hidden: int, most: int) -> None:
+def test_no_span_waits_long_when_owners_of_half_of_the_spans_die(num_open: int, num_hidden: int, most: int) -> None:
     async def story(swarm: Simulation) -> None:
         await begin(swarm, num_open, num_hidden)
         owned = owners(swarm)
@@ -84,7 +84,7 @@ def test_where_owners_of_half_of_the_spans_die_no_span_waits_long(num_open: int,
     [(1, 2, 2), (2, 2, 5), (2, 3, 4)],
     ids=["one and two at home", "two and two at home", "two and three at home"],
 )
-def test_where_all_who_reduce_die_the_bootstrap_serves_those_at_home(num_open: int, num_hidden: int, most: int) -> None:
+def test_the_bootstrap_serves_peers_at_home_when_all_reducers_die(num_open: int, num_hidden: int, most: int) -> None:
     """Nobody who is left reaches any other; the bootstrap had left the roster where two others reduced."""
 
     async def story(swarm: Simulation) -> None:
@@ -116,9 +116,7 @@ def lose_roster(swarm: Simulation, k: int) -> None:
 @pytest.mark.parametrize(
     ("holder_dies", "most"), [(False, 3), (True, 4)], ids=["its holder lives", "its only holder dies"]
 )
-def test_where_the_certificate_of_a_roster_is_lost_to_most_members_no_span_waits_long(
-    holder_dies: bool, most: int
-) -> None:
+def test_no_span_waits_long_when_most_members_miss_a_certificate(holder_dies: bool, most: int) -> None:
     """For two cycles only who leads a ballot comes to hold it; whoever voted for it names no parent under the old."""
 
     async def story(swarm: Simulation) -> None:

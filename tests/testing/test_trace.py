@@ -9,7 +9,7 @@ from p2p_diloco.testing.trace import Trace, describe
 REQUEST = EntryRequest(span=SpanId(0, 1), parent=ZERO_DIGEST)
 
 
-def test_lines_come_in_order_and_of_those_concerned() -> None:
+def test_lines_are_in_order_and_concern_the_named_machines() -> None:
     trace = Trace()
     for now, name in ((1.0, "p0"), (2.0, "p1"), (3.0, "")):
         trace.add(now, name, "word", "text")
@@ -23,7 +23,7 @@ def test_a_message_is_one_short_line_with_names() -> None:
     assert describe(REQUEST, {bytes(32): "p7"}) == "EntryRequest(span=0.1, parent=p7)"
 
 
-def test_heartbeats_and_pings_leave_no_line_and_a_bad_frame_says_what_is_wrong() -> None:
+def test_heartbeats_and_pings_are_not_traced_and_a_bad_frame_is_explained() -> None:
     trace = Trace()
     for frame in (encode_message(REQUEST), encode_message(Ping(nonce=1)), b"\x00"):
         trace.frame(1.0, b"one", b"other", frame)

@@ -9,7 +9,7 @@ from p2p_diloco.testing.scenario import draw_scenario
 from p2p_diloco.testing.trial import play_scenario
 
 
-def test_all_checks_of_a_quiet_time_that_is_given_up_count_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_checks_of_an_abandoned_quiet_time_count_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks at whether all agree, whether the run goes on, the tables of each machine, and the clocks' own one."""
     monkeypatch.setattr(trial, "LONGEST_SLEW_SECONDS", 0.0)  # no clocks are ever close enough
     scenario = draw_scenario(3, (3, 3), frozenset())
