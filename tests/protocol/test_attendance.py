@@ -39,7 +39,7 @@ def member_of_three(peer: PeerId = A) -> Membership:
 # -- heartbeats
 
 
-def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
+def test_a_heartbeat_counts_if_it_is_new_signed_and_of_this_run() -> None:
     here = member_of_three()
     assert here.hear(heartbeat(B), 0.0)
     assert not here.hear(heartbeat(B), 0.0)
@@ -51,7 +51,7 @@ def test_a_heartbeat_counts_when_it_is_new_signed_and_of_this_run() -> None:
     assert here.alive(100.0) == {}
 
 
-def test_a_start_with_a_smaller_number_is_heard_after_a_silence_unless_another_one_is_listed() -> None:
+def test_a_smaller_incarnation_is_accepted_after_a_silence_unless_another_is_listed() -> None:
     wiped = heartbeat(B, incarnation=2)
     for listed, is_heard in ((None, True), (1, False), (2, True), (3, False)):
         others = () if listed is None else (member(B, incarnation=listed),)
@@ -64,19 +64,19 @@ def test_a_start_with_a_smaller_number_is_heard_after_a_silence_unless_another_o
         assert not here.hear(wiped, 18.0), "the same heartbeat is no news after a silence"
 
 
-def test_a_start_with_a_smaller_number_is_heard_after_a_silence_where_no_roster_is_known() -> None:
+def test_a_smaller_incarnation_is_accepted_after_a_silence_if_no_roster_is_known() -> None:
     here = membership_of(A)
     assert [here.hear(heartbeat(B, incarnation=number), now) for number, now in ((3, 0.0), (2, 9.0))] == [True, True]
 
 
-def test_since_when_a_peer_is_heard_begins_anew_after_a_silence() -> None:
+def test_the_time_since_which_a_peer_is_heard_restarts_after_a_silence() -> None:
     here = member_of_three()
     for sequence, now, since in ((1, 0.0, 0.0), (2, 8.0, 0.0), (3, 16.0, 0.0), (4, 25.0, 25.0)):
         here.hear(heartbeat(B, sequence=sequence), now)
         assert here.heard[B].since == since
 
 
-def test_nobody_can_fill_the_memory_with_heartbeats_and_strangers_keep_no_member_out(
+def test_heartbeats_use_bounded_memory_and_strangers_displace_no_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 2)
@@ -86,7 +86,7 @@ def test_nobody_can_fill_the_memory_with_heartbeats_and_strangers_keep_no_member
     assert here.hear(heartbeat(peer_id("0"), sequence=2), 0.0), "one that is known is heard on"
 
 
-def test_of_a_peer_without_a_roster_everybody_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_without_a_roster_treats_all_peers_as_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 1)
     here = membership_of(A)
     assert [here.hear(heartbeat(peer), 0.0) for peer in (B, C)] == [True, False]
@@ -96,7 +96,7 @@ def test_of_a_peer_without_a_roster_everybody_is_a_stranger(monkeypatch: pytest.
 # -- who is ready
 
 
-def test_those_are_ready_who_are_heard_so_and_train() -> None:
+def test_ready_peers_are_those_that_report_it_and_train() -> None:
     here = member_of_three()
     assert here.num_ready(0.0) == 0
     here.hear(heartbeat(B), 0.0)
@@ -110,7 +110,7 @@ def test_those_are_ready_who_are_heard_so_and_train() -> None:
     assert membership_of(A).num_ready(0.0) == 0
 
 
-def test_members_that_never_hear_each_other_are_counted_by_the_entries_of_the_last_cycle() -> None:
+def test_members_without_a_link_are_counted_by_the_entries_of_the_last_cycle() -> None:
     here = member_of_three()
     clock = here.rules.clock
     here.ready = True
@@ -122,7 +122,7 @@ def test_members_that_never_hear_each_other_are_counted_by_the_entries_of_the_la
     assert here.num_ready(clock.begin(clock.num_fragments + 1)) == 2, "it was there a cycle ago"
 
 
-def test_in_a_grid_it_is_taken_that_the_members_are_ready() -> None:
+def test_members_of_a_grid_are_assumed_to_be_ready() -> None:
     roster = roster_of(8)
     assert len(fold_roster(roster, 3).rows) > 1
     here = membership_of(A, founding(), certify(roster, [peer_id("boot")]), group_size=3)
@@ -132,7 +132,7 @@ def test_in_a_grid_it_is_taken_that_the_members_are_ready() -> None:
 # -- declarations
 
 
-def test_what_this_peer_declares_is_signed_and_says_how_it_is() -> None:
+def test_the_own_declaration_is_signed_and_describes_the_peer() -> None:
     here = membership_of(A, founding(), roster_1(3), incarnation=3)
     here.share, here.can_be_dialled = 0, False
     word = here.declare(5 * ROUND_SECONDS)
@@ -144,7 +144,7 @@ def test_what_this_peer_declares_is_signed_and_says_how_it_is() -> None:
     assert here.declared == {A: here.declare(-99.0)}
 
 
-def test_a_declaration_counts_when_it_is_news_signed_and_of_this_run() -> None:
+def test_a_declaration_counts_if_it_is_new_signed_and_of_this_run() -> None:
     here = member_of_three()
     assert here.take_declaration(declaration(B, cycle=4), 5)
     for old in (
@@ -161,14 +161,14 @@ def test_a_declaration_counts_when_it_is_news_signed_and_of_this_run() -> None:
         assert here.declared[B] == newer
 
 
-def test_nothing_is_kept_of_whom_the_manifest_does_not_list() -> None:
+def test_nothing_is_kept_about_peers_that_the_manifest_does_not_list() -> None:
     here = member_of_three()
     here.rules = replace(here.rules, listed=frozenset({B}))
     assert here.take_declaration(declaration(B), 0)
     assert not here.take_declaration(declaration(STRANGER), 0)
 
 
-def test_nobody_can_fill_the_memory_with_declarations_and_strangers_keep_no_member_out(
+def test_declarations_use_bounded_memory_and_strangers_displace_no_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 2)
@@ -179,7 +179,7 @@ def test_nobody_can_fill_the_memory_with_declarations_and_strangers_keep_no_memb
     assert here.take_declaration(declaration(peer_id("0"), cycle=1), 0)
 
 
-def test_old_applications_are_dropped_but_declarations_of_members_are_kept() -> None:
+def test_old_applications_are_dropped_and_declarations_of_members_are_kept() -> None:
     here = member_of_three()
     for word in (declaration(STRANGER, cycle=4), declaration(peer_id("new"), cycle=5), declaration(B, cycle=1)):
         assert here.take_declaration(word, 6)
@@ -190,7 +190,7 @@ def test_old_applications_are_dropped_but_declarations_of_members_are_kept() -> 
     assert not here.take_declaration(declaration(STRANGER, cycle=4), 7), "it has expired"
 
 
-def test_who_has_said_that_it_leaves_is_gone_until_another_incarnation_comes() -> None:
+def test_a_peer_that_declared_its_leaving_is_gone_until_its_next_incarnation() -> None:
     here = member_of_three()
     assert not here.has_left(B, 1)
     here.hear(heartbeat(B), 0.0)
@@ -206,14 +206,14 @@ def test_who_has_said_that_it_leaves_is_gone_until_another_incarnation_comes() -
 # -- what the entries say
 
 
-def test_the_last_entry_for_which_a_member_was_there_is_known_in_whatever_order_they_come() -> None:
+def test_a_members_latest_presence_is_known_in_any_order_of_entries() -> None:
     here = member_of_three()
     for round_index, present in ((4, {A, B}), (9, {A}), (6, {A, B, C})):
         here.note_entry(present, present, round_index)
     assert here.present_in == {A: 9, B: 6, C: 6}
 
 
-def test_how_many_entries_some_rounds_got_is_known_of_the_last_cycles() -> None:
+def test_the_number_of_entries_per_round_is_known_for_the_last_cycles() -> None:
     here = member_of_three()
     for round_index in (0, 3, 3, 4, 4, 4, 6):
         here.note_entry((), (), round_index)
@@ -253,7 +253,7 @@ def test_a_member_counts_once_it_was_included_in_four_of_eight_cycles_since_it_w
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 40), st.integers(0, 40))
-def test_that_is_so_whatever_the_order_in_which_entries_of_the_last_eight_cycles_come(
+def test_counting_does_not_depend_on_the_order_of_entries_of_the_last_eight_cycles(
     cycles: list[int], since: int, now: int
 ) -> None:
     recent = [cycle for cycle in cycles if max(cycles) - cycle < CYCLES_SEEN]
@@ -264,7 +264,7 @@ def test_that_is_so_whatever_the_order_in_which_entries_of_the_last_eight_cycles
     assert here.has_come_to_count(member(B, counts=False, since=since), now) is (len(seen) >= COUNTS_AFTER_CYCLES)
 
 
-def test_a_peer_founds_a_run_as_the_incarnation_that_it_is() -> None:
+def test_a_peer_founds_a_run_as_its_current_incarnation() -> None:
     assert member_of_three().me.member(3) == member(A, counts=False, share=3)
     bootstrap = membership_of(A, trains=False, incarnation=4).me.member()
     assert bootstrap == member(A, counts=False, trains=False, incarnation=4)

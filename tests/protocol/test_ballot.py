@@ -141,7 +141,7 @@ def test_a_promise_forbids_lower_ballots() -> None:
     assert vote(bound, proposal(8)) is not None
 
 
-def test_nobody_votes_for_two_rosters_in_one_ballot() -> None:
+def test_no_peer_votes_for_two_rosters_in_one_ballot() -> None:
     bound = vote(NO_BALLOTS, proposal(8))
     assert bound is not None
     assert vote(bound, proposal(8, height=7)) is None
@@ -149,7 +149,7 @@ def test_nobody_votes_for_two_rosters_in_one_ballot() -> None:
     assert vote(bound, proposal(9, height=7)) is not None
 
 
-def test_a_degraded_child_is_a_decision_of_its_own_and_a_new_parent_forgets_the_old() -> None:
+def test_a_degraded_child_is_a_separate_decision_and_a_new_parent_resets_ballots() -> None:
     voted = proposal(8)
     bound = vote(NO_BALLOTS, voted)
     assert bound is not None
@@ -162,7 +162,7 @@ def test_a_degraded_child_is_a_decision_of_its_own_and_a_new_parent_forgets_the_
     assert later.bond(PARENT.digest(), degraded=False).voted is None
 
 
-def test_ballots_come_back_from_disk_as_they_went() -> None:
+def test_ballots_survive_a_round_trip_to_disk() -> None:
     bound = vote(NO_BALLOTS, proposal(8))
     assert bound is not None
     assert Ballots(**take_fields(FrameReader(to_bytes(bound, BALLOTS_LAYOUT)), BALLOTS_LAYOUT)) == bound
@@ -171,7 +171,7 @@ def test_ballots_come_back_from_disk_as_they_went() -> None:
 # -- leading
 
 
-def test_a_leader_proposes_what_follows_once_a_majority_has_promised() -> None:
+def test_a_leader_proposes_by_rule_once_a_majority_has_promised() -> None:
     assert candidacy(8, said(A, 8), said(B, 8)).proposal is None
     ready = candidacy(8, said(A, 8), said(B, 8), said(C, 8))
     assert ready.proposal is not None
@@ -182,13 +182,13 @@ def test_a_leader_proposes_what_follows_once_a_majority_has_promised() -> None:
     assert propose(later, RULE, QUORUM) is later, "one proposal in a ballot"
 
 
-def test_where_nothing_changes_nothing_is_proposed() -> None:
+def test_nothing_is_proposed_if_nothing_changes() -> None:
     quiet = candidacy(8, *(said(peer, 8, seen=view(0)) for peer in (A, B, C)))
     assert quiet.proposal is None
     assert propose(added(quiet, said(D, 8)), RULE, QUORUM).proposal is not None
 
 
-def test_the_order_in_which_promises_come_does_not_matter() -> None:
+def test_the_order_of_promises_does_not_matter() -> None:
     words = [said(A, 8, seen=view(3)), said(B, 8, seen=view(5)), said(C, 8)]
     assert candidacy(8, *words).proposal == candidacy(8, *reversed(words)).proposal
 
@@ -205,7 +205,7 @@ def test_an_earlier_vote_is_proposed_again_with_the_promises_from_which_it_follo
     check(third)
 
 
-def test_of_two_earlier_votes_the_later_is_proposed_again_though_nothing_would_change() -> None:
+def test_the_later_of_two_earlier_votes_is_proposed_again_even_if_nothing_would_change() -> None:
     early, late = proposal(3, height=2), proposal(5, height=7)
     words = (said(A, 8, voted=late, seen=view(0)), said(B, 8, voted=early, seen=view(0)), said(C, 8, seen=view(0)))
     found = candidacy(8, *words).proposal
@@ -248,7 +248,7 @@ def test_a_promise_that_no_honest_voter_makes_is_refused(word: Promised, text: s
         added(begun, word)
 
 
-def test_a_declaration_that_all_promises_show_is_checked_once() -> None:
+def test_a_declaration_shown_by_all_promises_is_checked_once() -> None:
     word, seen = declaration(STRANGER), []
 
     def counted(peer: PeerId, statement: bytes, signature: bytes) -> bool:
@@ -262,7 +262,7 @@ def test_a_declaration_that_all_promises_show_is_checked_once() -> None:
     assert sorted(seen) == sorted((A, B, C, STRANGER, peer_id("boot"))), "and so is its proof"
 
 
-def test_nobody_hands_in_the_promise_of_another() -> None:
+def test_a_promise_sent_by_another_peer_is_refused() -> None:
     with pytest.raises(PeerError, match="handed in a promise of"):
         added(candidacy(8), said(B, 8), sender=A)
 
@@ -276,7 +276,7 @@ def test_a_member_without_a_vote_promises_only_to_a_degraded_child() -> None:
     assert added(stalled, word, rule=rule_of(FRESH, degraded=True)).promises == {D: word}
 
 
-def test_what_all_voters_show_is_checked_once() -> None:
+def test_content_shown_by_all_voters_is_checked_once() -> None:
     voted, calls = proposal(5, height=7), []
 
     def counted(promises: tuple[Promise, ...]) -> Roster | None:
@@ -334,12 +334,12 @@ BAD_PROPOSALS: list[tuple[str, Proposal, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "text"), [case[1:] for case in BAD_PROPOSALS], ids=[case[0] for case in BAD_PROPOSALS])
-def test_a_proposal_with_this_is_refused(bad: Proposal, text: str) -> None:
+def test_a_proposal_with_a_defect_is_refused(bad: Proposal, text: str) -> None:
     with pytest.raises(PeerError, match=text):
         check(bad)
 
 
-def test_the_promise_of_a_member_without_a_vote_is_worth_nothing() -> None:
+def test_the_promise_of_a_member_without_a_vote_does_not_count() -> None:
     words = tuple(said(peer, 8, parent=FRESH).promise for peer in (A, B, D))
     roster = rule_of(FRESH)(words)
     assert roster is not None
@@ -356,7 +356,7 @@ def test_a_leader_cannot_count_one_promise_twice() -> None:
         check(Proposal(ballot=8, roster=roster, promises=words, origin=()))
 
 
-def test_nor_one_of_the_promises_from_which_an_earlier_vote_followed() -> None:
+def test_a_leader_cannot_count_a_promise_behind_an_earlier_vote_twice() -> None:
     words = tuple(said(peer, 5).promise for peer in (A, B, C, C))
     roster = RULE(words)
     assert roster is not None
@@ -366,7 +366,7 @@ def test_nor_one_of_the_promises_from_which_an_earlier_vote_followed() -> None:
         check(Proposal(ballot=8, roster=roster, promises=told, origin=words))
 
 
-def test_a_proposal_follows_or_not_whoever_looks_at_it_and_when() -> None:
+def test_a_proposal_is_judged_the_same_by_every_voter_at_any_time() -> None:
     """It carries all that is needed: a voter that has seen something else checks it all the same."""
     for found in (proposal(8), WITH_VOTE):
         assert found is not None
@@ -374,7 +374,7 @@ def test_a_proposal_follows_or_not_whoever_looks_at_it_and_when() -> None:
             check(found)
 
 
-def test_where_many_members_go_on_a_proposal_shows_as_many_promises_as_fit() -> None:
+def test_with_many_members_a_proposal_shows_as_many_promises_as_fit() -> None:
     crowd = [member(peer_id(f"m{number}"), counts=False) for number in range(60)]
     parent = replace(PARENT, members=tuple(crowd))
     rule = rule_of(parent, degraded=True)
@@ -389,7 +389,7 @@ def test_where_many_members_go_on_a_proposal_shows_as_many_promises_as_fit() -> 
     check_proposal(asked, parent, rule, bool, verify)
 
 
-def test_where_more_promise_than_a_proposal_shows_the_one_who_has_voted_is_among_those_shown() -> None:
+def test_with_more_promises_than_a_proposal_shows_the_one_with_a_vote_is_shown() -> None:
     """Nothing changed for the first of an electorate of 32, and then one tells of a vote."""
     parent = replace(PARENT, members=tuple(map(member, sorted(peer_id(f"m{number}") for number in range(32)))))
     *first, last = (each.peer for each in parent.members)
@@ -408,7 +408,7 @@ def test_where_more_promise_than_a_proposal_shows_the_one_who_has_voted_is_among
 
 
 @pytest.mark.parametrize("num_voters_here", [8])
-def test_where_more_promise_than_a_proposal_shows_those_shown_are_enough(num_voters_here: int) -> None:
+def test_with_more_promises_than_a_proposal_shows_those_shown_are_enough(num_voters_here: int) -> None:
     """A quarter of the electorate, or of two hundred members where none of it is left."""
     peers = sorted(peer_id(f"m{number}") for number in range(200))
     parent = replace(PARENT, members=tuple(member(peer, counts=place >= 168) for place, peer in enumerate(peers)))
@@ -444,7 +444,7 @@ def test_a_majority_of_votes_is_a_certificate() -> None:
     assert {peer for peer, _ in certified.votes} == {A, C, D}
 
 
-def test_votes_that_do_not_belong_change_nothing() -> None:
+def test_unrelated_votes_change_nothing() -> None:
     open_vote = candidacy(8, said(A, 8), said(B, 8), said(C, 8))
     asked = open_vote.proposal
     assert asked is not None
@@ -557,14 +557,14 @@ def test_at_most_one_child_of_a_roster_is_ever_certified(seed: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 62))
-def test_a_leader_that_proposes_several_rosters_in_a_ballot_gets_one_of_them_certified_at_most(seed: int) -> None:
+def test_a_leader_that_proposes_several_rosters_in_a_ballot_gets_at_most_one_certified(seed: int) -> None:
     election = Election(seed, lies=True)
     for _ in range(40):
         election.step()
         assert all(len(rosters) <= 1 for rosters in election.certified.values())
 
 
-def test_some_elections_do_end_and_some_leaders_do_lie() -> None:
+def test_some_elections_end_and_some_leaders_lie() -> None:
     ended = forked = 0
     for seed in range(40):
         election = Election(seed, lies=seed % 2 == 0)

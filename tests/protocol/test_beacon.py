@@ -23,7 +23,7 @@ def beacon() -> tuple[Beacon, ChainBook]:
     return Beacon(rules=rules, membership=membership_of(peer_id("ann")), chains=chains), chains
 
 
-def test_heartbeats_come_at_their_interval() -> None:
+def test_heartbeats_are_sent_at_their_interval() -> None:
     lamp, _ = beacon()
     assert lamp.is_due(-5.0)
     assert not lamp.is_due(-4.5)
@@ -45,7 +45,7 @@ def test_the_fragment_in_progress_is_reported_as_it_was_when_its_round_began() -
     assert before[1] != after[1]
 
 
-def test_once_a_branch_is_given_up_the_fragment_in_progress_is_reported_as_it_is() -> None:
+def test_after_giving_up_a_branch_the_fragment_in_progress_is_reported_as_it_is() -> None:
     lamp, chains = beacon()
     for span in ALL_SPANS:
         chains.set_head(span, head_of())
@@ -57,7 +57,7 @@ def test_once_a_branch_is_given_up_the_fragment_in_progress_is_reported_as_it_is
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e300, 2.5])
-def test_a_loss_that_diverged_does_not_silence_the_peer(loss: float) -> None:
+def test_a_diverged_loss_does_not_stop_heartbeats(loss: float) -> None:
     lamp, _ = beacon()
     beat = lamp.heartbeat(Progress(tokens=1 << 70, steps=1, loss=loss, tokens_per_second=loss), ())
     assert decode_message(encode_message(beat)) == beat
@@ -77,7 +77,7 @@ def test_a_heartbeat_names_the_roster_in_force_and_counts_up() -> None:
     assert verify(second.peer, second.statement(), second.signature)
 
 
-def test_a_heartbeat_is_due_too_once_time_was_set_back() -> None:
+def test_a_heartbeat_is_due_after_time_was_set_back() -> None:
     lamp, _ = beacon()
     every = run_rules().heartbeat_seconds
     assert lamp.is_due(1_000_000.0)

@@ -42,7 +42,7 @@ from p2p_diloco.protocol.wire.messages import (
 )
 
 
-def test_a_piece_that_comes_after_a_branch_was_given_up_changes_nothing() -> None:
+def test_a_piece_that_arrives_after_a_branch_was_given_up_changes_nothing() -> None:
     page, _ = catch_up()
     page.want_everything()
     page.pump([A], 0.0)
@@ -68,7 +68,7 @@ def test_a_newcomer_fetches_each_span_in_pieces() -> None:
     assert fetch.is_complete()
 
 
-def test_what_is_not_answered_goes_to_another_donor() -> None:
+def test_an_unanswered_request_goes_to_another_donor() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -81,7 +81,7 @@ def test_what_is_not_answered_goes_to_another_donor() -> None:
     assert len(fetch.pump([A, B], 3.1)) == 1
 
 
-def test_spans_are_asked_of_sources_and_of_the_donor_that_is_preferred() -> None:
+def test_spans_are_requested_from_sources_and_from_the_preferred_donor() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     assert [action.to for action in fetch.pump([A], 0.0, [B]) if isinstance(action, Send)] == [B]
@@ -93,7 +93,7 @@ def test_spans_are_asked_of_sources_and_of_the_donor_that_is_preferred() -> None
     assert fetch.pump([A, B], 0.1, [B]) == []
 
 
-def test_a_span_is_taken_back_when_a_better_source_comes_but_not_from_the_donor_that_is_preferred() -> None:
+def test_a_span_moves_to_a_better_source_but_not_from_the_preferred_donor() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -105,7 +105,7 @@ def test_a_span_is_taken_back_when_a_better_source_comes_but_not_from_the_donor_
     assert fetch.pump([A], 0.1, [B]) == []
 
 
-def test_pieces_that_nobody_asked_for_are_dropped() -> None:
+def test_unrequested_pieces_are_dropped() -> None:
     fetch, _ = catch_up()
     assert fetch.take_span(A, piece(), 0.0) == []
     fetch.want_everything()
@@ -114,7 +114,7 @@ def test_pieces_that_nobody_asked_for_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("reply", [piece(total=99), piece(body=b""), piece(body=b"123456789")])
-def test_who_serves_pieces_that_do_not_fit_is_left_for_another(reply: SpanReply) -> None:
+def test_a_donor_of_pieces_that_do_not_fit_is_replaced(reply: SpanReply) -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -130,7 +130,7 @@ def test_who_serves_pieces_that_do_not_fit_is_left_for_another(reply: SpanReply)
     assert SPAN not in chains.heads
 
 
-def test_who_stops_serving_is_left_with_a_sentence_and_asked_again_when_nobody_else_is_there() -> None:
+def test_a_donor_that_stops_serving_is_reported_and_used_again_if_it_is_the_only_one() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -143,7 +143,7 @@ def test_who_stops_serving_is_left_with_a_sentence_and_asked_again_when_nobody_e
     assert isinstance(again, Send), "what was said is not said again"
 
 
-def test_a_donor_that_answers_something_may_take_its_time_with_the_rest_but_not_for_ever() -> None:
+def test_a_donor_that_answers_partly_gets_more_time_but_not_forever() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A, B], 0.0)
@@ -155,7 +155,7 @@ def test_a_donor_that_answers_something_may_take_its_time_with_the_rest_but_not_
     assert len(fetch.pump([A, B], 9.0)) == 2
 
 
-def test_what_a_dead_donor_has_served_is_kept_and_the_next_one_goes_on_there() -> None:
+def test_pieces_of_a_dead_donor_are_kept_and_the_next_donor_continues() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -166,7 +166,7 @@ def test_what_a_dead_donor_has_served_is_kept_and_the_next_one_goes_on_there() -
     assert chains.heads[SPAN] == NEW
 
 
-def test_a_piece_that_comes_late_is_as_good_as_any_and_one_that_came_before_is_none() -> None:
+def test_a_late_piece_counts_and_a_repeated_one_does_not() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -179,7 +179,7 @@ def test_a_piece_that_comes_late_is_as_good_as_any_and_one_that_came_before_is_n
     assert chains.heads[SPAN] == NEW
 
 
-def test_pieces_of_a_version_that_was_given_up_change_nothing() -> None:
+def test_pieces_of_an_abandoned_version_change_nothing() -> None:
     fetch, chains = catch_up()
     other = head_of(height=6, digest=b"other")
     fetch.want_everything()
@@ -194,7 +194,7 @@ def test_pieces_of_a_version_that_was_given_up_change_nothing() -> None:
     assert chains.heads[SPAN] == other
 
 
-def test_a_gap_between_pieces_is_no_answer() -> None:
+def test_a_gap_between_pieces_is_not_an_answer() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -203,7 +203,7 @@ def test_a_gap_between_pieces_is_no_answer() -> None:
     assert isinstance(report, Report)
 
 
-def test_entries_are_asked_for_before_spans() -> None:
+def test_entries_are_requested_before_spans() -> None:
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     spans = [SpanId(0, index) for index in range(20)]
@@ -243,7 +243,7 @@ def heads(fetch: CatchUp, donor: bytes, head: SpanHead, now: float = 0.0) -> boo
     return True
 
 
-def test_heads_are_asked_of_one_peer_at_a_time_and_taken_from_nobody_else() -> None:
+def test_heads_are_requested_from_one_peer_at_a_time_and_accepted_from_no_other() -> None:
     fetch, _ = catch_up()
     assert len(fetch.ask_heads(0, A, 0.0)) == 1
     assert fetch.ask_heads(0, B, 0.1) == []
@@ -266,7 +266,7 @@ def test_a_log_that_cannot_be_joined_is_transferred() -> None:
     assert isinstance(asked(fetch.pump([A], 0.0))[0], SpanRequest)
 
 
-def test_an_entry_that_another_donor_lacks_is_raised_by_the_next_comparison() -> None:
+def test_an_entry_that_another_donor_lacks_is_requested_after_the_next_comparison() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
@@ -275,7 +275,7 @@ def test_an_entry_that_another_donor_lacks_is_raised_by_the_next_comparison() ->
     assert fetch.pump([A, B], 0.0) == []
 
 
-def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> None:
+def test_a_majority_is_followed_once_no_peer_has_its_entries() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
@@ -302,7 +302,7 @@ def test_a_majority_is_followed_once_its_entries_are_known_to_be_nowhere() -> No
     assert (send.to, type(send.message)) == (min(A, C), SpanRequest)
 
 
-def test_a_peer_that_stands_higher_is_asked_for_entries_though_another_lacked_them() -> None:
+def test_a_peer_at_a_greater_height_is_asked_for_entries_that_another_lacked() -> None:
     """Two members differed in memory, so no majority named a span; entries that one of them had led to its tip."""
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
@@ -317,7 +317,7 @@ def test_a_peer_that_stands_higher_is_asked_for_entries_though_another_lacked_th
     assert (send.to, send.message) == (B, EntryRequest(span=SPAN, parent=head_of().digest))
 
 
-def test_who_could_not_show_the_entries_of_one_span_is_asked_for_those_of_others() -> None:
+def test_a_donor_without_the_entries_of_one_span_is_asked_for_those_of_others() -> None:
     other = SpanId(0, 1)
     _, chains = catch_up()
     fetch = CatchUp(far=far_voters((2,)), rules=what_is_fetched(SPAN, other), chains=chains)
@@ -338,7 +338,7 @@ def test_who_could_not_show_the_entries_of_one_span_is_asked_for_those_of_others
     assert fetch.entry_absent(A, other, head_of().digest, 1.0) == [], "it is named once, not for each span"
 
 
-def test_who_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
+def test_a_peer_that_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     assert heads(fetch, A, NEW)
@@ -348,7 +348,7 @@ def test_who_is_ahead_but_cannot_be_asked_is_not_waited_for() -> None:
     assert fetch.is_complete()
 
 
-def test_a_replay_goes_on_until_it_stands_where_the_donor_stood() -> None:
+def test_a_replay_continues_up_to_the_donors_height() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     heads(fetch, A, NEW)
@@ -362,7 +362,7 @@ def test_a_replay_goes_on_until_it_stands_where_the_donor_stood() -> None:
     fetch.entry_absorbed(SPAN, 0.5)
 
 
-def test_an_entry_that_waits_has_its_parent_fetched() -> None:
+def test_the_parent_of_a_waiting_entry_is_fetched() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     fetch.want_entry(SPAN, B)
@@ -371,7 +371,7 @@ def test_an_entry_that_waits_has_its_parent_fetched() -> None:
     assert send.to == B
 
 
-def test_who_adopts_a_branch_gives_up_a_longer_log() -> None:
+def test_adopting_a_branch_gives_up_a_longer_log() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, NEW)
     fetch.adopt()
@@ -390,7 +390,7 @@ def test_who_adopts_a_branch_gives_up_a_longer_log() -> None:
     assert not fetch.is_adopting
 
 
-def test_who_stands_where_the_new_branch_stands_fetches_nothing() -> None:
+def test_a_peer_already_at_the_new_branchs_tips_fetches_nothing() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, NEW)
     fetch.adopt()
@@ -398,7 +398,7 @@ def test_who_stands_where_the_new_branch_stands_fetches_nothing() -> None:
     assert fetch.is_complete()
 
 
-def test_digests_are_asked_for_until_two_agree() -> None:
+def test_digests_are_requested_until_two_agree() -> None:
     fetch, _ = catch_up()
     (send,) = fetch.ask_content(0, A, 0.0)
     assert isinstance(send, Send)
@@ -406,7 +406,7 @@ def test_digests_are_asked_for_until_two_agree() -> None:
     assert fetch.ask_content(0, A, 0.1) == []
 
 
-def test_a_span_put_right_from_the_own_disk_is_fetched_from_nobody() -> None:
+def test_a_span_corrected_from_disk_is_not_fetched() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, NEW)
     fetch.want_transfer(SPAN, A)
@@ -414,7 +414,7 @@ def test_a_span_put_right_from_the_own_disk_is_fetched_from_nobody() -> None:
     assert fetch.pump([A], 0.0) == []
 
 
-def test_an_entry_that_comes_by_itself_is_not_asked_for_any_more() -> None:
+def test_an_entry_that_arrives_unrequested_is_no_longer_requested() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     fetch.want_entry(SPAN, A)
@@ -422,7 +422,7 @@ def test_an_entry_that_comes_by_itself_is_not_asked_for_any_more() -> None:
     assert fetch.pump([A], 0.2) == []
 
 
-def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
+def test_one_lost_request_does_not_delay_the_repeat_of_the_next() -> None:
     """What answers take was learnt from the one that came after all; the next that was lost was waited for as long."""
     fetch, _ = catch_up()
     fetch.want_everything()
@@ -438,7 +438,7 @@ def test_a_question_that_was_lost_costs_the_next_one_no_minutes() -> None:
     assert fetch.is_complete()
 
 
-def test_what_has_come_waits_until_a_majority_has_named_it() -> None:
+def test_a_fetched_span_waits_until_a_majority_has_named_it() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(A, B, C))
@@ -452,7 +452,7 @@ def test_what_has_come_waits_until_a_majority_has_named_it() -> None:
     assert not fetch.is_waiting_for_a_majority
 
 
-def test_who_served_other_bytes_than_a_majority_holds_is_named_and_left() -> None:
+def test_a_donor_of_bytes_that_a_majority_does_not_hold_is_reported_and_dropped() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(A, B, C))
@@ -466,7 +466,7 @@ def test_who_served_other_bytes_than_a_majority_holds_is_named_and_left() -> Non
     assert send.to == B
 
 
-def test_after_wrong_bytes_all_are_asked_anew_what_they_hold() -> None:
+def test_after_wrong_bytes_all_peers_are_asked_again_what_they_hold() -> None:
     """The only voter had named what its damaged memory held: a joiner fetched its mended bytes over and over."""
     fetch, chains = catch_up()
     fetch.want_everything()
@@ -480,7 +480,7 @@ def test_after_wrong_bytes_all_are_asked_anew_what_they_hold() -> None:
     assert SPAN in chains.heads
 
 
-def test_a_tip_where_no_majority_stands_is_given_up_for_the_one_where_it_does() -> None:
+def test_a_tip_without_a_majority_is_given_up_for_the_one_with_it() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(A, B, C))
@@ -492,7 +492,7 @@ def test_a_tip_where_no_majority_stands_is_given_up_for_the_one_where_it_does() 
     assert send.to == min(B, C)
 
 
-def test_the_start_waits_for_the_founders_word_whoever_stands_elsewhere() -> None:
+def test_the_initial_state_waits_for_the_founders_answer_whatever_others_hold() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.listen_to(replace(voices(A, B), founder=C, founder_holds=True))
@@ -507,13 +507,13 @@ def test_the_start_waits_for_the_founders_word_whoever_stands_elsewhere() -> Non
     assert chains.heads[SPAN] == start
 
 
-def test_a_hash_of_what_is_not_wanted_any_more_changes_nothing() -> None:
+def test_a_hash_of_a_span_no_longer_wanted_changes_nothing() -> None:
     fetch, _ = catch_up()
     assert fetch.span_hashed(SPAN, NEW, NEW.digest, 0.0) == []
     assert fetch.parent_rebuilt(SPAN, NEW.digest, NEW, b"", 0.0) == []
 
 
-def test_what_came_is_dropped_when_entries_have_led_beyond_it() -> None:
+def test_a_fetched_span_is_dropped_once_entries_lead_beyond_it() -> None:
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     fetch.want_transfer(SPAN, A)
@@ -525,7 +525,7 @@ def test_what_came_is_dropped_when_entries_have_led_beyond_it() -> None:
     assert fetch.is_complete()
 
 
-def test_a_majority_that_stands_lower_has_two_cycles_to_follow_before_a_span_goes_back() -> None:
+def test_a_majority_at_a_lower_height_gets_two_cycles_before_a_span_goes_back() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, NEW)
@@ -543,7 +543,7 @@ def test_a_majority_that_stands_lower_has_two_cycles_to_follow_before_a_span_goe
     assert chains.heads[SPAN] == lower
 
 
-def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -> None:
+def test_one_peers_claim_of_a_greater_height_stops_no_contribution() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
@@ -554,7 +554,7 @@ def test_one_peers_word_that_it_stands_higher_keeps_nobody_from_contributing() -
     assert fetch.left_out() == frozenset({SPAN})
 
 
-def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> None:
+def test_a_peer_that_claims_a_greater_height_but_does_not_answer_is_not_waited_for() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
@@ -575,7 +575,7 @@ def test_who_says_it_stands_higher_and_answers_nothing_is_not_waited_for() -> No
     assert not fetch.is_complete()
 
 
-def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_where_we_were_a_moment_ago() -> None:
+def test_neither_a_lower_peer_nor_a_majority_at_our_last_tip_changes_anything() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
     certified = roster_1(3)
@@ -592,7 +592,7 @@ def test_a_lower_peer_changes_nothing_and_neither_does_a_majority_that_stands_wh
     assert fetch.is_complete(), "they lack the entry that we have, and ask for it"
 
 
-def test_a_tie_is_looked_up_on_the_own_disk_once() -> None:
+def test_a_tie_is_checked_against_the_own_disk_once() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, needed=2))
     chains.set_head(SPAN, head_of())
@@ -603,7 +603,7 @@ def test_a_tie_is_looked_up_on_the_own_disk_once() -> None:
     assert fetch.note_differences(A, reply, 0.1) == []
 
 
-def test_half_of_the_electorate_on_another_child_is_a_tie_though_those_that_can_be_dialled_stand_with_us() -> None:
+def test_half_of_the_electorate_on_another_child_is_a_tie_even_if_all_dialable_peers_agree_with_us() -> None:
     """A peer behind a router dials the bootstrap alone, which does not vote."""
     fetch, chains = catch_up()
     electorate = replace(voices(A, B, C, needed=3), half=2.0)  # this peer is the fourth
@@ -616,7 +616,7 @@ def test_half_of_the_electorate_on_another_child_is_a_tie_though_those_that_can_
     assert fetch.note_differences(B, reply, 0.1) == [RebuildParent(span=SPAN, tip=head_of().digest)]
 
 
-def test_the_one_that_stands_highest_is_the_one_to_follow() -> None:
+def test_the_highest_tip_is_followed() -> None:
     fetch, chains = catch_up()
     third = head_of(height=3, digest=b"3")
     chains.set_head(SPAN, head_of())
@@ -651,7 +651,7 @@ def is_report(action: Action) -> TypeGuard[Report]:
 ONE, TWO, THREE = (head_of(height=3, digest=name, round_index=7) for name in (b"one", b"two", b"three"))
 
 
-def test_without_a_majority_all_peers_take_the_tip_that_most_peers_have() -> None:
+def test_without_a_majority_all_peers_adopt_the_tip_with_most_peers() -> None:
     fetch, said = undecided(TWO, TWO, ONE, ONE, mine=THREE)
     (text,) = said
     assert "has 3 tips and none has a majority" in text
@@ -662,14 +662,14 @@ def test_without_a_majority_all_peers_take_the_tip_that_most_peers_have() -> Non
     assert len(undecided(best, best, other, THREE, mine=other)[1]) == 1
 
 
-def test_of_two_halves_the_tip_of_the_later_round_is_taken_and_a_higher_one_before_that() -> None:
+def test_between_two_halves_the_higher_tip_wins_and_then_the_later_round() -> None:
     later = replace(TWO, round=9)
     assert len(undecided(later, later, ONE, ONE, THREE, mine=THREE)[1]) == 1
     assert undecided(ONE, later, mine=later)[1] == []
     assert undecided(later, THREE, mine=replace(ONE, height=4))[1] == []
 
 
-def test_nothing_is_taken_without_a_majority_before_two_cycles_have_passed_nor_while_few_are_heard() -> None:
+def test_no_tip_is_adopted_without_a_majority_before_two_cycles_or_with_few_peers_heard() -> None:
     assert undecided(TWO, TWO, ONE, ONE, mine=THREE, seconds=30.0)[1] == []
     fetch, chains = catch_up()
     fetch.listen_to(replace(voices(A, B, C), heard=frozenset((A,))))
@@ -679,7 +679,7 @@ def test_nothing_is_taken_without_a_majority_before_two_cycles_have_passed_nor_w
     assert fetch.is_complete()
 
 
-def test_what_the_only_other_member_serves_is_asked_for_again_where_it_has_gone_on_since() -> None:
+def test_a_span_of_the_only_other_member_is_requested_again_after_it_has_moved_on() -> None:
     """It vouches for where it stands now; who had fetched the span before waited for ever."""
     fetch, _ = catch_up()
     fetch.listen_to(voices(A, needed=2))

@@ -56,7 +56,7 @@ def test_an_entry_is_absorbed_once() -> None:
     assert chains.offer(entry, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
 
 
-def test_an_entry_for_a_span_without_a_head_says_nothing() -> None:
+def test_an_entry_for_a_span_without_a_head_is_ignored() -> None:
     entry = entry_on(START, ROSTER, OWNER, span=SpanId(1, 1))
     assert book().offer(entry, 1.0, BOOK, NOW).fate is EntryFate.KNOWN
 
@@ -65,19 +65,19 @@ def test_an_entry_of_an_unknown_roster_waits_elsewhere() -> None:
     assert book().offer(log(1)[0], 1.0, book_with(), NOW).fate is EntryFate.LACKS_ROSTER
 
 
-def test_an_entry_that_breaks_a_rule_is_refused_with_its_reason() -> None:
+def test_an_entry_that_breaks_a_rule_is_refused_with_a_reason() -> None:
     verdict = book().offer(replace(log(1)[0], tokens=7), 1.0, BOOK, NOW)
     assert verdict.fate is EntryFate.REFUSED
     assert "not signed" in verdict.reason
 
 
-def test_only_entries_that_their_owner_signed_wait() -> None:
+def test_only_entries_signed_by_their_owner_wait() -> None:
     verdict = book().offer(replace(log(2)[1], tokens=7), 1.0, BOOK, NOW)
     assert verdict.fate is EntryFate.REFUSED
     assert "not signed" in verdict.reason
 
 
-def test_a_waiting_entry_that_turns_out_bad_is_dropped() -> None:
+def test_a_waiting_entry_that_proves_invalid_is_dropped() -> None:
     chains, entries = book(), log(2)
     bad = entry_on(next_head(START, entries[0]), ROSTER, OWNER, weights=())
     assert chains.offer(bad, 1.0, BOOK, NOW).fate is EntryFate.WAITS
@@ -86,7 +86,7 @@ def test_a_waiting_entry_that_turns_out_bad_is_dropped() -> None:
     assert chains.offer(entries[1], 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
 
 
-def test_of_a_span_only_the_entry_that_is_lowest_waits() -> None:
+def test_only_the_lowest_entry_of_a_span_waits() -> None:
     chains, entries = book(), log(5)
     kept = [chains.offer(entries[place], 1.0, BOOK, NOW).is_kept for place in (3, 4, 2, 1)]
     assert kept == [True, False, True, True]
@@ -114,7 +114,7 @@ def test_an_entry_of_the_next_round_but_one_is_absorbed_when_its_round_is_near()
     assert chains.absorb_due(BOOK, 2) == (entries[1],)
 
 
-def test_of_two_that_wait_the_one_of_a_near_round_stays() -> None:
+def test_of_two_waiting_entries_the_one_of_a_near_round_stays() -> None:
     chains, entries = book(), log(3)
     far = entry_on(START, ROSTER, OWNER, round=2**40)
     assert chains.offer(far, 1.0, BOOK, NOW).is_kept
@@ -122,7 +122,7 @@ def test_of_two_that_wait_the_one_of_a_near_round_stays() -> None:
     assert not chains.offer(far, 1.0, BOOK, NOW).is_kept
 
 
-def test_entries_that_wait_are_bounded_by_the_bytes_of_all_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_entries_are_bounded_by_their_total_payload_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of near rounds none makes room for another; those of far rounds make room for them."""
     monkeypatch.setattr("p2p_diloco.protocol.round.chain.MOST_WAITING_BYTES", 20)
     chains = book()
@@ -138,7 +138,7 @@ def test_entries_that_wait_are_bounded_by_the_bytes_of_all_their_payloads(monkey
     assert [chains.offer(entry, 1.0, BOOK, NOW).is_kept for entry in reversed(near)] == [True, True, False]
 
 
-def test_an_owner_of_a_superseded_roster_writes_no_more() -> None:
+def test_an_owner_of_a_superseded_roster_makes_no_more_entries() -> None:
     later = certify(child_of(ROSTER, ROSTER.members), [OWNER], ballot=ballot_number(5, 0))
     rosters = book_with(founding(), roster_1(1), later)
     chains = book()
@@ -155,7 +155,7 @@ def test_an_owner_of_a_superseded_roster_writes_no_more() -> None:
     assert nobody.reason.endswith("names roster 0, but roster 1 governs that round")
 
 
-def test_an_entry_that_waits_under_a_roster_that_governs_its_round_no_more_is_dropped() -> None:
+def test_a_waiting_entry_is_dropped_once_its_roster_no_longer_governs_its_round() -> None:
     chains, entries = book(), log(5)
     assert chains.offer(entries[4], 1.0, BOOK, NOW).is_kept
     later = certify(child_of(ROSTER, ROSTER.members), [OWNER], ballot=ballot_number(5, 0))
@@ -170,7 +170,7 @@ def test_an_entry_that_waits_under_a_roster_that_governs_its_round_no_more_is_dr
     assert not other.is_known(entries[4])
 
 
-def test_a_waiting_entry_lacks_nothing_while_its_span_is_fetched() -> None:
+def test_a_waiting_entry_is_absorbed_once_its_span_has_been_fetched() -> None:
     chains, entries = book(), log(2)
     chains.offer(entries[1], 1.0, BOOK, NOW)
     del chains.heads[SPAN]
@@ -179,7 +179,7 @@ def test_a_waiting_entry_lacks_nothing_while_its_span_is_fetched() -> None:
     assert chains.absorb_due(BOOK, NOW) == (entries[1],)
 
 
-def test_a_late_child_of_a_parent_that_was_named_waits_for_the_end_of_the_round() -> None:
+def test_a_late_child_of_a_named_parent_waits_for_the_end_of_the_round() -> None:
     chains, entries = book(), log(1)
     assert chains.offer(entries[0], 1.0, BOOK, NOW, is_late=True).fate is EntryFate.EARLY
     assert chains.heads[SPAN] == START
@@ -206,7 +206,7 @@ def test_two_entries_of_one_owner_for_a_span_and_round_are_kept_as_evidence_once
     assert chains.offer(other, 1.0, BOOK, NOW).evidence is None, "once for each owner"
 
 
-def test_waiting_entries_that_were_overtaken_are_dropped() -> None:
+def test_overtaken_waiting_entries_are_dropped() -> None:
     chains, entries = book(), log(3)
     other = entry_on(head_of(digest=b"another branch"), ROSTER, OWNER)
     assert chains.offer(replace(other, height=2, signature=other.signature), 1.0, BOOK, NOW).fate is EntryFate.REFUSED
@@ -220,7 +220,7 @@ def test_waiting_entries_that_were_overtaken_are_dropped() -> None:
     assert not chains.is_known(waits)
 
 
-def test_an_entry_that_waited_is_taken_after_a_transfer_brought_its_parent() -> None:
+def test_a_waiting_entry_is_absorbed_after_a_transfer_of_its_parent() -> None:
     chains, entries = book(), log(3)
     assert chains.offer(entries[2], 1.0, BOOK, NOW).fate is EntryFate.WAITS
     chains.set_head(SPAN, next_head(next_head(START, entries[0]), entries[1]))
@@ -228,7 +228,7 @@ def test_an_entry_that_waited_is_taken_after_a_transfer_brought_its_parent() -> 
     assert chains.offer(entries[2], 1.0, BOOK, NOW).absorbed == (entries[2],)
 
 
-def test_entries_are_kept_for_those_who_missed_them_but_not_for_ever() -> None:
+def test_entries_are_kept_for_late_peers_but_not_forever() -> None:
     chains, entries = book(retained_cycles=2), log(5)
     for entry in entries:
         chains.offer(entry, 1.0, BOOK, NOW)
@@ -237,7 +237,7 @@ def test_entries_are_kept_for_those_who_missed_them_but_not_for_ever() -> None:
     assert chains.entry_after(SpanId(1, 0), START.digest) is None
 
 
-def test_a_transfer_forgets_entries_that_may_be_of_another_branch() -> None:
+def test_a_transfer_drops_entries_that_may_belong_to_another_branch() -> None:
     chains, entries = book(), log(1)
     chains.offer(entries[0], 1.0, BOOK, NOW)
     chains.set_head(SPAN, head_of(height=9, digest=b"elsewhere"))
@@ -254,7 +254,7 @@ def test_a_fragment_has_heads_only_when_no_span_is_missing() -> None:
 
 
 @given(st.tuples(*[st.integers(0, 3)] * 2))
-def test_of_two_children_the_later_wins_then_the_smaller_digest_and_both_sides_agree(rounds: tuple[int, int]) -> None:
+def test_of_two_children_the_later_wins_then_the_smaller_digest_on_both_sides(rounds: tuple[int, int]) -> None:
     one, other = (head_of(round_index=r, digest=d) for r, d in zip(rounds, (b"1", b"2"), strict=True))
     assert wins_tie(one, other) != wins_tie(other, one)
     if rounds[0] != rounds[1]:
@@ -269,7 +269,7 @@ def test_a_digest_covers_every_field_of_every_head() -> None:
     assert len(digests | {heads_digest([START, START])}) == 6
 
 
-def test_another_child_of_the_tips_parent_is_told_from_an_old_entry_and_judged_like_any() -> None:
+def test_another_child_of_the_tips_parent_is_recognised_and_checked() -> None:
     chains, (first,) = book(), log(1)
     assert chains.offer(first, 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
     others = [replace(first, payload=b"other %d" % number) for number in range(32)]
@@ -283,7 +283,7 @@ def test_another_child_of_the_tips_parent_is_told_from_an_old_entry_and_judged_l
     assert chains.heads[SPAN] == next_head(START, first)
 
 
-def test_any_other_child_is_followed_where_others_have_gone_on_from_it() -> None:
+def test_any_other_child_is_followed_if_others_have_continued_from_it() -> None:
     chains, (first,) = book(), log(1)
     assert chains.offer(first, 1.0, BOOK, NOW).fate is EntryFate.ABSORBED
     others = [replace(first, payload=b"other %d" % number) for number in range(32)]

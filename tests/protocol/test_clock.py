@@ -12,7 +12,7 @@ CLOCK = RoundClock(start_seconds=1000.0, round_seconds=10.0, num_fragments=4)
 
 
 @pytest.mark.parametrize(("now", "expected"), [(1000.0, 0), (1009.9, 0), (1010.0, 1), (999.9, -1), (980.0, -2)])
-def test_rounds_follow_each_other_from_the_start(now: float, expected: int) -> None:
+def test_rounds_follow_each_other_from_the_start_time(now: float, expected: int) -> None:
     assert CLOCK.round_at(now) == expected
 
 
@@ -36,7 +36,7 @@ def test_a_closed_round_is_the_last_of_its_fragment_that_is_over(fragment: int, 
 
 
 @pytest.mark.parametrize(("now", "turn"), [(1000.0, 0), (1002.5, 1), (1005.0, 2), (1009.9, 3), (999.0, 0), (1099.0, 3)])
-def test_each_quarter_is_one_leads_turn(now: float, turn: int) -> None:
+def test_each_quarter_is_one_leaders_turn(now: float, turn: int) -> None:
     assert CLOCK.lead_turn(0, now) == turn
     assert turn < LEAD_TURNS
 
@@ -50,14 +50,14 @@ def test_each_quarter_is_one_leads_turn(now: float, turn: int) -> None:
         ((1e9, 1.0, 2.0, 0.0), (1.0, 2.0)),
     ],
 )
-def test_the_two_middle_offsets_are_the_median_twice_where_their_number_is_odd(
+def test_the_two_middle_offsets_are_both_the_median_if_their_number_is_odd(
     offsets: tuple[float, ...], expected: tuple[float, float]
 ) -> None:
     assert middle_two(offsets) == expected
 
 
 @pytest.mark.parametrize(("round_seconds", "tolerance"), [(1.0, 0.5), (16.0, 2.0), (60.0, 7.5)])
-def test_two_clocks_may_differ_by_an_eighth_of_a_round_and_by_half_a_second_at_least(
+def test_clocks_may_differ_by_an_eighth_of_a_round_and_at_least_half_a_second(
     round_seconds: float, tolerance: float
 ) -> None:
     clock = RoundClock(start_seconds=0.0, round_seconds=round_seconds, num_fragments=2)

@@ -89,19 +89,19 @@ def hear(here: Membership, sender: PeerId, send: Send) -> list[Action]:
     [(MATES & REDUCERS) | column_mates(GRID, LEAD), REDUCERS - {LEAD}],
     ids=["one of each row", "all reducers but the lead"],
 )
-def test_a_majority_that_is_linked_with_a_lead_drops_dead_reducers(dead: frozenset[PeerId]) -> None:
+def test_a_majority_linked_with_a_leader_drops_dead_reducers(dead: frozenset[PeerId]) -> None:
     in_force = elect(ROSTER.peers() - dead, void_cycles=0)
     assert (in_force.k, in_force.degraded) == (2, False)
     assert in_force.peers() == ROSTER.peers() - dead
     assert any(each.reduces for each in in_force.members)
 
 
-def test_where_nobody_is_dead_nothing_is_certified() -> None:
+def test_nothing_is_certified_if_no_member_is_dead() -> None:
     assert elect(ROSTER.peers(), void_cycles=0) == ROSTER
 
 
 @pytest.mark.parametrize("lead_remembers", [True, False])
-def test_a_quarter_that_is_linked_with_a_lead_goes_on_where_a_run_is_stalled(lead_remembers: bool) -> None:
+def test_a_quarter_linked_with_a_leader_continues_a_stalled_run(lead_remembers: bool) -> None:
     """A lead whose disk was lost has no vote, and needs none: those who promised get its proposal all the same."""
     chosen = lead_of(degraded=True)
     two = frozenset(sorted(ROSTER.peers() - REDUCERS - {chosen})[:2])

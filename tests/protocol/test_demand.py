@@ -95,7 +95,7 @@ def test_the_formula_is_the_mean_of_what_is_counted_message_by_message(
     ("num_members", "num_reducing"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (7, 1), (40, 1)]
 )
 @pytest.mark.parametrize("group_size", [1, 2, 16])
-def test_a_bootstrap_that_is_needed_is_one_of_those_who_reduce_and_contributes_nothing(
+def test_a_needed_bootstrap_reduces_but_contributes_nothing(
     num_members: int, num_reducing: int, group_size: int
 ) -> None:
     grid, reachable = grid_of(num_members, num_reducing, group_size, has_bootstrap=True)
@@ -110,7 +110,7 @@ def test_a_bootstrap_that_is_needed_is_one_of_those_who_reduce_and_contributes_n
 
 
 @pytest.mark.parametrize(("num_members", "num_reducing"), [(3, 3), (3, 2), (5, 5), (100, 2)])
-def test_a_bootstrap_that_is_not_needed_changes_nothing(num_members: int, num_reducing: int) -> None:
+def test_an_unneeded_bootstrap_changes_nothing(num_members: int, num_reducing: int) -> None:
     with_one, without = (
         exchange_flow(
             INT4, members=num_members, group_size=16, reachable=num_reducing, is_reachable=True, has_bootstrap=has_one
@@ -136,7 +136,7 @@ def test_the_formula_with_a_smaller_share_is_the_mean_over_all_turns(num_members
 @pytest.mark.parametrize(
     ("line", "share"), [(5.0, 8), (2.0, 8), (1.5, 6), (1.05, 4), (0.95, 4), (0.5, 2), (0.25, 1), (0.01, 1), (0.0, 1)]
 )
-def test_a_share_is_as_large_as_half_of_a_round_has_room_for(line: float, share: int) -> None:
+def test_a_share_is_what_fits_into_half_of_a_round(line: float, share: int) -> None:
     flow = exchange_flow(INT4, members=4, group_size=16, reachable=4, is_reachable=True)
     rate = line * flow.handed_out / (0.5 * 10.0)
     assert flow.gathered == flow.handed_out, "of a row, where both have four bits"
@@ -146,7 +146,7 @@ def test_a_share_is_as_large_as_half_of_a_round_has_room_for(line: float, share:
     assert share_carried(flow, 10.0, upload=None, download=None) == 8
 
 
-def test_who_averages_nothing_anyway_carries_a_full_share() -> None:
+def test_a_peer_that_averages_nothing_has_a_full_share() -> None:
     home = exchange_flow(INT4, members=4, group_size=16, reachable=3, is_reachable=False)
     assert share_carried(home, 10.0, upload=1.0, download=1.0) == 8
 
@@ -158,7 +158,7 @@ def test_the_figures_of_one_row(members: int, bits: float) -> None:
     assert flow.received == pytest.approx(bits)
 
 
-def test_alone_or_at_home_has_its_own_figures() -> None:
+def test_lone_peers_and_peers_at_home_have_their_own_figures() -> None:
     alone = exchange_flow(INT4, members=1, group_size=16, reachable=1, is_reachable=True)
     assert (alone.sent, alone.received) == (0.0, 0.0)
     home = exchange_flow(INT4, members=8, group_size=16, reachable=2, is_reachable=False)
@@ -174,7 +174,7 @@ FLOWS = st.builds(
 
 
 @given(FLOWS, st.floats(0.05, 1e5))
-def test_a_line_of_the_rate_needed_carries_a_whole_contribution_and_one_of_less_does_not(
+def test_a_line_at_the_required_rate_carries_a_whole_contribution_and_a_slower_one_does_not(
     flow: Flow, round_seconds: float
 ) -> None:
     needed = upload_needed(flow, round_seconds)
@@ -185,7 +185,7 @@ def test_a_line_of_the_rate_needed_carries_a_whole_contribution_and_one_of_less_
 
 
 @given(FLOWS, st.floats(0.05, 1e5), st.floats(1e3, 1e9))
-def test_what_fits_never_exceeds_the_line_and_reducing_comes_first(
+def test_what_fits_never_exceeds_the_line_and_reducing_has_priority(
     flow: Flow, round_seconds: float, rate: float
 ) -> None:
     budget = contribution_budget(rate, round_seconds, handed_out=flow.handed_out)
@@ -195,6 +195,6 @@ def test_what_fits_never_exceeds_the_line_and_reducing_comes_first(
 
 
 @given(FLOWS, st.floats(0.05, 1e5))
-def test_following_needs_no_more_than_reading_all(flow: Flow, round_seconds: float) -> None:
+def test_following_needs_only_the_rate_to_receive_all_entries(flow: Flow, round_seconds: float) -> None:
     assert entries_needed(flow, round_seconds) <= download_needed(flow, round_seconds)
     assert entries_needed(flow, round_seconds) > flow.followed / round_seconds

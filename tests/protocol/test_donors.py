@@ -28,11 +28,11 @@ def taught(*seconds: float) -> Donors:
     ("seconds", "times_first"),
     [((), 1), ((0.1,), 2), ((0.1, 0.1), 4), ((0.1, 1.0), 2), ((0.1, 0.1, 3.0), 2), ((3.0, 3.0), 1)],
 )
-def test_pieces_follow_how_long_they_take(seconds: tuple[float, ...], times_first: int) -> None:
+def test_piece_sizes_follow_their_transfer_times(seconds: tuple[float, ...], times_first: int) -> None:
     assert taught(*seconds).piece_bytes(A) == times_first * FIRST_PIECE_BYTES
 
 
-def test_pieces_stay_within_a_frame_and_each_donor_has_its_own() -> None:
+def test_pieces_fit_a_frame_and_each_donor_has_its_own_size() -> None:
     known = taught(*[0.1] * 20)
     assert known.piece_bytes(A) == MOST_PIECE_BYTES
     assert known.piece_bytes(B) == FIRST_PIECE_BYTES
@@ -40,7 +40,7 @@ def test_pieces_stay_within_a_frame_and_each_donor_has_its_own() -> None:
     assert known.piece_bytes(A) == FIRST_PIECE_BYTES, "whoever calls again has another line"
 
 
-def test_what_was_asked_for_before_the_last_lesson_is_none() -> None:
+def test_only_whole_pieces_of_the_current_size_change_the_size() -> None:
     known = taught(0.1, 0.1)
     known.answered(A, FIRST_PIECE_BYTES, FIRST_PIECE_BYTES, 0.1)
     assert known.piece_bytes(A) == 4 * FIRST_PIECE_BYTES
@@ -50,7 +50,7 @@ def test_what_was_asked_for_before_the_last_lesson_is_none() -> None:
     assert known.piece_bytes(A) == 4 * FIRST_PIECE_BYTES, "a short one would have come quickly over any line"
 
 
-def test_who_used_to_answer_and_stops_while_others_go_on_is_quiet() -> None:
+def test_a_donor_that_stops_answering_while_others_continue_is_quiet() -> None:
     known = taught(0.1)
     known.heard(A, 1.0)
     known.heard(B, 1.0)
@@ -62,7 +62,7 @@ def test_who_used_to_answer_and_stops_while_others_go_on_is_quiet() -> None:
     assert not known.is_quiet(B, 0.0, [A, B], 9.0), "it never answered a question for a piece: its line may be thin"
 
 
-def test_who_takes_its_time_may_take_it() -> None:
+def test_a_slow_donor_gets_more_time() -> None:
     known = taught(1.0)
     known.heard(A, 1.0)
     known.heard(B, 8.0)
@@ -70,7 +70,7 @@ def test_who_takes_its_time_may_take_it() -> None:
     assert known.is_quiet(A, 1.0, [A, B], 9.1)
 
 
-def test_who_slept_blames_nobody() -> None:
+def test_no_donor_is_blamed_after_own_sleep() -> None:
     known = taught(0.1)
     known.heard(A, 1.0)
     known.look(1.0)
@@ -81,7 +81,7 @@ def test_who_slept_blames_nobody() -> None:
     assert known.is_quiet(A, 0.5, [A, B], 62.1)
 
 
-def test_others_are_asked_before_who_was_shunned_and_it_is_said_once() -> None:
+def test_a_shunned_donor_is_asked_last_and_reported_once() -> None:
     known = donors()
     (report,) = known.shun(A, "did it", 0.0)
     assert isinstance(report, Report)

@@ -76,14 +76,14 @@ def with_roster(engine: PeerEngine, certified: CertifiedRoster) -> PeerEngine:
     return engine
 
 
-def test_members_and_the_founder_are_no_strangers_and_nobody_is_before_a_roster_is_known() -> None:
+def test_members_and_the_founder_are_not_strangers_and_no_peer_is_before_a_roster_is_known() -> None:
     engine, everybody = engine_of(), [peer_id("boot"), *ids(3), peer_id("mallory")]
     assert not any(map(engine.is_stranger, everybody))
     with_roster(engine, roster_1(3))
     assert [peer for peer in everybody if engine.is_stranger(peer)] == [peer_id("mallory")]
 
 
-def test_who_was_a_member_lately_is_a_stranger_and_not_unknown() -> None:
+def test_a_recent_member_is_a_stranger_but_not_unknown() -> None:
     """Both sides of a split drop the other one, and must dial it again."""
     first = roster_1(3)
     smaller = certify(child_of(first.roster, first.roster.members[:2]), ids(3), ballot=ballot_number(4, 0))
@@ -94,14 +94,14 @@ def test_who_was_a_member_lately_is_a_stranger_and_not_unknown() -> None:
     assert engine.is_unknown(peer_id("mallory"))
 
 
-def test_an_alone_peer_just_goes() -> None:
+def test_a_lone_peer_leaves_at_once() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     engine.link_up(peer_id("boot"))
     assert engine.leave(1.0) == []
     assert engine.membership.leaving
 
 
-def test_who_leaves_declares_it_to_all_it_is_linked_with_and_stays_a_little_to_vote() -> None:
+def test_a_leaving_peer_declares_it_to_all_links_and_stays_briefly_to_vote() -> None:
     engine = with_roster(engine_of(), roster_1(3))
     engine.link_up(peer_id("bob"))
     said = engine.leave(1.0)
@@ -114,7 +114,7 @@ def test_who_leaves_declares_it_to_all_it_is_linked_with_and_stays_a_little_to_v
     assert engine.may_go(6.0)
 
 
-def test_who_leaves_goes_at_once_when_no_link_is_left_or_a_roster_without_it_is_certified() -> None:
+def test_a_leaving_peer_goes_at_once_without_links_or_once_a_roster_without_it_is_certified() -> None:
     ann, bob = ids(2)
     engine = with_roster(engine_of(), roster_1(2))
     engine.link_up(bob)
@@ -128,7 +128,7 @@ def test_who_leaves_goes_at_once_when_no_link_is_left_or_a_roster_without_it_is_
     assert engine.may_go(2.0)
 
 
-def test_a_heartbeat_comes_with_what_the_voters_must_know_of_a_peer_and_do_not_yet() -> None:
+def test_a_heartbeat_carries_a_declaration_that_the_voters_lack() -> None:
     engine = with_roster(engine_of("cat"), roster_1(2))
     engine.membership.ready = True
     engine.link_up(peer_id("bob"))
@@ -140,17 +140,17 @@ def test_a_heartbeat_comes_with_what_the_voters_must_know_of_a_peer_and_do_not_y
     assert application not in [action.message for action in listed.tick(1.0) if isinstance(action, Send)]
 
 
-def test_what_is_not_for_the_rules_is_dropped() -> None:
+def test_messages_not_meant_for_the_rules_are_dropped() -> None:
     assert engine_of().receive(peer_id("bob"), Ping(nonce=1), 0.0) == []
 
 
-def test_a_heartbeat_from_another_mouth_is_not_heard() -> None:
+def test_a_heartbeat_from_another_peers_link_is_ignored() -> None:
     engine = engine_of()
     engine.receive(peer_id("cat"), heartbeat(peer_id("bob")), 0.0)
     assert not engine.membership.heard
 
 
-def test_an_unknown_roster_is_asked_for() -> None:
+def test_an_unknown_roster_is_requested() -> None:
     engine = engine_of()
     beat = heartbeat(peer_id("bob"), roster=sha256(b"unknown"), roster_k=3)
     (ask,) = engine.receive(peer_id("bob"), beat, 0.0)
@@ -162,7 +162,7 @@ def test_an_unknown_roster_is_asked_for() -> None:
         assert engine.receive(peer_id("bob"), beat, 0.0) == []
 
 
-def test_rosters_are_given_to_those_who_lack_them() -> None:
+def test_rosters_are_sent_to_peers_that_lack_them() -> None:
     engine = with_roster(engine_of(), roster_1(2))
     (reply,) = engine.receive(peer_id("bob"), RosterRequest(known=()), 0.0)
     assert isinstance(reply, Send)
@@ -171,7 +171,7 @@ def test_rosters_are_given_to_those_who_lack_them() -> None:
     assert engine.receive(peer_id("bob"), RosterRequest(known=known), 0.0) == []
 
 
-def test_rosters_are_asked_for_until_those_that_another_goes_by_are_here() -> None:
+def test_rosters_are_requested_until_another_peers_roster_is_known() -> None:
     bob, engine = peer_id("bob"), engine_of()
     engine.receive(bob, heartbeat(bob, roster=roster_1(2).roster.digest(), roster_k=1), 0.0)
     part = engine.receive(bob, RosterReply(rosters=(founding(),)), 0.1)
@@ -181,7 +181,7 @@ def test_rosters_are_asked_for_until_those_that_another_goes_by_are_here() -> No
     assert not any(isinstance(action, Send) and isinstance(action.message, RosterRequest) for action in whole)
 
 
-def test_who_adopts_another_branch_of_rosters_says_nothing_of_its_state_until_it_is_compared() -> None:
+def test_a_peer_that_adopts_another_branch_reports_no_state_until_it_is_compared() -> None:
     """A line that was never degraded wins over one that was."""
     ann, bob = ids(2)
     parent = roster_1(2).roster
@@ -199,7 +199,7 @@ def test_who_adopts_another_branch_of_rosters_says_nothing_of_its_state_until_it
     assert engine.closed_heads(now) == ()
 
 
-def test_an_entry_of_a_branch_given_up_that_came_in_the_round_in_progress_is_given_up_too() -> None:
+def test_an_entry_absorbed_this_round_is_given_up_with_its_branch() -> None:
     """Where the round began both lines stood at one tip: the boundary says nothing of what was absorbed since."""
     ann, bob = ids(2)
     parent, start, now = roster_1(2).roster, head_of(), 65.0
@@ -226,7 +226,7 @@ def test_an_entry_of_a_branch_given_up_that_came_in_the_round_in_progress_is_giv
 
 
 @pytest.mark.parametrize("newer", [False, True])
-def test_a_refusal_is_reported_and_a_newer_roster_asked_for(newer: bool) -> None:
+def test_a_refusal_is_reported_and_a_newer_roster_is_requested(newer: bool) -> None:
     refusal = Refusal(round=3, newer_roster=newer, reason=b"late \xff")
     report, *asks = engine_of().receive(peer_id("bob"), refusal, 0.0)
     assert isinstance(report, Report)
@@ -234,7 +234,7 @@ def test_a_refusal_is_reported_and_a_newer_roster_asked_for(newer: bool) -> None
     assert len(asks) == newer
 
 
-def test_a_good_bye_is_reported_once_and_passed_on_to_the_other_voters() -> None:
+def test_a_declared_leaving_is_reported_once_and_forwarded_to_the_other_voters() -> None:
     engine = with_roster(engine_of(), roster_1(3))
     _, bob, cat = ids(3)
     word = declaration(bob, leaving=True)
@@ -265,7 +265,7 @@ def asked_spans(actions: list[Action]) -> list[SpanRequest]:
     return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, SpanRequest)]
 
 
-def test_an_entry_of_an_unknown_roster_is_asked_for_again_once_the_roster_is_known() -> None:
+def test_an_entry_of_an_unknown_roster_is_requested_again_once_the_roster_is_known() -> None:
     """Anybody can send such, so their vectors are not kept."""
     ann, later = peer_id("ann"), certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
     engine = engine_of("cat")
@@ -278,7 +278,7 @@ def test_an_entry_of_an_unknown_roster_is_asked_for_again_once_the_roster_is_kno
     assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
 
 
-def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_and_keeps_no_vector() -> None:
+def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_entry_and_keeps_no_vector() -> None:
     ann, later = peer_id("ann"), certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
@@ -293,7 +293,7 @@ def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_and_keeps_no
     assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
 
 
-def test_strangers_are_not_asked_for_entries_that_they_say_they_have() -> None:
+def test_strangers_are_not_asked_for_entries_that_they_claim_to_have() -> None:
     later = certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
@@ -304,7 +304,7 @@ def test_strangers_are_not_asked_for_entries_that_they_say_they_have() -> None:
     assert not engine.noted, "overtaken"
 
 
-def test_an_entry_that_needs_an_earlier_certificate_has_it_asked_for() -> None:
+def test_an_earlier_certificate_that_an_entry_needs_is_requested() -> None:
     ann = peer_id("ann")
     child = child_of(roster_1(1).roster, [member(ann)])
     late, early = (certify(child, [ann], ballot=ballot_number(round_index, 0)) for round_index in (4, 1))
@@ -322,7 +322,7 @@ def test_an_entry_that_needs_an_earlier_certificate_has_it_asked_for() -> None:
     assert engine.chains.heads[span].height == 1
 
 
-def test_a_child_whose_parent_must_have_been_certified_earlier_has_that_certificate_asked_for() -> None:
+def test_an_earlier_certificate_that_a_child_implies_is_requested() -> None:
     ann = peer_id("ann")
     parent = child_of(roster_1(1).roster, [member(ann)])
     late = certify(parent, [ann], ballot=ballot_number(9, 0))
@@ -362,7 +362,7 @@ def test_a_reducer_that_makes_entries_is_not_dropped_while_a_roster_lists_its_la
     assert not places_in(engine.membership.view(parent.roster, now).absent)
 
 
-def test_an_entry_that_was_asked_for_and_is_refused_is_no_answer() -> None:
+def test_a_requested_entry_that_is_refused_is_not_an_answer() -> None:
     """A peer whose log holds what does not count cannot give us the next entry: it is not asked again and again."""
     ann = peer_id("ann")
     later = certify(child_of(roster_1(1).roster, [member(ann)]), [ann], ballot=ballot_number(1, 0))
@@ -380,7 +380,7 @@ def test_an_entry_that_was_asked_for_and_is_refused_is_no_answer() -> None:
     assert asked_entries(instead) == []
 
 
-def test_two_entries_of_one_owner_are_reported_loudly_and_once() -> None:
+def test_two_entries_of_one_owner_are_reported_once() -> None:
     ann = peer_id("ann")
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
@@ -397,14 +397,14 @@ def test_two_entries_of_one_owner_are_reported_loudly_and_once() -> None:
     assert reports == ["equivocation"]
 
 
-def test_an_entry_that_lacks_something_is_nothing_to_who_does_not_follow() -> None:
+def test_a_peer_that_does_not_follow_ignores_an_entry_without_its_parent() -> None:
     engine = PeerEngine(me=self_of(peer_id("boot"), trains=False), rules=run_rules(), verify=verify)
     span, start = following(engine, roster_1(3))
     entry = entry_on(start, roster_1(3, height=3).roster, peer_id("ann"), span=span)
     assert engine.entry_checked(peer_id("ann"), entry, 1.0, 0.1) == []
 
 
-def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
+def test_a_missing_parent_of_an_entry_is_fetched() -> None:
     certified = roster_1(1)
     (ann,) = ids(1)
     engine = with_roster(engine_of("cat"), certified)
@@ -420,7 +420,7 @@ def test_an_entry_whose_parent_is_missing_has_the_parent_fetched() -> None:
 
 
 @pytest.mark.parametrize(("sender", "is_sign_of_life"), [("ann", False), ("boot", True), ("mallory", False)])
-def test_only_an_entry_of_the_founder_or_another_member_shows_that_somebody_is_here(
+def test_only_an_entry_of_the_founder_or_another_member_shows_that_a_peer_is_alive(
     sender: str, is_sign_of_life: bool
 ) -> None:
     engine, (entry, _) = engine_that_lost_entries()
@@ -429,7 +429,7 @@ def test_only_an_entry_of_the_founder_or_another_member_shows_that_somebody_is_h
     assert engine.repair._alone_since == (1.0 if is_sign_of_life else 0.0)
 
 
-def test_entries_that_a_stranger_sends_again_and_again_make_nobody_wait_for_those_before_them() -> None:
+def test_repeated_entries_of_a_stranger_make_no_peer_wait_for_their_parents() -> None:
     """They are true ones that this peer has lost; one is kept, and each other one is news whenever it comes."""
     engine, entries = engine_that_lost_entries()
     for entry in (*entries, *entries):
@@ -450,7 +450,7 @@ def engine_that_lost_entries() -> tuple[PeerEngine, list[Entry]]:
     return engine, [second, third]
 
 
-def test_a_peer_with_hardly_a_link_needs_one_to_anybody() -> None:
+def test_a_peer_with_few_links_needs_a_link_to_any_peer() -> None:
     engine = with_roster(engine_of(), roster_1(3))
     assert engine.is_cut_off()
     for name in ("bob", "cat"):
@@ -458,7 +458,7 @@ def test_a_peer_with_hardly_a_link_needs_one_to_anybody() -> None:
     assert not engine.is_cut_off()
 
 
-def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() -> None:
+def test_an_entry_of_an_abandoned_branch_is_not_an_answer_and_the_span_is_fetched() -> None:
     """Its roster lies on no chain that anybody would tell us of; we asked for it again and again."""
     certified, given_up = roster_1(1), roster_1(1, height=7).roster
     (ann,) = ids(1)
@@ -479,7 +479,7 @@ def test_an_entry_of_a_branch_given_up_is_no_answer_and_the_span_is_fetched() ->
     ]
 
 
-def test_a_mean_that_does_not_hold_before_its_owner_is_told_to_nobody() -> None:
+def test_an_entry_that_its_own_owner_rejects_is_not_sent() -> None:
     swarm = founded(1, bootstrap=False)
     goes_on(swarm)
     machine = swarm.machines["p0"]
@@ -542,7 +542,7 @@ def test_in_a_grid_the_mean_of_a_row_goes_to_the_owner_of_its_span() -> None:
     assert sent_to == {True, False}, "some to another row, some kept here"
 
 
-def test_a_bad_entry_is_refused_with_a_reason() -> None:
+def test_an_invalid_entry_is_refused_with_a_reason() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     span = next(iter(engine.rules.span_elements))
     head, _ = founded(1).machines["p0"].vectors[span]
@@ -554,7 +554,7 @@ def test_a_bad_entry_is_refused_with_a_reason() -> None:
     assert report.topic == "entry-refused"
 
 
-def test_a_mean_that_comes_too_late_is_void() -> None:
+def test_a_mean_that_arrives_too_late_is_skipped() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     span = next(iter(engine.rules.span_elements))
     order = ReduceSpan(round=4, span=span, stage=Stage.WHOLE, parts=(), norm_limit=1.0, rounding_seed=b"")
@@ -563,7 +563,7 @@ def test_a_mean_that_comes_too_late_is_void() -> None:
     assert "the round was over before its mean was ready" in report.text
 
 
-def test_a_new_link_is_greeted_at_once() -> None:
+def test_a_new_link_receives_a_heartbeat_at_once() -> None:
     engine = engine_of()
     engine.tick(0.0)
     assert engine.wake_at(0.1) > 0.1
@@ -588,13 +588,13 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
     assert engine.donors(0.0) == []
 
 
-def test_incarnation_and_run_are_the_engines_own() -> None:
+def test_the_engine_exposes_its_incarnation_and_run() -> None:
     engine = engine_of(incarnation=3)
     assert engine.me.member() == member(peer_id("ann"), incarnation=3, counts=False)
     assert engine.rules.run == RUN
 
 
-def test_the_latest_round_in_which_a_peer_has_been_is_that_of_its_tips_or_of_its_promises() -> None:
+def test_the_latest_round_of_a_peer_is_that_of_its_tips_or_promises() -> None:
     assert engine_of().latest_round() == -1
     heads = {SPAN: head_of(round_index=7), SpanId(1, 0): head_of(round_index=5)}
     certified = roster_1(3)
@@ -605,7 +605,7 @@ def test_the_latest_round_in_which_a_peer_has_been_is_that_of_its_tips_or_of_its
     assert engine_of(recalled=Recalled(rosters=rosters, heads=heads, ballots=ballots)).latest_round() == 9
 
 
-def test_a_peer_keeps_once_a_cycle_that_its_line_goes_on_and_takes_it_up_when_it_is_started_again() -> None:
+def test_a_peer_saves_once_a_cycle_that_its_line_continues_and_restores_it_at_a_restart() -> None:
     swarm = founded(3)
     goes_on(swarm)
     machine = swarm.machines["p1"]
@@ -618,7 +618,7 @@ def test_a_peer_keeps_once_a_cycle_that_its_line_goes_on_and_takes_it_up_when_it
     assert again.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
 
 
-def test_a_peer_that_only_listens_begins_no_first_round_contributes_nothing_and_does_not_vote() -> None:
+def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_does_not_vote() -> None:
     swarm = founded(3)
     goes_on(swarm)
     machine = swarm.machines["p1"]
@@ -635,7 +635,7 @@ def test_a_peer_that_only_listens_begins_no_first_round_contributes_nothing_and_
     assert fresh.round is None
 
 
-def test_once_a_clock_that_was_far_ahead_is_set_right_nothing_waits_for_a_time_to_come() -> None:
+def test_after_a_clock_far_ahead_is_set_right_nothing_waits_for_a_future_time() -> None:
     """What was asked and heard then is years old: it would be neither asked again nor taken for silent."""
     bob, engine, ahead = peer_id("bob"), with_roster(engine_of(), roster_1(2)), 1e6
     engine.link_up(bob)
@@ -650,7 +650,7 @@ def test_once_a_clock_that_was_far_ahead_is_set_right_nothing_waits_for_a_time_t
     assert bob not in engine.membership.alive(17.0 + engine.rules.silence_seconds)
 
 
-def test_a_ready_peer_whose_clock_is_set_back_goes_on_with_what_it_fetches() -> None:
+def test_a_ready_peer_whose_clock_is_set_back_continues_fetching() -> None:
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
     engine.membership.ready = True
@@ -660,7 +660,7 @@ def test_a_ready_peer_whose_clock_is_set_back_goes_on_with_what_it_fetches() -> 
     assert engine.catch_up.left_out() == frozenset({SPAN})
 
 
-def test_a_clock_that_is_set_back_a_little_changes_nothing() -> None:
+def test_a_clock_set_back_slightly_changes_nothing() -> None:
     engine = with_roster(engine_of(), roster_1(2))
     engine.receive(peer_id("bob"), heartbeat(peer_id("bob")), 100.0)
     engine.tick(100.0)
@@ -669,7 +669,7 @@ def test_a_clock_that_is_set_back_a_little_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])
-def test_a_strangers_four_messages_change_nothing_at_a_ready_member(stranger: str) -> None:
+def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) -> None:
     """Neither do those of the founder, which is no member any more: its word counts for the start alone."""
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
@@ -706,7 +706,7 @@ def test_a_span_that_could_not_follow_an_entry_is_rebuilt() -> None:
     assert engine.span_rebuilt(SpanId(0, 0), None, None, 0.1) != [], "what came of it is told, whatever it is"
 
 
-def test_a_question_that_was_carried_here_is_answered_with_a_signature() -> None:
+def test_a_forwarded_request_gets_a_signed_answer() -> None:
     engine = engine_of("ann")
     question = SignedContentRequest(fragment=0, voter=engine.me.peer, asker=peer_id("bob"), nonce=7)
     said = engine.sign_content(question, ((sha256(b"chain"), sha256(b"content")),))

@@ -42,13 +42,13 @@ def test_a_sound_entry_passes() -> None:
     check(entry_on(HEAD, ROSTER, OWNER, places=(0, 2)))
 
 
-def test_one_contribution_is_enough_where_a_majority_was_there() -> None:
+def test_one_contribution_is_enough_if_a_majority_was_present() -> None:
     check(entry_on(HEAD, ROSTER, OWNER, places=(1,), present=(0, 1)))
     check(entry_on(HEAD, ROSTER, OWNER, places=(2,), present=(0, 1, 2)))
 
 
 @given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
-def test_the_predicate_takes_those_included_from_those_there_and_needs_more_than_half_of_the_voters(
+def test_an_entry_includes_only_present_members_and_needs_more_than_half_of_the_voters(
     present: set[int], included: set[int], counting: set[int]
 ) -> None:
     whole = roster_of(8)
@@ -69,7 +69,7 @@ def test_the_predicate_takes_those_included_from_those_there_and_needs_more_than
         assert is_majority
 
 
-def test_members_without_a_vote_make_no_majority_and_break_none() -> None:
+def test_members_without_a_vote_neither_make_nor_break_a_majority() -> None:
     """However many fresh identities are listed: two of three voters are enough, and nobody else is."""
     roster = replace(roster_of(8), members=tuple(member(peer, counts=place < 3) for place, peer in enumerate(ids(8))))
     grid = fold_roster(roster, 16)
@@ -83,12 +83,12 @@ def test_members_without_a_vote_make_no_majority_and_break_none() -> None:
 
 
 @given(st.sets(st.integers(0, 63)), st.sets(st.integers(0, 63)))
-def test_a_bitmap_lies_within_another_as_its_places_do(part: set[int], whole: set[int]) -> None:
+def test_bitmap_inclusion_matches_inclusion_of_places(part: set[int], whole: set[int]) -> None:
     assert lies_within(pack_included(part, 64), pack_included(whole, 64)) is (part <= whole)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.lists(st.integers(0, 2), min_size=8, max_size=8))
-def test_two_groups_that_share_nobody_are_never_both_enough(counting: list[bool], sides: list[int]) -> None:
+def test_two_disjoint_groups_are_never_both_a_majority(counting: list[bool], sides: list[int]) -> None:
     num_members = len(counting)
     listed = zip(ids(num_members), counting, strict=True)
     roster = replace(roster_of(1), members=tuple(member(peer, counts=counts) for peer, counts in listed))
@@ -146,7 +146,7 @@ def test_only_the_owner_signs() -> None:
 
 
 @given(st.sets(st.integers(0, 63)))
-def test_bitmaps_hold_the_places(places: set[int]) -> None:
+def test_bitmaps_encode_places(places: set[int]) -> None:
     packed = pack_included(places, 64)
     assert len(packed) == 8
     assert included_places(replace(entry_on(HEAD, ROSTER, OWNER), included=packed)) == tuple(sorted(places))
@@ -167,7 +167,7 @@ def test_the_digest_covers_all_but_the_signature() -> None:
         assert replace(entry, **change).digest() != entry.digest()
 
 
-def test_bitmaps_of_strangers_are_remembered_in_bounded_memory() -> None:
+def test_cached_bitmaps_of_strangers_use_bounded_memory() -> None:
     places = places_in(b"\xff" * (MOST_MEMBERS // 8))
     held_bytes = sys.getsizeof(places) + sum(map(sys.getsizeof, places))
     most = places_in.cache_parameters()["maxsize"]

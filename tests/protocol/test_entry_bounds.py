@@ -93,7 +93,7 @@ def entry_by(gathered: Gathered, sound: frozenset[PeerId], head: SpanHead, roste
 
 @given(head=heads, told=honest, unsound=st.sets(st.integers(0, 4), max_size=4), num_new=st.integers(0, 2))
 @reproducible
-def test_an_honest_entry_is_never_refused_wherever_its_span_stands(
+def test_an_honest_entry_is_never_refused_in_any_state_of_its_span(
     head: SpanHead, told: list[tuple[int, int, float]], unsound: set[int], num_new: int
 ) -> None:
     """Whatever earlier owners published and contributors say, whoever is new or dropped: the next entry is valid.
@@ -112,7 +112,7 @@ def test_an_honest_entry_is_never_refused_wherever_its_span_stands(
 
 @given(head=heads, told=honest.flatmap(lambda row: st.just(row * 2)), lie=st.none() | st.floats(1, 2.0**126, width=32))
 @reproducible
-def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_says(
+def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
     head: SpanHead, told: list[tuple[int, int, float]], lie: float | None
 ) -> None:
     roster = roster_of(6)
@@ -145,7 +145,7 @@ ONE_RMS = 2.0**7
 
 
 @pytest.mark.parametrize("grid", [GRID, fold_roster(ROSTER, 2)], ids=["one row", "two rows"])
-def test_the_first_entry_of_a_span_is_no_longer_than_what_ruins_no_model(grid: Grid) -> None:
+def test_the_first_entry_of_a_span_is_too_short_to_ruin_a_model(grid: Grid) -> None:
     """Whoever owns it, and whatever its contributors say: a first entry may not be free of limits."""
     check(entry_on(FOUNDED, ROSTER, owner_of(grid), median_norm=FOUNDED.radius, median_weight=FOUNDING_WEIGHT), FOUNDED,
           0.24 * ONE_RMS, ROSTER, grid)  # fmt: skip
@@ -183,9 +183,7 @@ def test_a_run_whose_norms_are_far_from_the_founding_radius_gets_an_entry_in_eve
 
 @pytest.mark.parametrize("radius", [0.0, 1e-30, RADIUS_BOUNDS[0], 1.0, RADIUS_BOUNDS[1], 3e38])
 @pytest.mark.parametrize("norm", [1e-3, 1.0, 30.0])
-def test_from_wherever_it_is_the_radius_is_back_at_what_is_honest_within_thirty_entries(
-    radius: float, norm: float
-) -> None:
+def test_any_radius_returns_to_the_honest_value_within_thirty_entries(radius: float, norm: float) -> None:
     head, told = head_of(radius=as_float32(radius)), [(1000, 10, as_float32(norm))] * 5
     for _ in range(30):
         gathered = gather_contributions(collected(told, head), SPAN, head, REDUCTION)
@@ -200,7 +198,7 @@ def test_from_wherever_it_is_the_radius_is_back_at_what_is_honest_within_thirty_
 @pytest.mark.parametrize(
     ("published", "is_taken"), [(0.0, False), (0.24, False), (0.25, True), (4.0, True), (4.1, False), (3e38, False)]
 )
-def test_what_is_published_moves_by_a_factor_of_four_at_most(published: float, is_taken: bool) -> None:
+def test_published_medians_change_by_a_factor_of_four_at_most(published: float, is_taken: bool) -> None:
     head = replace(head_of(radius=1.0), median_weight=1000.0)
     for changes in (
         {"median_norm": published, "median_weight": 1000.0},
@@ -217,20 +215,20 @@ def test_what_is_published_moves_by_a_factor_of_four_at_most(published: float, i
 @pytest.mark.parametrize(
     ("radius", "weight"), [(2.0**41, 1000.0), (3e38, 1000.0), (2.0**-21, 1000.0), (1.0, 0.0), (1.0, 3e38)]
 )
-def test_no_entry_publishes_anything_absurd_wherever_its_span_stands(radius: float, weight: float) -> None:
+def test_no_entry_publishes_an_absurd_number_in_any_state_of_its_span(radius: float, weight: float) -> None:
     head = replace(head_of(radius=radius), median_weight=weight)
     with pytest.raises(PeerError, match="publishes a median"):
         check(entry_on(head, ROSTER, owner_of(GRID), median_norm=radius, median_weight=weight), head)
 
 
-def test_norms_of_0_say_nothing_of_how_long_others_are() -> None:
+def test_norms_of_0_do_not_affect_the_median_norm() -> None:
     head = head_of(radius=3.0)
     silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head), SPAN, head, REDUCTION)
     assert isinstance(silent, Gathered)
     assert entry_by(silent, frozenset(ids(5)), head, ROSTER, GRID).median_norm == 3.0
 
 
-def test_a_liar_of_tokens_weighs_at_most_four_times_the_founding_weight_at_first() -> None:
+def test_a_liar_about_tokens_weighs_at_most_four_times_the_founding_weight_at_first() -> None:
     told = [(10**15, 1, 1.0), *[(10_000, 10, 1.0)] * 4]
     gathered = gather_contributions(collected(told, FOUNDED), SPAN, FOUNDED, REDUCTION)
     assert isinstance(gathered, Gathered)
@@ -243,7 +241,7 @@ def in_a_row(told: list[tuple[int, int, float]], num_members: int) -> Collection
     return collected(told, head_of(radius=1.0), roster=roster, grid=fold_roster(roster, 2), row=1)
 
 
-def test_a_reducer_that_does_not_know_the_radius_weighs_all_the_same() -> None:
+def test_a_reducer_that_does_not_know_the_radius_still_weighs_contributions() -> None:
     """In a grid it may average for its row what it does not hold itself."""
     told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 2]
     gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
@@ -252,7 +250,7 @@ def test_a_reducer_that_does_not_know_the_radius_weighs_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("norm", [1e30, 1e-30, 0.0])
-def test_where_no_radius_is_known_one_liar_of_norms_neither_drowns_the_others_nor_keeps_them_out(norm: float) -> None:
+def test_without_a_known_radius_one_liar_about_norms_neither_drowns_nor_excludes_the_others(norm: float) -> None:
     told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 2]
     gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
     assert isinstance(gathered, Gathered)
@@ -262,7 +260,7 @@ def test_where_no_radius_is_known_one_liar_of_norms_neither_drowns_the_others_no
     assert two.reduce.norm_limit == float("inf"), "of two nobody knows who lies"
 
 
-def test_no_weight_is_above_the_rest_of_its_row_together() -> None:
+def test_no_weight_exceeds_the_sum_of_the_others_in_its_row() -> None:
     head = replace(head_of(radius=1.0), median_weight=1000.0)
     gathered = gather_contributions(collected([(2000, 10, 1.0), *[(10, 1, 1.0)] * 2], head), SPAN, head, REDUCTION)
     assert isinstance(gathered, Gathered)
@@ -287,14 +285,14 @@ def test_a_weight_is_at_most_a_multiple_of_the_last_median() -> None:
 
 @given(st.lists(st.just(0.0) | st.floats(1, 2.0**64, width=32), max_size=9))
 @reproducible
-def test_balancing_touches_no_weight_but_the_largest(weights: list[float]) -> None:
+def test_balancing_changes_only_the_largest_weight(weights: list[float]) -> None:
     found = balanced(weights)
     assert sum(a != b for a, b in zip(found, weights, strict=True)) <= 1
     assert all(a <= b for a, b in zip(found, weights, strict=True))
     assert balanced(found) == found
 
 
-def test_rows_of_a_grid_are_balanced_by_themselves() -> None:
+def test_rows_of_a_grid_are_balanced_separately() -> None:
     roster = roster_of(6)
     grid = fold_roster(roster, 2)
     head = replace(head_of(radius=1.0), median_weight=1000.0)

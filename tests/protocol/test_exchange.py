@@ -36,7 +36,7 @@ def test_a_lone_member_reduces_its_own_contribution_at_once() -> None:
     assert rounds.close() == []
 
 
-def test_without_a_roster_there_is_no_round() -> None:
+def test_no_round_starts_without_a_roster() -> None:
     rounds, _ = exchange(with_roster=False)
     assert rounds.begin(0, True) == []
     assert rounds.contribute(contribution(), 1.0) == []
@@ -44,7 +44,7 @@ def test_without_a_roster_there_is_no_round() -> None:
     assert rounds.close() == []
 
 
-def test_nobody_contributes_before_round_0_nor_without_state_nor_late() -> None:
+def test_no_peer_contributes_before_round_0_or_without_state_or_late() -> None:
     rounds, _ = exchange()
     assert rounds.begin(-1, True) == []
     assert rounds.begin(0, False) == []
@@ -70,7 +70,7 @@ def test_a_contribution_goes_to_the_owners() -> None:
     assert len(sends) == 1 + len(SPANS) - len(owned(rounds))
 
 
-def test_a_span_is_reduced_once_all_have_come() -> None:
+def test_a_span_is_reduced_once_all_contributions_have_arrived() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, True)
     mine = owned(rounds)
@@ -80,7 +80,7 @@ def test_a_span_is_reduced_once_all_have_come() -> None:
     assert rounds.take(BOB, words(contribution(spans=mine))[1][0], 1.0) == []
 
 
-def test_what_has_not_come_by_the_deadline_is_done_without() -> None:
+def test_contributions_missing_at_the_deadline_are_left_out() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     mine = owned(rounds)
@@ -94,7 +94,7 @@ def test_what_has_not_come_by_the_deadline_is_done_without() -> None:
     assert missing.topic == "missing"
 
 
-def test_an_owner_that_lags_waits_for_the_entry_until_the_deadline() -> None:
+def test_a_lagging_owner_waits_for_the_entry_until_the_deadline() -> None:
     rounds, chains = exchange(2)
     rounds.begin(0, False)
     mine = owned(rounds)
@@ -107,7 +107,7 @@ def test_an_owner_that_lags_waits_for_the_entry_until_the_deadline() -> None:
     assert all(isinstance(action, ReduceSpan) for action in rounds.tick(5.0))
 
 
-def test_what_comes_early_waits_for_its_round() -> None:
+def test_early_messages_wait_for_their_round() -> None:
     rounds, _ = exchange(2)
     rounds.begin(1, False)
     fragment_0 = contribution(2)
@@ -125,7 +125,7 @@ def in_order(opening: Opening, vectors: tuple[SpanVector, ...]) -> tuple[Opening
     return opening, *vectors
 
 
-def test_of_what_comes_early_only_members_have_vectors_kept_and_strangers_displace_none() -> None:
+def test_early_vectors_are_kept_only_from_members_and_strangers_displace_none() -> None:
     rounds, _ = exchange(2)
     rounds.begin(1, False)
     opening, vectors = words(contribution(2))
@@ -142,21 +142,21 @@ def test_of_what_comes_early_only_members_have_vectors_kept_and_strangers_displa
     assert len(kept[BOB]) == 1 + len(vectors)
 
 
-def test_what_comes_before_a_busy_machine_ticks_waits_for_its_round_too() -> None:
+def test_messages_that_arrive_before_a_late_tick_wait_for_their_round() -> None:
     rounds, _ = exchange(2)
     rounds.begin(1, False)
     opening, _ = words(contribution(2))
     assert rounds.take(BOB, opening, 16.5) == [], "round 2 has begun on the clock, but not here yet"
 
 
-def test_what_comes_late_is_refused() -> None:
+def test_late_messages_are_refused() -> None:
     rounds, _ = exchange(2)
     rounds.begin(2, False)
     opening, _ = words(contribution(0))
     assert refusals(rounds.take(BOB, opening, 17.0)) == ["late or far too early"]
 
 
-def test_bad_openings_and_vectors_are_refused_with_a_reason() -> None:
+def test_invalid_openings_and_vectors_are_refused_with_a_reason() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, True)
     mine = owned(rounds)
@@ -225,7 +225,7 @@ def test_in_a_grid_a_reducer_sends_the_mean_of_its_row_and_an_owner_finishes() -
     )
 
 
-def test_an_owner_finishes_at_its_deadline_without_the_rows_that_are_missing() -> None:
+def test_an_owner_finishes_at_its_deadline_without_missing_rows() -> None:
     rounds = next(r for me in ids(6) if (r := grid_round(me)).begin(0, True) and r.finish and r.finish.owned)
     assert rounds.finish is not None
     reduced = rounds.finish.collection.reduced
@@ -239,7 +239,7 @@ def test_an_owner_finishes_at_its_deadline_without_the_rows_that_are_missing() -
     assert rounds.tick(6.1) == []
 
 
-def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
+def test_an_invalid_row_mean_is_refused() -> None:
     rounds = grid_round()
     rounds.begin(0, True)
     mean = RowMean(
@@ -259,7 +259,7 @@ def test_a_mean_of_a_row_that_does_not_fit_is_refused() -> None:
     assert rounds.take(BOB, replace(mean, round=1), 7.9) == [], "of the next round: waits for it"
 
 
-def test_who_has_voted_for_the_next_roster_opens_without_a_word_on_any_span() -> None:
+def test_a_voter_for_the_next_roster_sends_an_empty_opening() -> None:
     """Reducers need not wait for it, and it is counted nowhere."""
     rounds, _ = exchange(2)
     membership = rounds.membership
@@ -274,7 +274,7 @@ def test_who_has_voted_for_the_next_roster_opens_without_a_word_on_any_span() ->
     assert membership.named_round == 1
 
 
-def test_who_leaves_names_no_parent_any_more() -> None:
+def test_a_leaving_peer_no_longer_names_parents() -> None:
     rounds, _ = exchange(2)
     rounds.membership.leaving = True
     actions = rounds.begin(0, True)
@@ -282,7 +282,7 @@ def test_who_leaves_names_no_parent_any_more() -> None:
     assert not [action for action in actions if isinstance(action, Report)]
 
 
-def test_a_clock_that_steps_back_forgets_no_round_in_which_parents_were_named() -> None:
+def test_rounds_with_named_parents_are_remembered_when_the_clock_steps_back() -> None:
     """It voted in the round that came again, for a roster that governed the later one, in which it had named some."""
     rounds, _ = exchange(2)
     rounds.begin(0, True)
@@ -291,7 +291,7 @@ def test_a_clock_that_steps_back_forgets_no_round_in_which_parents_were_named() 
     assert rounds.membership.named_round == 2
 
 
-def test_a_clock_that_was_ahead_at_the_start_keeps_nobody_from_voting_once_it_is_set_right() -> None:
+def test_a_clock_that_was_ahead_at_the_start_blocks_no_vote_once_it_is_set_right() -> None:
     rounds, _ = exchange(2)
     for round_index in (5400, 3, 4):
         rounds.begin(round_index, False)

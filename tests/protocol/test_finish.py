@@ -102,7 +102,7 @@ def test_a_row_on_another_parent_is_left_out() -> None:
     assert "3 of 6 voters were there on one parent, in 2 rows" in str(owner.gather(SPAN, HEAD, RULES))
 
 
-def test_all_who_were_there_count_whoever_is_in_the_means() -> None:
+def test_all_present_members_count_whoever_is_in_the_means() -> None:
     owner = finish()
     for row in ROWS:
         first = min(row_members(ROSTER, GRID, row))
@@ -127,7 +127,7 @@ def test_one_present_member_fewer_than_a_majority_is_too_few() -> None:
     assert isinstance(few.gather(SPAN, HEAD, RULES), str), "3 of 6: the other half may say the same of another parent"
 
 
-def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
+def test_rows_of_newcomers_have_no_weight_unless_there_are_no_others() -> None:
     new = GRID.rows[1]
     owner = finish(*new)
     for row in ROWS:
@@ -145,7 +145,7 @@ def test_rows_of_newcomers_weigh_nothing_unless_there_are_no_others() -> None:
     assert [part.weight for part in found.reduce.parts] == [6.0, 6.0]
 
 
-def test_a_settled_span_takes_no_more_means() -> None:
+def test_a_settled_span_accepts_no_more_means() -> None:
     owner = finish()
     owner.settled.add(SPAN)
     owner.add(row_mean(0))
@@ -173,13 +173,13 @@ def test_a_settled_span_takes_no_more_means() -> None:
         ({"payload": b"too long"}, "came with 8 bytes, 6 expected"),
     ],
 )
-def test_means_that_do_not_fit_are_refused(changes: dict[str, object], text: str) -> None:
+def test_invalid_means_are_refused(changes: dict[str, object], text: str) -> None:
     reason = refuse_row_mean(row_mean(0, **changes), sender(0), finish(), 6)  # type: ignore[arg-type]
     assert reason is not None
     assert text in reason
 
 
-def test_a_mean_that_fits_is_taken_from_the_reducer_of_its_row_alone() -> None:
+def test_a_mean_is_accepted_only_from_the_reducer_of_its_row() -> None:
     assert refuse_row_mean(row_mean(0), sender(0), finish(), 6) is None
     assert refuse_row_mean(row_mean(0), sender(1), finish(), 6) is not None
 
@@ -188,7 +188,7 @@ def with_voters(*voters: PeerId) -> Roster:
     return replace(ROSTER, members=tuple(replace(each, counts=each.peer in voters) for each in ROSTER.members))
 
 
-def test_a_row_without_voters_voids_nothing_and_makes_no_majority() -> None:
+def test_a_row_without_voters_blocks_no_entry_and_makes_no_majority() -> None:
     """Silent, or on a parent of its own, however many they are."""
     roster = with_voters(*GRID.rows[0])
     for other in (None, row_mean(1, parent=sha256(b"other"))):
@@ -233,7 +233,7 @@ def only_there(row: int) -> RowMean:
     return row_mean(row, included=b"", weights=(), norms=(), tokens=0, payload=b"")
 
 
-def test_a_row_without_contributions_says_who_was_there_and_voids_nothing() -> None:
+def test_a_row_without_contributions_reports_presence_and_blocks_no_entry() -> None:
     owner = finish(*GRID.rows[0])
     owner.add(row_mean(0))
     silent = only_there(1)
@@ -247,7 +247,7 @@ def test_a_row_without_contributions_says_who_was_there_and_voids_nothing() -> N
     assert inclusion.places == tuple(sorted(row_members(ROSTER, GRID, 0)))
 
 
-def test_where_no_row_has_a_contribution_there_is_no_entry() -> None:
+def test_without_any_contribution_there_is_no_entry() -> None:
     """As when all first steps still compile: everybody is there, and empty-handed."""
     owner = finish()
     for row in ROWS:

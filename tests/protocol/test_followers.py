@@ -23,7 +23,7 @@ def hear(membership: Membership, now: float, *, ready: bool = False, trains: boo
     membership.hear(beat, now)
 
 
-def test_who_has_asked_a_moment_ago_and_is_not_ready_is_fetching() -> None:
+def test_an_unready_peer_with_recent_requests_is_fetching() -> None:
     page, membership = followers()
     hear(membership, 0.0)
     assert not page.are_fetching(0.0)
@@ -38,14 +38,14 @@ def test_who_has_asked_a_moment_ago_and_is_not_ready_is_fetching() -> None:
     assert not page.are_fetching(QUIET + 1.0)
 
 
-def test_who_does_not_train_is_waited_for_by_nobody() -> None:
+def test_a_peer_that_does_not_train_is_not_waited_for() -> None:
     page, membership = followers()
     hear(membership, 0.0, trains=False)
     page.asked(B, 0.0)
     assert not page.are_fetching(0.0)
 
 
-def test_a_lone_member_makes_no_entries_while_others_fetch_and_says_so_once() -> None:
+def test_a_lone_member_makes_no_entries_while_others_fetch_and_reports_it_once() -> None:
     page, membership = followers()
     assert page.wait_for(0.0) == (False, [])
     hear(membership, 0.0)
@@ -58,7 +58,7 @@ def test_a_lone_member_makes_no_entries_while_others_fetch_and_says_so_once() ->
     assert page.wait_for(2.0) == (False, [])
 
 
-def test_it_does_not_wait_for_ever() -> None:
+def test_a_lone_member_does_not_wait_forever() -> None:
     page, membership = followers()
     rules = run_rules()
     most = TIMES_RETAINED * rules.retained_cycles * rules.clock.num_fragments
@@ -67,7 +67,7 @@ def test_it_does_not_wait_for_ever() -> None:
     assert sum(page.wait_for(0.0)[0] for _ in range(2 * most)) == most
 
 
-def test_of_several_members_nobody_waits_and_who_is_alone_again_waits_again() -> None:
+def test_only_a_lone_member_waits_for_followers() -> None:
     page, membership = followers()
     hear(membership, 0.0)
     page.asked(B, 0.0)

@@ -43,7 +43,7 @@ def test_identities_that_only_send_heartbeats_are_never_listed() -> None:
     goes_on(swarm)
 
 
-def test_eight_identities_that_apply_and_do_no_work_do_not_void_the_rounds_of_six() -> None:
+def test_eight_identities_that_apply_but_do_no_work_skip_no_round_of_six_members() -> None:
     swarm = founded(6)
     begin, height = swarm.now, swarm.height("p0")
     assert haunt(swarm, 180, apply=True), "whoever applies is listed"

@@ -92,7 +92,7 @@ def test_columns_align_and_a_peer_needs_two_root_n_links() -> None:
     assert max(len(fewer.neighbours(peer)) for peer in peers(1024)) <= 2 * 32
 
 
-def test_a_listener_is_dealt_to_a_row() -> None:
+def test_an_observer_is_assigned_to_a_row() -> None:
     grid = fold_roster(big_roster(64, 64), 4)
     stranger = peer_id("stranger")
     row = grid.row_for(stranger)
@@ -100,7 +100,7 @@ def test_a_listener_is_dealt_to_a_row() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_owners_take_turns_by_the_cycle(n: int) -> None:
+def test_owners_rotate_with_each_cycle(n: int) -> None:
     """Rosters change seldom, so it is not they that move the work on."""
     grid = fold_roster(roster_of(n), ROW)
     assert {grid.turned(cycle).owner(SpanId(0, 0)) for cycle in range(n)} == set(ids(n))
@@ -108,12 +108,12 @@ def test_owners_take_turns_by_the_cycle(n: int) -> None:
 
 
 @given(grids(), st.integers(0, 500))
-def test_a_turn_moves_spans_and_nobody(made: tuple[Roster, Grid, int], cycle: int) -> None:
+def test_a_rotation_moves_spans_and_no_member(made: tuple[Roster, Grid, int], cycle: int) -> None:
     roster, grid, group_size = made
     assert replace(grid.turned(cycle), rotation=0) == fold_roster(roster, group_size)
 
 
-def test_in_a_grid_everyone_who_reduces_owns_in_its_turn() -> None:
+def test_in_a_grid_every_reducer_owns_spans_in_turn() -> None:
     grid = fold_roster(big_roster(36, 36), 6)
     owners = {grid.turned(cycle).owner(SpanId(0, index)) for cycle in range(36) for index in range(12)}
     assert owners == set(peers(36))
@@ -125,7 +125,7 @@ def test_only_members_that_reduce_own_spans() -> None:
     assert fold_roster(roster, ROW).reducers() == {second}
 
 
-def test_where_nobody_reduces_all_do() -> None:
+def test_all_members_reduce_if_none_is_marked_as_a_reducer() -> None:
     """By their own word, for somebody must: it is links that will tell."""
     grid = fold_roster(roster_of(3, reduces=False), ROW)
     assert grid.reducers() == set(ids(3))
@@ -144,7 +144,7 @@ def test_the_founding_roster_is_a_grid_of_one() -> None:
 
 
 @given(st.permutations(range(8)), st.integers(0, 50))
-def test_grid_order_is_the_same_whatever_the_order_of_arrival(order: list[int], drawing: int) -> None:
+def test_grid_order_does_not_depend_on_the_order_of_arrival(order: list[int], drawing: int) -> None:
     members = [member(peer, reduces=place % 2 == 0) for place, peer in enumerate(ids(8))]
     dealt = grid_order([members[place] for place in order], RUN, drawing)
     assert dealt == grid_order(members, RUN, drawing)
@@ -162,7 +162,7 @@ def drawn_members(places: set[int], reducing: int) -> list[Member]:
 
 
 @given(st.sets(st.integers(0, 23)), st.sets(st.integers(0, 23)), st.integers(0, 3), st.integers(0, 3))
-def test_who_stays_keeps_its_place_as_far_as_gaps_allow(
+def test_remaining_members_keep_their_places_as_far_as_gaps_allow(
     before: set[int], after: set[int], reducing_before: int, reducing_after: int
 ) -> None:
     old = grid_order(drawn_members(before, reducing_before), RUN, 0)
@@ -185,13 +185,13 @@ def with_shares(roster: Roster, shares: list[int]) -> Roster:
 
 
 @given(SHARES)
-def test_each_place_has_as_many_turns_as_its_share_says(shares: list[int]) -> None:
+def test_each_place_has_as_many_turns_as_its_share(shares: list[int]) -> None:
     divisor = math.gcd(*shares)
     assert Counter(deal_turns(shares)) == {place: share // divisor for place, share in enumerate(shares)}
 
 
 @given(SHARES)
-def test_turns_are_spread_so_that_nobody_is_ever_far_ahead_or_behind(shares: list[int]) -> None:
+def test_turns_are_spread_evenly_over_time(shares: list[int]) -> None:
     turns, total, had = deal_turns(shares), sum(shares), [0] * len(shares)
     for number, turn in enumerate(turns, 1):
         had[turn] += 1
@@ -219,7 +219,7 @@ def test_a_peer_with_an_eighth_of_a_share_averages_an_eighth_as_often() -> None:
 
 
 @pytest.mark.parametrize("shares", [[8, 8, 8, 1], [8, 1, 1, 1], [4, 4, 3, 4]])
-def test_no_span_stays_with_one_owner_for_longer_than_its_share(shares: list[int]) -> None:
+def test_no_span_stays_with_one_owner_beyond_its_share(shares: list[int]) -> None:
     """Should that owner be dead and not known to be."""
     grid = fold_roster(with_shares(roster_of(4), shares), ROW)
     for index in range(4):
@@ -242,7 +242,7 @@ def test_a_column_has_the_shares_of_all_its_reducers() -> None:
 
 
 @given(grids(), st.data(), st.integers(1, 64))
-def test_with_any_shares_every_span_is_averaged_in_every_row_by_somebody(
+def test_with_any_shares_every_span_has_a_reducer_in_every_row(
     made: tuple[Roster, Grid, int], data: st.DataObject, num_spans: int
 ) -> None:
     roster, grid, group_size = made

@@ -14,7 +14,7 @@ from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply
 OTHER = SpanId(0, 1)
 
 
-def test_one_is_asked_at_a_time_and_the_next_when_it_does_not_answer() -> None:
+def test_one_donor_is_asked_at_a_time_and_the_next_if_it_does_not_answer() -> None:
     heads = HeadsAsked()
     assert heads.may_ask(0, A, 0.0, is_replayed=False)
     heads.ask(0, A, until=1.0)
@@ -23,7 +23,7 @@ def test_one_is_asked_at_a_time_and_the_next_when_it_does_not_answer() -> None:
     assert heads.may_ask(0, B, 1.0, is_replayed=False)
 
 
-def test_a_reply_answers_the_question_that_was_asked_once() -> None:
+def test_a_reply_answers_a_request_once() -> None:
     heads = HeadsAsked()
     assert not heads.take(0, A)
     heads.ask(0, A, until=1.0)
@@ -33,7 +33,7 @@ def test_a_reply_answers_the_question_that_was_asked_once() -> None:
     assert not heads.take(0, A)
 
 
-def test_a_donor_that_was_heard_is_asked_again_when_the_replay_is_over() -> None:
+def test_a_donor_that_answered_is_asked_again_after_the_replay() -> None:
     heads = HeadsAsked()
     heads.ask(0, A, until=1.0)
     assert heads.take(0, A)
@@ -43,7 +43,7 @@ def test_a_donor_that_was_heard_is_asked_again_when_the_replay_is_over() -> None
     assert heads.may_ask(0, A, 9.0, is_replayed=True), "another replay"
 
 
-def test_what_is_forgotten_may_be_asked_again() -> None:
+def test_a_forgotten_request_may_be_repeated() -> None:
     heads = HeadsAsked()
     heads.ask(0, A, until=9.0)
     assert heads.take(0, A)
@@ -71,7 +71,7 @@ def test_a_donor_is_asked_once_while_a_fragment_is_replayed() -> None:
     assert heard(fetch, B, NEW)
 
 
-def test_an_entry_that_is_missed_by_the_way_keeps_nobody_from_saying_how_far_it_is() -> None:
+def test_an_entry_missed_during_a_replay_does_not_stop_comparisons() -> None:
     """Who was heard in a replay of long ago is asked again: else a sleeper would make one entry a round for ever."""
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
@@ -98,7 +98,7 @@ def two_spans() -> tuple[CatchUp, ChainBook]:
     return fetch, chains
 
 
-def test_what_a_donor_lacks_is_raised_by_the_next_comparison_with_it() -> None:
+def test_entries_that_a_donor_lacks_are_requested_after_the_next_comparison_with_it() -> None:
     fetch, _ = two_spans()
     fetch.pump([A, B], 0.0)
     fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
@@ -117,7 +117,7 @@ def test_a_span_that_was_fetched_is_compared_with_all_again() -> None:
     assert fetch.ask_heads(0, A, 9.0)
 
 
-def test_a_span_that_was_mended_is_compared_with_all_again() -> None:
+def test_a_span_that_was_corrected_is_compared_with_all_again() -> None:
     fetch, _ = two_spans()
     fetch.mend(SPAN, NEW, b"12345678")
     assert fetch.ask_heads(0, A, 9.0)

@@ -158,7 +158,7 @@ SCENES: list[Scene] = [
 @pytest.mark.parametrize(
     ("parting", "better", "worse", "cycle"), [scene[1:] for scene in SCENES], ids=[scene[0] for scene in SCENES]
 )
-def test_of_two_lines_the_first_is_better(
+def test_the_first_of_two_lines_is_better(
     parting: Roster, better: list[CertifiedRoster], worse: list[CertifiedRoster], cycle: int
 ) -> None:
     assert strength(parting, better, cycle) > strength(parting, worse, cycle)
@@ -191,7 +191,7 @@ def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster
 
 
 @pytest.mark.parametrize("every", [1, REFRESH_CYCLES])
-def test_no_key_of_the_past_displaces_a_living_majority(every: int) -> None:
+def test_no_past_voters_key_displaces_a_living_majority(every: int) -> None:
     """Whose key was the only vote can certify a line afterwards that has no gap and says what it likes."""
     here, forged = hears_of_a_forged_line(every)
     for cycle in range(DAY):
@@ -200,7 +200,7 @@ def test_no_key_of_the_past_displaces_a_living_majority(every: int) -> None:
 
 
 @pytest.mark.parametrize(("last", "is_kept"), [(DAY, True), (DAY - 9, False)])
-def test_a_member_that_is_started_again_still_knows_that_its_line_went_on(last: int, is_kept: bool) -> None:
+def test_a_restarted_member_still_knows_that_its_line_continued(last: int, is_kept: bool) -> None:
     before, _ = hears_of_a_forged_line(1)
     for cycle in range(last + 1):
         before.entry_absorbed(2 * cycle)
@@ -214,7 +214,7 @@ def test_a_member_that_is_started_again_still_knows_that_its_line_went_on(last: 
     assert here.is_better(forged[-1], DAY) is not is_kept
 
 
-def test_what_was_seen_of_a_line_that_was_given_up_since_counts_for_nothing() -> None:
+def test_observations_of_a_line_given_up_since_do_not_count() -> None:
     here, forged = hears_of_a_forged_line(1)
     here.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))
     assert here.is_better(forged[-1], DAY) is True
@@ -233,26 +233,26 @@ def test_what_was_seen_of_a_line_that_was_given_up_since_counts_for_nothing() ->
         ([1, 60, 120, 180], 200, True),
     ],
 )
-def test_a_line_is_sound_when_a_majority_went_on_with_it_without_a_long_gap(
+def test_a_line_is_sound_if_a_majority_continued_it_without_a_long_gap(
     cycles: list[int], now: int, expected: bool
 ) -> None:
     rosters = [certify(child_of(THREE, THREE.members, cycle=BEGIN + n, height=THREE.height + n), [B]) for n in cycles]
     assert is_sound(THREE, rosters, BEGIN + now) is expected
 
 
-def test_a_line_is_sound_only_where_all_of_it_has_a_majority_and_it_made_entries() -> None:
+def test_a_line_is_sound_only_if_all_its_rosters_have_a_majority_and_it_made_entries() -> None:
     assert is_sound(THREE, line(THREE, (B, C), BEGIN + 1, BEGIN + 9), BEGIN + 9)
     assert not is_sound(THREE, line(THREE, (B, C), BEGIN + 1, BEGIN + 9, degraded=True), BEGIN + 9)
     assert not is_sound(THREE, line(THREE, (B, C), BEGIN + 1, BEGIN + 9, entries=0), BEGIN + 9)
 
 
-def test_signers_that_were_no_members_at_the_parting_add_nothing() -> None:
+def test_signers_that_were_not_members_at_the_parting_do_not_count() -> None:
     alone = line(THREE, (A,), BEGIN + 3, BEGIN + 90, degraded=True)
     crowd = line(THREE, (A, *(peer_id(f"new {n}") for n in range(20))), BEGIN + 3, BEGIN + 90, degraded=True)
     assert strength(THREE, alone, BEGIN + 90)[:3] == strength(THREE, crowd, BEGIN + 90)[:3]
 
 
-def test_where_all_else_is_equal_the_smaller_digest_wins() -> None:
+def test_the_smaller_digest_wins_if_all_else_is_equal() -> None:
     lines = [line(TWO, (peer,), BEGIN + 3, BEGIN + 9, degraded=True) for peer in (A, B)]
     better = max(lines, key=lambda each: strength(TWO, each, BEGIN + 9))
     assert better[0].roster.digest() == min(each[0].roster.digest() for each in lines)
@@ -268,7 +268,7 @@ SIDES = st.tuples(
 
 
 @given(SIDES, SIDES, st.integers(0, 100))
-def test_both_sides_find_the_same_line_better(
+def test_both_sides_prefer_the_same_line(
     one: tuple[set[PeerId], int, int, int, bool], other: tuple[set[PeerId], int, int, int, bool], later: int
 ) -> None:
     lines = [
@@ -282,7 +282,7 @@ def test_both_sides_find_the_same_line_better(
     assert (ours > theirs) is not (theirs > ours)
 
 
-def test_whom_most_have_left_behind_is_told_by_heartbeats() -> None:
+def test_heartbeats_show_that_most_members_have_continued_without_a_peer() -> None:
     book = membership_of(A, founding_of(), roster_1(4)).book
     mine = roster_1(4).roster
     here = [heartbeat(peer, roster=mine.digest()) for peer in (B, C)]
@@ -302,7 +302,7 @@ def after(parent: Roster, voters: Sequence[PeerId], cycle: int, **changes: objec
     return certify(child_of(parent, members, cycle=cycle, **changes), voters, ballot_number(2 * cycle, 0))
 
 
-def test_a_degraded_child_that_most_members_go_by_is_followed_by_who_looks_twice() -> None:
+def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks() -> None:
     parent = roster_of(5)
     child = after(parent, (B, C), 10, degraded=True)
     for num_gone, wins in ((2, False), (3, True)):
@@ -326,7 +326,7 @@ def test_a_degraded_child_that_most_members_go_by_is_followed_by_who_looks_twice
 
 
 @pytest.mark.parametrize("num_members", [5, 4], ids=["a member", "who follows and is no member"])
-def test_who_has_seen_a_stall_follows_a_degraded_child_at_once(num_members: int) -> None:
+def test_a_peer_that_has_seen_a_stall_follows_a_degraded_child_at_once(num_members: int) -> None:
     """Two members that cannot reach each other may be linked with such a peer alone, which hands rosters on to them."""
     me = ids(5)[4]
     parent = roster_1(num_members)
@@ -341,7 +341,7 @@ def test_who_has_seen_a_stall_follows_a_degraded_child_at_once(num_members: int)
     assert here.book.in_force == child.roster
 
 
-def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_go_by_its_parent() -> None:
+def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its_parent() -> None:
     """Two liars among three links: the third carries what the voters have signed that are not linked."""
     parent = roster_of(5)
     child = after(parent, (B, C), 10, degraded=True)
@@ -364,7 +364,7 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_go_by_its_
     ("num_counting", "gone", "wins"),
     [(0, (BOOT,), True), (0, (B, C), False), (3, (B, C), True), (3, (B,), False), (4, (B, C), False)],
 )
-def test_a_degraded_child_that_most_voters_go_by_is_followed_though_others_wait_with_this_peer(
+def test_a_degraded_child_that_most_voters_follow_is_followed_even_if_others_wait(
     num_counting: int, gone: Sequence[PeerId], *, is_signed: bool, wins: bool
 ) -> None:
     """Wiped members all go by the same old roster, and were half of all that each of them heard."""
@@ -383,7 +383,7 @@ def test_a_degraded_child_that_most_voters_go_by_is_followed_though_others_wait_
     assert (here.book.in_force == child.roster) is wins
 
 
-def test_voters_that_go_by_no_roster_yet_have_not_gone_on() -> None:
+def test_voters_without_a_roster_have_not_continued() -> None:
     parent = roster_of(5)
     child = after(parent, (B,), 10, degraded=True)
     here = membership_of(A, founding_of(), roster_1(5))
@@ -396,7 +396,7 @@ def test_voters_that_go_by_no_roster_yet_have_not_gone_on() -> None:
     assert here.book.in_force == parent
 
 
-def test_a_degraded_child_that_all_who_are_heard_go_by_is_followed_soon() -> None:
+def test_a_degraded_child_that_all_heard_peers_follow_is_followed_soon() -> None:
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)
     for peer in (B, C):
@@ -407,7 +407,7 @@ def test_a_degraded_child_that_all_who_are_heard_go_by_is_followed_soon() -> Non
     assert here.book.in_force == child.roster
 
 
-def test_a_degraded_child_is_not_followed_while_entries_come_here() -> None:
+def test_a_degraded_child_is_not_followed_while_entries_arrive() -> None:
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)
     here.present_in = {B: 49}
@@ -419,7 +419,7 @@ def test_a_degraded_child_is_not_followed_while_entries_come_here() -> None:
 @pytest.mark.parametrize(
     ("voters", "void_cycles", "is_followed"), [((B, C), 3, True), ((B,), 3, False), ((B,), 12, True)]
 )
-def test_who_is_stalled_itself_follows_a_degraded_child_of_a_quarter_and_after_long_of_anybody(
+def test_a_stalled_peer_follows_a_degraded_child_of_a_quarter_and_later_of_any_member(
     voters: tuple[PeerId, ...], void_cycles: int, is_followed: bool
 ) -> None:
     here = membership_of(A, founding_of(), roster_1(5))
@@ -429,7 +429,7 @@ def test_who_is_stalled_itself_follows_a_degraded_child_of_a_quarter_and_after_l
     assert (here.book.in_force == child.roster) is is_followed
 
 
-def test_who_has_absorbed_entries_on_its_line_leaves_it_for_no_degraded_one_that_began_later() -> None:
+def test_a_peer_with_entries_on_its_line_does_not_leave_it_for_a_later_degraded_one() -> None:
     parent = roster_of(3)
     mine = after(parent, (A, B), 1)
     other = after(parent, (C,), 5, degraded=True, height=10)
@@ -487,7 +487,7 @@ HONEST = ["p0", "p1", "p2"]
 
 
 @pytest.mark.no_cover
-def test_a_degraded_roster_that_a_member_voted_for_itself_is_not_in_force_while_entries_go_on() -> None:
+def test_a_degraded_roster_certified_by_one_member_is_not_in_force_while_entries_are_made() -> None:
     swarm = founded(4)
     swarm.run(4 * CYCLE_SECONDS)
     lie = self_voted(swarm, swarm.machines["p0"].roster, "p3")
@@ -498,7 +498,7 @@ def test_a_degraded_roster_that_a_member_voted_for_itself_is_not_in_force_while_
 
 
 @pytest.mark.no_cover
-def test_a_degraded_roster_that_an_ex_member_voted_for_is_not_in_force() -> None:
+def test_a_degraded_roster_certified_by_a_former_member_is_not_in_force() -> None:
     swarm = founded(4)
     with_p3 = swarm.machines["p0"].roster
     assert with_p3.member(peer_id("p3")) is not None
@@ -525,7 +525,7 @@ def test_a_degraded_child_of_an_old_roster_is_not_in_force(k: int) -> None:
 
 
 @pytest.mark.no_cover
-def test_of_four_that_were_all_restarted_one_that_lies_first_takes_nobody_with_it() -> None:
+def test_one_liar_among_four_restarted_members_misleads_no_other() -> None:
     swarm = founded(4)
     swarm.run(2 * MINUTE)
     for name in swarm.machines:
@@ -542,7 +542,7 @@ def test_of_four_that_were_all_restarted_one_that_lies_first_takes_nobody_with_i
 
 
 @pytest.mark.no_cover
-def test_who_joins_and_hears_a_liar_first_goes_by_what_the_others_go_by_in_the_end() -> None:
+def test_a_joiner_that_hears_a_liar_first_ends_on_the_others_roster() -> None:
     swarm = founded(4)
     swarm.run(MINUTE)
     swarm.add("p4")
@@ -553,7 +553,7 @@ def test_who_joins_and_hears_a_liar_first_goes_by_what_the_others_go_by_in_the_e
     assert num_degraded(swarm, ["p4"]) == {0}
 
 
-def test_a_line_whose_first_entries_came_after_its_last_change_takes_back_who_was_cut_off() -> None:
+def test_a_line_that_makes_entries_after_its_last_change_takes_back_a_cut_off_member() -> None:
     """The only voter drops its only reducer, and then makes entries alone: nothing else would change its roster."""
     swarm = founded(1, "none")
     swarm.run(10 * CYCLE_SECONDS)

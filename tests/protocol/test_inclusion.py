@@ -38,7 +38,7 @@ def test_inclusions_are_joined_in_roster_order() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 30), st.booleans()))
-def test_who_is_left_out_of_a_mean_was_there_all_the_same(sound: dict[int, bool]) -> None:
+def test_a_member_left_out_of_a_mean_still_counts_as_present(sound: dict[int, bool]) -> None:
     parts = {place: inclusion(place) for place in sound}
     joined = join_inclusions(part if sound[place] else part.left_out() for place, part in parts.items())
     assert joined.present == tuple(sorted(sound))
@@ -46,7 +46,7 @@ def test_who_is_left_out_of_a_mean_was_there_all_the_same(sound: dict[int, bool]
     assert joined.tokens == 100 * len(joined.places)
 
 
-def test_an_entry_needs_a_majority_that_was_there_and_some_weight() -> None:
+def test_an_entry_needs_a_present_majority_and_some_weight() -> None:
     assert entry_of(inclusion(1)) == "1 of 3 voters were there; more than half are needed"
     alone = entry_of(inclusion(1, present=(0, 1)))
     assert isinstance(alone, Entry)

@@ -11,7 +11,7 @@ from p2p_diloco.protocol.actions import Send
 from p2p_diloco.protocol.wire.messages import EntryRequest
 
 
-def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
+def test_a_donor_shunned_for_a_span_is_still_asked_for_entries() -> None:
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -26,7 +26,7 @@ def test_who_is_shunned_for_a_span_is_asked_for_entries_all_the_same() -> None:
     assert send.to == A
 
 
-def test_who_is_left_alone_waits_for_nothing_beyond_what_it_holds() -> None:
+def test_a_lone_peer_waits_for_nothing_beyond_what_it_holds() -> None:
     fetch, chains = catch_up()
     chains.heads[SPAN] = head_of(height=4, digest=b"old")
     wants: tuple[Callable[[], None], ...] = (

@@ -6,7 +6,7 @@ from fetching import B, catch_up
 from made import SPAN, head_of
 
 
-def test_who_fetches_an_entry_leaves_its_span_out_and_has_something_to_say_to_others() -> None:
+def test_a_peer_that_fetches_an_entry_contributes_only_its_other_spans() -> None:
     fetch, chains = catch_up()
     assert fetch.left_out() is None, "without a head there is nothing to build on"
     chains.set_head(SPAN, head_of())

@@ -56,7 +56,7 @@ def voices(
 
 
 @pytest.mark.parametrize(("num_members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (16, 9)])
-def test_a_joiner_needs_more_than_half_of_the_members(num_members: int, needed: int) -> None:
+def test_a_joiner_needs_answers_of_more_than_half_of_the_members(num_members: int, needed: int) -> None:
     found = voices(roster(num_members), JOINER)
     assert found.needed == needed
     assert not found.are_enough(peers(num_members)[: needed - 1])
@@ -74,18 +74,18 @@ def test_a_ready_member_is_replaced_only_by_more_than_half_of_all_and_never_by_o
     assert found.are_enough(peers(num_members)[1:]) == (num_members > 2)
 
 
-def test_one_of_two_that_comes_back_with_nothing_takes_the_word_of_the_other() -> None:
+def test_one_of_two_members_that_lost_its_state_believes_the_other() -> None:
     first, second = peers(2)
     assert voices(roster(2), first).are_enough([second])
 
 
-def test_before_roster_1_the_founder_is_all_there_is() -> None:
+def test_before_roster_1_only_the_founder_counts() -> None:
     found = voices(founding().roster, JOINER)
     assert found.are_enough([BOOT])
     assert not voices(founding().roster, BOOT, is_ready=True).are_enough([JOINER])
 
 
-def test_the_founder_names_the_start_for_ever_and_nothing_else() -> None:
+def test_the_founder_is_believed_about_the_initial_state_only() -> None:
     found = voices(roster(4), JOINER)
     assert found.may_name(head_of(), [BOOT])
     assert not found.may_name(head_of(height=1, round_index=0), [BOOT])
@@ -94,7 +94,7 @@ def test_the_founder_names_the_start_for_ever_and_nothing_else() -> None:
     assert BOOT in voices(roster(4), JOINER, heard=[BOOT, peers(4)[0]]).askable
 
 
-def test_where_no_member_can_be_heard_that_holds_anything_the_founder_has_the_only_word() -> None:
+def test_only_the_founder_counts_if_no_reachable_member_holds_state() -> None:
     """All who can be reached have gone or are empty; those at home have nobody else to fetch from."""
     at_home = roster(2, num_reducing=0)
     for me in (JOINER, peers(2)[0]):
@@ -112,7 +112,7 @@ def test_where_no_member_can_be_heard_that_holds_anything_the_founder_has_the_on
     assert not silent.are_enough([BOOT]), "a member that is not heard may hold it"
 
 
-def test_a_bootstrap_that_is_a_member_has_one_word_among_the_voters() -> None:
+def test_a_bootstrap_that_is_a_member_counts_as_one_voter() -> None:
     boot, (first, second) = member(BOOT, trains=False, counts=False), peers(2)
     three = child_of(founding().roster, [boot, member(first), member(second)])
     assert three.voters == {BOOT, first, second}
@@ -122,7 +122,7 @@ def test_a_bootstrap_that_is_a_member_has_one_word_among_the_voters() -> None:
     assert found.are_enough([BOOT, first])
 
 
-def test_in_one_row_only_voters_have_a_word() -> None:
+def test_in_one_row_only_voters_count() -> None:
     """A crowd of fresh identities names no state."""
     whole = roster(12, num_voters=4)
     crowd = peers(12)[4:]
@@ -136,7 +136,7 @@ def test_in_one_row_only_voters_have_a_word() -> None:
     assert not ready.are_enough([*crowd, *peers(12)[1:3]])
 
 
-def test_where_no_other_voter_holds_anything_all_members_have_a_word() -> None:
+def test_all_members_count_if_no_other_voter_holds_state() -> None:
     """Voters that have all lost the state would otherwise wait for one another for ever."""
     whole = roster(8, num_voters=3)
     voters, others = peers(8)[:3], peers(8)[3:]
@@ -150,7 +150,7 @@ def test_where_no_other_voter_holds_anything_all_members_have_a_word() -> None:
     assert not unheard.are_enough(others), "who is not heard may come back"
 
 
-def test_in_a_grid_members_without_a_vote_have_a_word_too() -> None:
+def test_in_a_grid_members_without_a_vote_count_too() -> None:
     """Rows are drawn, so nobody chooses whom he may tell lies."""
     whole = roster(40, num_voters=4)
     grid = fold_roster(whole, 4)
@@ -158,18 +158,18 @@ def test_in_a_grid_members_without_a_vote_have_a_word_too() -> None:
     assert voices(whole, me, group_size=4).near == grid.neighbours(me)
 
 
-def test_who_cannot_be_dialled_counts_on_those_it_can_dial() -> None:
+def test_a_peer_that_cannot_be_dialled_relies_on_those_it_can_dial() -> None:
     found = voices(roster(4, num_reducing=1), peers(4)[3], can_be_dialled=False)
     assert found.near == {peers(4)[0]}
     assert found.are_enough([peers(4)[0]])
 
 
-def test_who_has_said_good_bye_is_not_waited_for() -> None:
+def test_a_peer_that_declared_its_leaving_is_not_waited_for() -> None:
     first, second, third = peers(3)
     assert voices(roster(3), JOINER, gone=(first, second)).are_enough([third])
 
 
-def test_who_is_no_member_begins_with_those_it_hears_once_it_has_listened() -> None:
+def test_a_non_member_relies_on_the_peers_it_hears_once_it_has_listened() -> None:
     heard = peers(16)[:3]
     early = voices(roster(16), JOINER, heard=heard, has_listened=False)
     assert not early.are_enough(heard)
@@ -193,7 +193,7 @@ def test_a_member_that_has_lost_its_state_does_not_wait_for_others_that_have_los
     assert not ready.are_enough(members[4:]), "it has something to lose"
 
 
-def test_in_a_grid_of_two_hundred_a_peer_counts_on_its_row_and_column() -> None:
+def test_in_a_grid_of_two_hundred_a_peer_relies_on_its_row_and_column() -> None:
     whole = roster(200)
     drawn = child_of(founding().roster, grid_order(whole.members, whole.run, 0))
     grid = fold_roster(drawn, 16)
@@ -204,7 +204,7 @@ def test_in_a_grid_of_two_hundred_a_peer_counts_on_its_row_and_column() -> None:
         assert len(found.near) // 2 < found.needed <= len(found.near)
 
 
-def test_a_newcomer_of_a_grid_begins_with_members_of_any_row() -> None:
+def test_a_newcomer_to_a_grid_relies_on_members_of_any_row() -> None:
     """It has no place in the grid yet: the row that it is dealt to may be out of its reach."""
     whole = roster(200, num_voters=20)
     row = fold_roster(whole, 16).neighbours(JOINER)
@@ -224,14 +224,14 @@ def test_a_newcomer_of_a_grid_begins_with_members_of_any_row() -> None:
     assert not two_vote.are_enough(others)
 
 
-def test_a_wait_is_said_with_who_is_heard_and_how_many_are_needed() -> None:
+def test_a_wait_is_reported_with_the_peers_heard_and_the_number_needed() -> None:
     text = voices(roster(4), JOINER, heard=peers(4)[:1], has_listened=False).sentence()
     assert "of the 4 members whose answers count; 3 must name the same state" in text
     assert "in contact with 12D3.." in text
     assert "in contact with none of" in voices(roster(4), JOINER, heard=[]).sentence()
 
 
-def test_a_voice_is_asked_now_and_then_and_only_its_latest_word_counts() -> None:
+def test_each_voice_is_asked_periodically_and_only_its_latest_answer_counts() -> None:
     page = NamedContents(answer_seconds=4.0, pause_seconds=2.0)
     first, second = peers(2)
     reply = ContentReply(fragment=0, digests=((sha256(b"chain"), sha256(b"content")),))
@@ -252,7 +252,7 @@ def test_a_voice_is_asked_now_and_then_and_only_its_latest_word_counts() -> None
     assert page.of(SpanId(0, 0)) == {}
 
 
-def test_of_a_damaged_span_most_of_the_others_may_speak_for_this_peer_knows_nothing_of_it() -> None:
+def test_a_majority_of_the_other_members_decides_about_a_damaged_span() -> None:
     first, second = peers(2)
     of_two = voices(roster(2), first, is_ready=True)
     assert of_two.are_most([second])

@@ -51,7 +51,7 @@ def assert_nothing_was_void(swarm: Swarm, entries: list[Entry]) -> None:
 
 @pytest.mark.parametrize(("num_peers", "who"), SMALL)
 @pytest.mark.parametrize("vector_loss", [0.3, 1.0])
-def test_vectors_that_are_lost_make_no_round_void(num_peers: int, who: str, vector_loss: float) -> None:
+def test_lost_vectors_skip_no_round(num_peers: int, who: str, vector_loss: float) -> None:
     swarm = without_bootstrap(num_peers, who)
     swarm.vector_loss = vector_loss
     entries = play_cycles(swarm, 6)
@@ -68,7 +68,7 @@ def test_vectors_that_are_lost_make_no_round_void(num_peers: int, who: str, vect
 
 
 @pytest.mark.parametrize("num_peers", [2, 3])
-def test_where_nobody_can_be_dialled_all_must_be_lost_to_make_a_span_void(num_peers: int) -> None:
+def test_if_no_peer_can_be_dialled_a_span_is_skipped_only_if_all_vectors_are_lost(num_peers: int) -> None:
     swarm = founded(num_peers, "none")
     swarm.vector_loss = 0.5
     entries = play_cycles(swarm, 6)
@@ -82,7 +82,7 @@ def test_where_nobody_can_be_dialled_all_must_be_lost_to_make_a_span_void(num_pe
     assert not any(roster.degraded for roster in swarm.rosters.values())
 
 
-def test_of_three_one_that_sends_and_one_that_is_there_go_on_while_the_third_is_dead() -> None:
+def test_of_three_members_one_that_sends_and_one_that_is_present_continue_without_the_third() -> None:
     swarm = without_bootstrap(3)
     swarm.run_to_cycle_end()
     swarm.vector_loss = 1.0
@@ -99,7 +99,7 @@ def test_of_three_one_that_sends_and_one_that_is_there_go_on_while_the_third_is_
 
 
 @pytest.mark.parametrize("num_peers", [2, 3, 4, 7])
-def test_peers_whose_caps_carry_nothing_move_the_spans_that_they_reduce(num_peers: int) -> None:
+def test_peers_whose_caps_allow_no_contribution_still_reduce_spans(num_peers: int) -> None:
     swarm = without_bootstrap(num_peers)
     for machine in swarm.running():
         machine.rules_engine.exchange.ration.bytes_per_second = 1.0
@@ -115,7 +115,7 @@ def test_peers_whose_caps_carry_nothing_move_the_spans_that_they_reduce(num_peer
 
 
 @pytest.mark.parametrize("num_peers", [6, 9, 13])
-def test_in_a_grid_vectors_that_are_lost_make_no_round_void(num_peers: int) -> None:
+def test_in_a_grid_lost_vectors_skip_no_round(num_peers: int) -> None:
     swarm = founded(num_peers, group_size=2)
     swarm.vector_loss = 0.6
     entries = play_cycles(swarm, 6)
@@ -151,7 +151,7 @@ def test_two_sides_of_a_split_never_both_get_entries(num_peers: int, seed: int) 
 
 
 @pytest.mark.parametrize("num_peers", [2, 3])
-def test_openings_that_are_lost_are_missed_as_their_vectors_are(num_peers: int) -> None:
+def test_a_swarm_with_lost_openings_keeps_majorities_and_recovers(num_peers: int) -> None:
     swarm = founded(num_peers)
     swarm.loss = 0.2
     swarm.run(3 * MINUTE)
@@ -162,7 +162,7 @@ def test_openings_that_are_lost_are_missed_as_their_vectors_are(num_peers: int) 
 
 
 @pytest.mark.parametrize("num_peers", [2, 3, 4, 5])
-def test_islands_that_reach_no_step_border_are_there_and_the_others_go_on(num_peers: int) -> None:
+def test_islands_without_a_step_border_are_present_and_the_others_continue(num_peers: int) -> None:
     swarm = without_bootstrap(num_peers)
     for place in range(1, num_peers):
         swarm.machines[f"p{place}"].contributes = False
@@ -175,7 +175,7 @@ def test_islands_that_reach_no_step_border_are_there_and_the_others_go_on(num_pe
 
 
 @pytest.mark.parametrize("num_peers", [1, 2])
-def test_a_bootstrap_is_there_and_its_spans_move_with_what_comes(num_peers: int) -> None:
+def test_a_bootstrap_is_present_and_its_spans_advance_with_what_arrives(num_peers: int) -> None:
     """It has no contribution of its own, so what it reduces is void only where nothing came at all."""
     swarm = founded(num_peers)
     entries = play_cycles(swarm, 6)

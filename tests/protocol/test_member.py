@@ -26,7 +26,7 @@ A, B = ids(2)
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.integers(0, FULL_SHARE), st.integers(0, (1 << 62) - 1))
-def test_a_member_is_the_same_in_bytes_and_back(
+def test_a_member_survives_encoding_and_decoding(
     reduces: bool, counts: bool, trains: bool, share: int, since: int
 ) -> None:
     written = member(A, reduces=reduces, counts=counts, trains=trains, share=share, since=since)
@@ -38,7 +38,7 @@ def test_a_member_is_the_same_in_bytes_and_back(
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.integers(0, FULL_SHARE), st.integers(0, 1 << 40))
-def test_a_declaration_is_the_same_in_bytes_and_back(
+def test_a_declaration_survives_encoding_and_decoding(
     reachable: bool, trains: bool, leaving: bool, share: int, cycle: int
 ) -> None:
     written = declaration(A, reachable=reachable, trains=trains, leaving=leaving, share=share, cycle=cycle)
@@ -67,21 +67,21 @@ def test_more_than_a_full_share_is_refused() -> None:
         {"leaving": True},
     ],
 )
-def test_all_that_is_declared_is_signed(change: dict[str, object]) -> None:
+def test_every_declared_field_is_signed(change: dict[str, object]) -> None:
     word = declaration(A)
     assert replace(word, **change).statement() != word.statement()  # type: ignore[arg-type]
     assert replace(word, signature=b"\1" * 64).statement() == word.statement()
 
 
 @pytest.mark.parametrize("change", [{"prover": B}, {"place": b"A" * PLACE_BYTES}, {"cycle": 1}])
-def test_all_that_is_proved_is_signed_and_good_for_one_peer_of_one_run(change: dict[str, object]) -> None:
+def test_every_proved_field_is_signed_and_valid_for_one_peer_of_one_run(change: dict[str, object]) -> None:
     proof, word = proof_of(A), declaration(A)
     assert replace(proof, **change).statement(word.run, A) != proof.statement(word.run, A)  # type: ignore[arg-type]
     assert proof.statement(word.run, B) != proof.statement(word.run, A)
     assert proof.statement(sha256(b"another run"), A) != proof.statement(word.run, A)
 
 
-def test_a_declaration_is_signed_when_its_peer_and_all_provers_have() -> None:
+def test_a_declaration_is_valid_if_its_peer_and_all_provers_signed() -> None:
     word = declaration(A, proofs=(proof_of(A), proof_of(A, B)))
     assert word.is_signed(verify)
     assert not replace(word, signature=NO_SIGNATURE).is_signed(verify)
@@ -97,5 +97,5 @@ def test_a_declaration_is_signed_when_its_peer_and_all_provers_have() -> None:
         ({"cycle": 9, "leaving": True}, {"cycle": 3, "incarnation": 2}),
     ],
 )
-def test_of_two_declarations_the_newer_is_found(older: dict[str, object], newer: dict[str, object]) -> None:
+def test_the_newer_of_two_declarations_is_found(older: dict[str, object], newer: dict[str, object]) -> None:
     assert declaration(A, **older).age() < declaration(A, **newer).age()

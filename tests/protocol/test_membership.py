@@ -150,7 +150,7 @@ def applicant(cycle: int = 1, **changes: object) -> Declaration:
 # -- a ballot as it should be
 
 
-def test_what_one_voter_was_told_is_on_the_roster_that_all_certify() -> None:
+def test_a_declaration_known_to_one_voter_is_in_the_certified_roster() -> None:
     council = Council(roster_1(3), NEW)
     council.declare(NEW, C, NOW, cycle=1)
     actions = council.tick(NOW)
@@ -162,7 +162,7 @@ def test_what_one_voter_was_told_is_on_the_roster_that_all_certify() -> None:
         assert one.in_force_since == VOTING
 
 
-def test_where_nothing_changes_nothing_is_certified_nor_even_proposed() -> None:
+def test_nothing_is_proposed_or_certified_if_nothing_changes() -> None:
     council = Council(roster_1(3))
     for turn in range(LEAD_TURNS):
         actions = council.tick(NOW + turn * TURN_SECONDS)
@@ -182,7 +182,7 @@ def test_a_dead_leader_costs_one_turn() -> None:
     assert council.here[LEAD].book.in_force == ROSTER
 
 
-def test_a_founder_that_is_no_member_leads_a_turn_of_its_own() -> None:
+def test_a_founder_that_is_not_a_member_leads_its_own_turn() -> None:
     hidden = certify(child_of(founding().roster, [member(p, reduces=p == A) for p in ids(3)]), [BOOT])
     council = Council(hidden, BOOT, NEW)
     council.declare(NEW, B, NOW, cycle=1)
@@ -195,7 +195,7 @@ def test_a_founder_that_is_no_member_leads_a_turn_of_its_own() -> None:
     assert council.here[BOOT].book.in_force == roster
 
 
-def test_a_founder_lists_who_is_ready_in_the_very_cycle_of_the_founding() -> None:
+def test_a_founder_lists_ready_peers_in_the_cycle_of_the_founding() -> None:
     council = Council(founding(), A, B)
     for peer in (A, B):
         council.declare(peer, BOOT, 2.0, cycle=0)
@@ -224,13 +224,13 @@ def test_in_the_voting_round_a_voter_promises_once_in_each_turn() -> None:
 
 
 @pytest.mark.parametrize("now", [-5.0, 0.1, ROUND_SECONDS + 0.1, 2 * ROUND_SECONDS + 0.1, 4 * ROUND_SECONDS + 0.1])
-def test_in_no_other_round_does_anybody_promise_of_its_own_accord(now: float) -> None:
+def test_no_peer_promises_unasked_in_any_other_round(now: float) -> None:
     here = member_of_three()
     assert here.tick(now) == []
     assert here.promised_round() == -1
 
 
-def test_who_has_no_roster_or_no_vote_promises_nothing() -> None:
+def test_a_peer_without_a_roster_or_a_vote_promises_nothing() -> None:
     assert membership_of(A).tick(NOW) == []
     fresh = certify(child_of(founding().roster, [*ROSTER.members, member(D, counts=False)]), [BOOT])
     for peer in (D, NEW):
@@ -278,7 +278,7 @@ def promised(peer: PeerId, *declared: Declaration, voted: Proposal | None = None
     ],
     ids=["of another roster", "of no round", "far from now", "of another leader", "degraded, while nobody is stalled"],
 )  # fmt: skip
-def test_promises_for_something_else_are_dropped(word: Promised) -> None:
+def test_unrelated_promises_are_dropped(word: Promised) -> None:
     assert member_of_three(LEAD).take_promise(OTHER, word, NOW) == []
 
 
@@ -311,7 +311,7 @@ def proposal(*promises: Promise, **changes: object) -> Proposal:
     )
 
 
-def test_a_member_votes_for_what_follows_from_the_promises_that_its_leader_shows() -> None:
+def test_a_member_votes_for_a_proposal_that_follows_from_the_promises_shown() -> None:
     here = member_of_three()
     keep, send = here.take_proposal(LEAD, proposal(), NOW)
     assert isinstance(keep, KeepBallots), "on disk before it is said"
@@ -321,7 +321,7 @@ def test_a_member_votes_for_what_follows_from_the_promises_that_its_leader_shows
     assert here.take_proposal(LEAD, proposal(), NOW) == [keep, send], "again, the same"
 
 
-def test_nobody_votes_for_two_rosters_in_one_ballot() -> None:
+def test_no_peer_votes_for_two_rosters_in_one_ballot() -> None:
     here = member_of_three()
     here.take_proposal(LEAD, proposal(), NOW)
     another = proposal(promise_of(LEAD, declaration(D, cycle=1)), promise_of(OTHER))
@@ -340,7 +340,7 @@ AT_LEAST = [
 @pytest.mark.parametrize(
     ("asked", "sender", "now"), [case[1:] for case in AT_LEAST], ids=[case[0] for case in AT_LEAST]
 )
-def test_a_proposal_that_must_not_bind_gets_no_vote(asked: Proposal, sender: PeerId, now: float) -> None:
+def test_a_proposal_that_must_not_be_certified_gets_no_vote(asked: Proposal, sender: PeerId, now: float) -> None:
     assert member_of_three().take_proposal(sender, asked, now) == []
 
 
@@ -360,13 +360,13 @@ def test_a_proposal_that_does_not_follow_is_reported_with_its_leader(asked: Prop
     assert text in report.text
 
 
-def test_who_has_no_vote_gives_none() -> None:
+def test_a_peer_without_a_vote_does_not_vote() -> None:
     assert member_of_three(remembers=False, incarnation=2).take_proposal(LEAD, proposal(), NOW) == []
     assert membership_of(NEW, founding(), roster_1(3)).take_proposal(LEAD, proposal(), NOW) == []
     assert membership_of(A).take_proposal(LEAD, proposal(), NOW) == []
 
 
-def test_a_vote_that_belongs_to_nothing_changes_nothing() -> None:
+def test_an_unrelated_vote_changes_nothing() -> None:
     lead = member_of_three(LEAD)
     lead.take_promise(LEAD, promised(LEAD), NOW)
     word = Vote(parent=ROSTER.digest(), roster=ROSTER.digest(), ballot=BALLOT, signature=NO_SIGNATURE)
@@ -374,7 +374,7 @@ def test_a_vote_that_belongs_to_nothing_changes_nothing() -> None:
     assert member_of_three(LEAD).take_vote(OTHER, word, NOW) == []
 
 
-def test_nobody_votes_for_a_peer_that_the_manifest_does_not_list() -> None:
+def test_no_voter_votes_for_a_peer_that_the_manifest_does_not_list() -> None:
     here = member_of_three()
     here.rules = replace(here.rules, listed=frozenset({A, B, C}))
     (report,) = here.take_proposal(LEAD, proposal(), NOW)
@@ -385,7 +385,7 @@ def test_nobody_votes_for_a_peer_that_the_manifest_does_not_list() -> None:
 # -- no round goes under two rosters
 
 
-def test_who_has_voted_names_no_parent_under_that_roster_in_later_rounds() -> None:
+def test_a_voter_names_no_parent_under_the_old_roster_in_later_rounds() -> None:
     here, digest = member_of_three(), ROSTER.digest()
     assert here.may_name_parents(digest, VOTING + 9)
     here.take_proposal(LEAD, proposal(), NOW)
@@ -405,7 +405,7 @@ def test_a_later_vote_does_not_let_a_member_name_parents_again() -> None:
     assert not here.may_name_parents(ROSTER.digest(), VOTING + 1), "the first vote may have been enough"
 
 
-def test_nobody_votes_in_a_ballot_of_a_round_before_the_last_one_in_which_it_named_parents() -> None:
+def test_no_peer_votes_in_a_ballot_before_the_last_round_in_which_it_named_parents() -> None:
     """Certified in that ballot, the child would govern a round in which this peer has named parents under another."""
     here = member_of_three()
     here.named_round = VOTING + 1
@@ -426,7 +426,7 @@ def without_certificate(council: Council) -> None:
     assert council.here[OTHER].book.in_force == ROSTER
 
 
-def test_who_promises_for_a_roster_that_has_a_child_is_sent_the_certificate() -> None:
+def test_a_peer_that_promises_for_a_roster_with_a_child_receives_the_certificate() -> None:
     council = Council(roster_1(3), NEW)
     without_certificate(council)
     council.is_lost = lambda sender, to, message: False
@@ -435,7 +435,7 @@ def test_who_promises_for_a_roster_that_has_a_child_is_sent_the_certificate() ->
     assert council.in_force().peers() == ROSTER.peers() | {NEW}
 
 
-def test_a_vote_comes_true_though_the_leader_that_holds_the_certificate_is_dead() -> None:
+def test_a_vote_takes_effect_even_if_the_leader_with_the_certificate_is_dead() -> None:
     council = Council(roster_1(3), NEW)
     without_certificate(council)
     dead = council.here.pop(LEAD)
@@ -448,7 +448,7 @@ def test_a_vote_comes_true_though_the_leader_that_holds_the_certificate_is_dead(
     assert council.in_force().peers() == lost.peers() - {LEAD}, "and then one without the leader"
 
 
-def test_a_certificate_is_told_to_members_that_lack_it_and_to_nobody_else() -> None:
+def test_a_certificate_is_sent_only_to_members_that_lack_it() -> None:
     here = member_of_three(LEAD)
     child = certify(child_of(ROSTER, ROSTER.members, cycle=1), ids(3), BALLOT)
     here.take_rosters((child,), NOW)
@@ -470,7 +470,7 @@ def prepare(round_index: int = AFTER, turn: int = 0, **changes: object) -> Prepa
     return replace(word, **changes)  # type: ignore[arg-type]
 
 
-def test_a_leader_is_promised_to_when_it_asks_in_its_turn_though_no_vote_is_due() -> None:
+def test_a_leader_that_asks_in_its_turn_gets_promises_even_if_no_vote_is_due() -> None:
     here = member_of_three(NOT_AFTER_LEAD)
     (send,) = sent(here.take_prepare(AFTER_LEAD, prepare(), AFTER_BEGIN), Promised)
     assert send.to == AFTER_LEAD
@@ -489,13 +489,13 @@ def test_a_leader_is_promised_to_when_it_asks_in_its_turn_though_no_vote_is_due(
     ],
     ids=["not the leader", "of another roster", "degraded", "two turns ahead", "a round ahead", "two rounds ago"],
 )
-def test_whoever_asks_for_another_promise_gets_none(sender: PeerId, word: Prepare) -> None:
+def test_a_request_for_a_promise_out_of_turn_is_ignored(sender: PeerId, word: Prepare) -> None:
     here = member_of_three(NOT_AFTER_LEAD)
     assert here.take_prepare(sender, word, AFTER_BEGIN) == []
     assert membership_of(A).take_prepare(sender, word, AFTER_BEGIN) == []
 
 
-def test_the_next_turn_may_have_begun_by_the_clock_of_its_leader() -> None:
+def test_a_promise_is_given_if_the_leaders_clock_is_slightly_ahead() -> None:
     peer = next(peer for peer in ids(3) if peer != leader(AFTER, 1))
     assert member_of_three(peer).take_prepare(leader(AFTER, 1), prepare(turn=1), AFTER_BEGIN)
 
@@ -503,7 +503,7 @@ def test_the_next_turn_may_have_begun_by_the_clock_of_its_leader() -> None:
 # -- leaving
 
 
-def test_a_good_bye_calls_a_ballot_at_once_in_which_the_leaver_votes() -> None:
+def test_a_declared_leaving_calls_a_ballot_at_once_in_which_the_leaver_votes() -> None:
     council = Council(roster_1(3))
     now = AFTER_BEGIN + 0.1
     council.tick(now)
@@ -523,7 +523,7 @@ def test_a_good_bye_calls_a_ballot_at_once_in_which_the_leaver_votes() -> None:
     assert leaver.may_go(now), "it is listed no more"
 
 
-def test_who_leaves_waits_for_five_seconds_at_most() -> None:
+def test_a_leaving_peer_waits_for_five_seconds_at_most() -> None:
     here = member_of_three()
     here.leave(NOW)
     assert not here.may_go(NOW + LEAVE_SECONDS - 0.1)
@@ -532,7 +532,7 @@ def test_who_leaves_waits_for_five_seconds_at_most() -> None:
     assert membership_of(NEW, founding(), roster_1(3)).may_go(NOW)
 
 
-def test_who_leaves_goes_on_saying_so_as_long_as_it_is_listed() -> None:
+def test_a_leaving_peer_repeats_its_declaration_while_it_is_listed() -> None:
     here = member_of_three()
     assert here.declaration(NOW) is None, "there is nothing to say"
     here.leave(NOW)
@@ -544,7 +544,7 @@ def test_who_leaves_goes_on_saying_so_as_long_as_it_is_listed() -> None:
 # -- declarations
 
 
-def test_a_voter_passes_on_what_a_peer_told_it_and_once_only() -> None:
+def test_a_voter_forwards_a_declaration_only_once() -> None:
     here = member_of_three()
     assert {send.to for send in sent(here.pass_on(applicant(), NEW, NOW), Declaration)} == {LEAD, THIRD}
     assert here.pass_on(applicant(), NEW, NOW) == []
@@ -558,7 +558,7 @@ def test_a_voter_passes_on_what_a_peer_told_it_and_once_only() -> None:
     [(LEAD, True), (peer_id("boot"), True), (peer_id("mallory"), False)],
     ids=["member", "founder", "stranger"],
 )
-def test_what_others_declare_is_taken_from_members_and_the_founder_alone(sender: PeerId, is_taken: bool) -> None:
+def test_forwarded_declarations_are_accepted_only_from_members_and_the_founder(sender: PeerId, is_taken: bool) -> None:
     here = membership_of(A)
     here.take_rosters((founding(), roster_1(3)), NOW)
     here.pass_on(applicant(), sender, NOW)
@@ -601,19 +601,19 @@ MIXED = certify(
 
 
 @pytest.mark.parametrize(("word", "is_news"), [case[1:] for case in NEWS], ids=[case[0] for case in NEWS])
-def test_what_changes_something_is_passed_on_and_told_to_leaders(word: Declaration, is_news: bool) -> None:
+def test_a_declaration_that_changes_something_is_forwarded_to_leaders(word: Declaration, is_news: bool) -> None:
     here, now = membership_of(C, founding(), MIXED), 3 * CYCLE_SECONDS + 0.1
     assert bool(sent(here.pass_on(word, word.peer, now), Declaration)) is is_news
     assert (word in here.view(MIXED.roster, now).declarations) is is_news
 
 
-def test_whom_the_manifest_does_not_list_is_no_news() -> None:
+def test_a_peer_that_the_manifest_does_not_list_is_not_news() -> None:
     here = member_of_three()
     here.rules = replace(here.rules, listed=frozenset({A, B, C}))
     assert here.pass_on(applicant(), NEW, NOW) == []
 
 
-def test_a_peer_declares_itself_while_the_roster_does_not_list_it_as_it_is() -> None:
+def test_a_peer_declares_itself_while_the_roster_differs_from_its_state() -> None:
     stranger = membership_of(NEW, founding(), roster_1(3))
     assert stranger.declaration(NOW) is None, "it is not ready"
     stranger.ready = True
@@ -637,7 +637,7 @@ def test_a_bootstrap_declares_itself_only_while_it_is_needed() -> None:
     assert not membership_of(NEW, founding(), few, trains=False).is_needed(), "it did not found the run"
 
 
-def test_a_promise_shows_its_voters_own_news_and_applicants_keep_out_nobody_who_leaves(
+def test_a_promise_shows_its_voters_own_declaration_and_leavers_before_applicants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = member_of_three()
@@ -653,7 +653,7 @@ def test_a_promise_shows_its_voters_own_news_and_applicants_keep_out_nobody_who_
     assert MOST_DECLARATION_BYTES // 4 < declarations_bytes(strangers) <= MOST_DECLARATION_BYTES // 2
 
 
-def test_applicants_that_claim_without_proof_come_after_those_that_others_have_dialled() -> None:
+def test_applicants_without_proofs_come_after_those_with_proofs() -> None:
     here = member_of_three()
     proved = peer_id("proved")
     for n in range(40):
@@ -663,7 +663,7 @@ def test_applicants_that_claim_without_proof_come_after_those_that_others_have_d
     assert here.view(ROSTER, NOW).declarations[0].peer == proved
 
 
-def test_members_that_count_come_before_fresh_ones_that_ask_for_more_again_and_again() -> None:
+def test_members_that_count_come_before_fresh_ones_with_repeated_declarations() -> None:
     crowd = [peer_id(f"fresh {n}") for n in range(30)]
     many = certify(
         child_of(
@@ -681,14 +681,14 @@ def test_members_that_count_come_before_fresh_ones_that_ask_for_more_again_and_a
     assert len(words) > 1
 
 
-def test_of_applicants_that_claim_nothing_half_of_the_declarations_are() -> None:
+def test_half_of_the_declarations_are_reserved_for_applicants_without_claims() -> None:
     here = member_of_three()
     for n in range(40):
         here.pass_on(declaration(peer_id(f"new {n}"), cycle=1, reachable=False), A, NOW)
     assert len(here.view(ROSTER, NOW).declarations) >= MOST_DECLARATIONS // 2 - 2
 
 
-def test_old_applications_are_forgotten_with_time() -> None:
+def test_old_applications_are_dropped_after_a_while() -> None:
     here = member_of_three()
     here.pass_on(applicant(), NEW, NOW)
     for cycle, is_kept in ((3, True), (4, False)):
@@ -718,7 +718,7 @@ def seeing(*rosters: CertifiedRoster, num_entries: int = 0) -> Membership:
 SEEN = 3 * CYCLE_SECONDS + 0.1
 
 
-def test_where_most_spans_got_entries_whoever_was_in_none_is_missed_though_it_is_heard() -> None:
+def test_if_most_spans_got_entries_a_member_in_none_is_missed_even_if_heard() -> None:
     here = seeing(num_entries=3)
     here.note_entry({B}, (), 4)
     here.note_entry({C}, (), 3)
@@ -726,7 +726,7 @@ def test_where_most_spans_got_entries_whoever_was_in_none_is_missed_though_it_is
     assert named(here.view(ROSTER, SEEN).absent) == {C}
 
 
-def test_where_few_spans_got_entries_whoever_was_not_heard_for_a_cycle_either_is_missed() -> None:
+def test_if_few_spans_got_entries_a_member_not_heard_for_a_cycle_is_missed() -> None:
     here = seeing(num_entries=1)
     here.hear(heartbeat(B), SEEN - CYCLE_SECONDS)
     assert named(here.view(ROSTER, SEEN).absent) == {C}
@@ -735,7 +735,7 @@ def test_where_few_spans_got_entries_whoever_was_not_heard_for_a_cycle_either_is
     assert named(here.view(ROSTER, SEEN + 0.1).heard) == {A}, "a heartbeat counts for eight seconds"
 
 
-def test_nobody_misses_anybody_that_it_has_not_listened_for_or_that_came_just_now() -> None:
+def test_no_member_is_missed_before_a_cycle_of_listening_or_of_membership() -> None:
     woken = membership_of(A, founding(), roster_1(3))
     woken.tick(SEEN - 1.0)
     assert named(woken.view(ROSTER, SEEN).absent) == set()
@@ -746,7 +746,7 @@ def test_nobody_misses_anybody_that_it_has_not_listened_for_or_that_came_just_no
     assert named(here.view(just.roster, SEEN).absent, just.roster) == {B, C}
 
 
-def test_who_can_only_dial_out_misses_none_of_those_that_it_cannot_hear() -> None:
+def test_a_peer_that_only_dials_out_misses_no_member_that_it_cannot_hear() -> None:
     hidden = certify(
         child_of(founding().roster, [member(B), member(A, reduces=False), member(C, reduces=False)]), [BOOT]
     )
@@ -793,7 +793,7 @@ def test_in_a_grid_without_entries_a_member_misses_only_its_neighbours() -> None
     assert grid.neighbours(me) < GRID_8.roster.peers() - {me}
 
 
-def test_a_view_says_who_is_heard_who_came_to_count_and_how_many_entries_there_are() -> None:
+def test_a_view_lists_peers_heard_peers_that_came_to_count_and_the_number_of_entries() -> None:
     fresh = certify(child_of(founding().roster, [member(A), member(B, counts=False), member(C)]), [BOOT])
     here = membership_of(A, founding(), fresh)
     here.height = 77
@@ -807,7 +807,7 @@ def test_a_view_says_who_is_heard_who_came_to_count_and_how_many_entries_there_a
     assert view.height == 77
 
 
-def test_an_owner_that_gets_no_entries_is_reported_and_called_idle() -> None:
+def test_an_owner_without_entries_is_reported_as_idle() -> None:
     here = member_of_three(LEAD)
     rules = here.rules
     silent = OTHER
@@ -826,7 +826,7 @@ def test_an_owner_that_gets_no_entries_is_reported_and_called_idle() -> None:
     assert named(here.view(ROSTER, NOW).idle) == {silent}
 
 
-def test_who_is_not_ready_draws_nothing_from_its_logs() -> None:
+def test_an_unready_peer_draws_no_conclusions_from_its_logs() -> None:
     here = membership_of(LEAD, founding(), roster_1(3))
     assert here.round_over(1) == []
     here.ready = True
@@ -836,7 +836,7 @@ def test_who_is_not_ready_draws_nothing_from_its_logs() -> None:
 # -- whom this peer hears
 
 
-def test_voters_are_heard_first_and_where_there_are_none_all_other_members() -> None:
+def test_clocks_of_voters_count_and_without_voters_those_of_all_members() -> None:
     roster = certify(
         child_of(founding().roster, [member(A), member(B), member(D, counts=False), member(C, reduces=False)]), [BOOT]
     )
@@ -869,7 +869,7 @@ def hidden_member(peer: PeerId, *members: PeerId) -> Membership:
     [(hidden_member(A, A, B), {BOOT}), (hidden_member(BOOT, BOOT, B), set()), (hidden_member(NEW, B), {BOOT})],
     ids=["a member", "the founder", "a joiner"],
 )
-def test_members_that_are_heard_count_where_none_can_be_dialled(here: Membership, nobody: set[PeerId]) -> None:
+def test_clocks_of_heard_members_count_if_none_can_be_dialled(here: Membership, nobody: set[PeerId]) -> None:
     assert here.clocks(0.0) == nobody
     here.hear(heartbeat(E), 0.0)
     assert here.clocks(0.0) == nobody, "a stranger has no say"
@@ -878,7 +878,7 @@ def test_members_that_are_heard_count_where_none_can_be_dialled(here: Membership
     assert here.clocks(here.rules.silence_seconds + 0.1) == nobody
 
 
-def test_the_founders_clock_counts_until_more_than_half_of_such_members_are_heard() -> None:
+def test_the_founders_clock_counts_until_over_half_of_such_members_are_heard() -> None:
     here, joiner = hidden_member(A, A, B, C, D), hidden_member(NEW, A, B, C, D)
     expected = [
         (B, {BOOT}, {BOOT}),  # one of four may lie, and be the only one that is heard
@@ -892,7 +892,7 @@ def test_the_founders_clock_counts_until_more_than_half_of_such_members_are_hear
         assert joiner.clocks(0.0) == of_the_joiner
 
 
-def test_a_hub_is_the_only_peer_that_is_heard_and_hears_more_of_three_members_or_more() -> None:
+def test_a_hub_is_the_only_peer_heard_and_can_hear_others() -> None:
     members = [member(A), *(member(peer, reduces=False) for peer in (B, C))]
     roster = certify(child_of(founding().roster, members), [BOOT])
     here = membership_of(B, founding(), roster)
@@ -906,7 +906,7 @@ def test_a_hub_is_the_only_peer_that_is_heard_and_hears_more_of_three_members_or
     assert not membership_of(B).hears_hub(frozenset((A,)))
 
 
-def test_a_joiner_goes_by_the_clocks_of_members_that_it_hears() -> None:
+def test_a_joiner_uses_the_clocks_of_members_that_it_hears() -> None:
     roster = certify(child_of(founding().roster, [*map(member, (A, B, C)), member(D, counts=False)]), [BOOT])
     here = membership_of(NEW, founding(), roster)
     assert here.clocks(0.0) == {A, B, C, D}
@@ -916,7 +916,7 @@ def test_a_joiner_goes_by_the_clocks_of_members_that_it_hears() -> None:
     assert here.clocks(0.0) == {B, D}
 
 
-def test_after_a_clock_that_was_far_ahead_nobody_is_heard_at_a_time_to_come() -> None:
+def test_no_peer_is_heard_in_the_future_after_a_clock_was_far_ahead() -> None:
     here = member_of_three(A)
     here.hear(heartbeat(B), 500.0)
     here.set_back(20.0)
@@ -947,7 +947,7 @@ def test_a_lone_member_is_a_majority_however_long_it_has_waited_for_others() -> 
     assert not here.is_stalled()
 
 
-def test_a_bootstrap_is_stalled_only_where_somebody_that_trains_applies() -> None:
+def test_a_bootstrap_is_stalled_only_if_a_trainer_applies() -> None:
     roster = certify(child_of(founding().roster, [member(BOOT, counts=False, trains=False), member(A)]), [BOOT])
     here = membership_of(BOOT, founding(), roster, trains=False)
     here.void_cycles = 3
@@ -973,7 +973,7 @@ def stalled(council: Council, *gone: PeerId) -> None:
         one.void_cycles = 3
 
 
-def test_a_quarter_of_a_stalled_run_goes_on_with_exactly_those_who_are_there() -> None:
+def test_a_quarter_of_a_stalled_run_continues_with_exactly_the_peers_present() -> None:
     council = Council(roster_1(5))
     stalled(council, C, D, E)
     for turn in range(6 * LEAD_TURNS):
@@ -984,7 +984,7 @@ def test_a_quarter_of_a_stalled_run_goes_on_with_exactly_those_who_are_there() -
     assert all(one.void_cycles == 0 for one in council.here.values())
 
 
-def test_members_that_reach_a_founder_outside_the_roster_and_nobody_else_go_on_together() -> None:
+def test_members_that_reach_only_a_founder_outside_the_roster_continue_together() -> None:
     council = Council(roster_1(5), BOOT)
     council.is_lost = lambda sender, to, message: BOOT not in (sender, to)
     stalled(council, C, D, E)
@@ -1007,7 +1007,7 @@ def test_less_than_a_quarter_waits_until_it_has_been_stalled_for_four_times_as_l
     assert council.in_force().peers() == {A}
 
 
-def test_a_vote_for_a_degraded_child_is_given_by_the_stalled_alone() -> None:
+def test_only_stalled_peers_vote_for_a_degraded_child() -> None:
     council = Council(roster_1(5))
     stalled(council, C, D, E)
     council.here[B].void_cycles = 0
@@ -1017,7 +1017,7 @@ def test_a_vote_for_a_degraded_child_is_given_by_the_stalled_alone() -> None:
     assert not any(isinstance(action, Send) and isinstance(action.message, Vote) for _, action in council.actions)
 
 
-def test_voters_that_are_here_and_make_no_steps_are_idle() -> None:
+def test_voters_that_are_present_and_make_no_steps_are_idle() -> None:
     here = member_of_three(A)
 
     def heard(now: float, sequence: int, **steps: int) -> None:
@@ -1040,7 +1040,7 @@ def test_voters_that_are_here_and_make_no_steps_are_idle() -> None:
 # -- the chain of rosters
 
 
-def test_a_roster_that_does_not_hold_is_reported_once_and_ends_the_list() -> None:
+def test_an_invalid_roster_is_reported_once_and_ends_the_list() -> None:
     here = membership_of(A, founding())
     orphan = certify(child_of(ROSTER, ROSTER.members), [A, B])
     (report,) = here.take_rosters((orphan, roster_1(3)), 0.0)
@@ -1050,7 +1050,7 @@ def test_a_roster_that_does_not_hold_is_reported_once_and_ends_the_list() -> Non
     assert here.book.in_force == founding().roster
 
 
-def test_a_vote_of_this_peer_that_its_disk_does_not_hold_is_said_once() -> None:
+def test_an_own_vote_that_is_not_on_disk_is_reported_once() -> None:
     """A backup that was put back, or a copy that runs elsewhere: nothing else tells the user."""
     first = roster_1(3)
     second = certify(child_of(first.roster, first.roster.members), [A, B], ballot=BALLOT)
@@ -1069,7 +1069,7 @@ def test_a_vote_of_this_peer_that_its_disk_does_not_hold_is_said_once() -> None:
     assert said(membership_of(A, founding(), first, remembers=False), second) == [], "it knows that it has forgotten"
 
 
-def test_a_vote_that_this_peer_has_kept_is_no_news() -> None:
+def test_an_own_vote_that_is_on_disk_is_not_reported() -> None:
     council = Council(roster_1(3), NEW)
     council.declare(NEW, C, NOW, cycle=1)
     actions = council.tick(NOW)
@@ -1077,7 +1077,7 @@ def test_a_vote_that_this_peer_has_kept_is_no_news() -> None:
     assert "identity" not in topics(actions)
 
 
-def test_so_many_that_are_refused_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_number_of_refused_rosters_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_REFUSED", 2)
     here = membership_of(A, founding())
     orphans = [certify(child_of(ROSTER, ROSTER.members, height=n), [A, B]) for n in range(3)]
@@ -1107,7 +1107,7 @@ def roster_sentences(here: Membership, *rosters: CertifiedRoster) -> list[str]:
     ]
 
 
-def test_a_roster_is_reported_with_who_is_new_and_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roster_is_reported_with_joined_and_departed_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_NAMED", 2)
     members = roster_of(4).members
     here = membership_of(A, founding())
@@ -1140,7 +1140,7 @@ def test_a_degraded_roster_is_named_as_such() -> None:
     assert "degraded, certified by fewer than a majority" in report.text
 
 
-def test_what_is_kept_of_strangers_goes_with_them() -> None:
+def test_data_about_strangers_is_dropped_when_they_go() -> None:
     here = member_of_three(A)
     here.hear(heartbeat(NEW), 0.0)
     here.take_declaration(declaration(NEW), 0)
@@ -1151,7 +1151,7 @@ def test_what_is_kept_of_strangers_goes_with_them() -> None:
     assert here.present_in == {B: 4}
 
 
-def test_a_certificate_goes_to_voters_to_row_and_column_and_to_all_who_are_heard() -> None:
+def test_a_certificate_goes_to_voters_row_column_and_all_heard_peers() -> None:
     crowd = [member(peer_id(f"m{n}"), counts=n < 3) for n in range(24)]
     roster = certify(child_of(founding().roster, crowd), [BOOT])
     grid = fold_roster(roster.roster, 3)
@@ -1165,7 +1165,7 @@ def test_a_certificate_goes_to_voters_to_row_and_column_and_to_all_who_are_heard
     assert len(to) == len(sends) < 24
 
 
-def test_who_lacks_a_roster_asks_for_what_follows_its_own_and_for_an_earlier_certificate_by_its_parent() -> None:
+def test_a_peer_requests_later_rosters_and_earlier_certificates() -> None:
     here = member_of_three(A)
     ask = here.ask_rosters(B, NOW)
     assert (ask.to, ask.message) == (B, RosterRequest(known=here.book.landmarks()))

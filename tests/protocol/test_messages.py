@@ -139,18 +139,18 @@ LONG_VECTORS = tuple(
 BULK = (Opening, SpanVector, Entry, RowMean, SpanReply)
 
 
-def test_every_kind_of_message_is_tried() -> None:
+def test_every_kind_of_message_is_tested() -> None:
     assert {type(message) for message in MESSAGES} == set(get_args(Message))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_back_as_it_went(message: Message) -> None:
+def test_a_message_survives_encoding_and_decoding(message: Message) -> None:
     assert decode_message(encode_message(message)) == message
     assert is_bulk(message) is isinstance(message, BULK)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_that_is_cut_at_any_byte_or_goes_on_is_refused(message: Message) -> None:
+def test_a_message_that_is_truncated_or_too_long_is_refused(message: Message) -> None:
     frame = encode_message(message)
     for cut in range(len(frame)):
         with pytest.raises(FrameError):
@@ -160,7 +160,7 @@ def test_a_message_that_is_cut_at_any_byte_or_goes_on_is_refused(message: Messag
 
 
 @pytest.mark.parametrize("message", LONG_VECTORS, ids=lambda message: type(message).__name__)
-def test_a_long_vector_that_is_cut_is_refused(message: Message) -> None:
+def test_a_truncated_long_vector_is_refused(message: Message) -> None:
     frame = encode_message(message)
     for cut in (*range(512), *range(len(frame) - 512, len(frame))):
         with pytest.raises(FrameError):
@@ -197,7 +197,7 @@ def test_another_version_or_kind_is_named() -> None:
 
 
 @pytest.mark.parametrize("make", [heartbeat, declaration])
-def test_what_is_signed_covers_who_said_it(make: Callable[..., Heartbeat | Declaration]) -> None:
+def test_signatures_cover_the_sender(make: Callable[..., Heartbeat | Declaration]) -> None:
     first, second = ids(2)
     assert make(first).statement() != make(second).statement()
     assert make(first).statement() != make(first, incarnation=2).statement()

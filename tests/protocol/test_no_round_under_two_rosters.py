@@ -48,7 +48,7 @@ def rounds_with_entries(swarm: Swarm, first: int, last: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("num_peers", "group_size"), [(3, 16), (4, 16), (6, 2)])
-def test_a_certificate_that_is_lost_to_all_but_its_leader_comes_again(num_peers: int, group_size: int) -> None:
+def test_a_certificate_that_only_its_leader_holds_is_sent_again(num_peers: int, group_size: int) -> None:
     swarm = voting(num_peers, group_size)
     last, k = voting_round(swarm), newest(swarm)
     swarm.is_lost = lambda sender, target, message: isinstance(message, Certificate)
@@ -65,7 +65,7 @@ def test_a_certificate_that_is_lost_to_all_but_its_leader_comes_again(num_peers:
 
 
 @pytest.mark.parametrize("num_peers", [2, 4, 5])
-def test_half_of_the_votes_block_entries_for_a_round_and_then_come_true(num_peers: int) -> None:
+def test_half_of_the_votes_block_entries_for_a_round_and_then_take_effect(num_peers: int) -> None:
     """Neither voters nor the others are a majority; a quarter of a round later they all promise again."""
     swarm = voting(num_peers)
     last, k = voting_round(swarm), newest(swarm)
@@ -83,7 +83,7 @@ def test_half_of_the_votes_block_entries_for_a_round_and_then_come_true(num_peer
     assert len(rounds_with_entries(swarm, last, last + 6)) >= 6
 
 
-def test_where_few_have_voted_the_others_go_on_under_the_roster_before() -> None:
+def test_if_few_have_voted_the_others_continue_under_the_previous_roster() -> None:
     swarm = voting(5)
     last, k = voting_round(swarm), newest(swarm)
     clock = swarm.rules.clock
@@ -130,7 +130,7 @@ def test_clocks_an_eighth_of_a_round_apart_cost_no_round(seed: int) -> None:
     assert swarm.height("p0") - height >= cycles * sum(swarm.rules.num_spans) - max(swarm.rules.num_spans)
 
 
-def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_finds_back() -> None:
+def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_recovers() -> None:
     """Only liars can make such an entry: it would need a majority that has named its parent."""
     swarm = voting(4)
     last, k = voting_round(swarm), newest(swarm)

@@ -21,14 +21,14 @@ def in_order(opening: Opening, vectors: tuple[SpanVector, ...]) -> tuple[Opening
     return opening, *vectors
 
 
-def test_openings_go_before_all_vectors() -> None:
+def test_openings_are_sent_before_all_vectors() -> None:
     rounds, _ = exchange(3)
     rounds.begin(0, True)
     kinds = [type(a.message) for a in rounds.contribute(contribution(), 1.0) if isinstance(a, Send)]
     assert kinds == [Opening] * 2 + [SpanVector] * 2
 
 
-def test_what_is_not_sent_is_named_where_it_stands_unless_its_log_has_reached_the_round() -> None:
+def test_unsent_spans_are_named_with_their_tip_unless_their_log_has_reached_the_round() -> None:
     rounds, chains = exchange(3)
     rounds.begin(0, True)
     (here,) = owned(rounds)
@@ -66,7 +66,7 @@ def test_a_vector_that_was_not_announced_is_ignored() -> None:
     assert rounds.collection.payloads == {}
 
 
-def test_the_last_word_that_nothing_comes_lets_the_mean_be_taken_at_once() -> None:
+def test_the_mean_is_taken_at_once_after_the_last_opening_without_vectors() -> None:
     rounds, _ = exchange(3)
     rounds.begin(0, True)
     third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
@@ -85,7 +85,7 @@ def test_the_last_word_that_nothing_comes_lets_the_mean_be_taken_at_once() -> No
     assert (entry.present, len(entry.weights)) == (b"\7", 1)
 
 
-def test_a_vector_that_stalls_holds_a_span_until_the_deadline_and_its_sender_was_there() -> None:
+def test_a_stalled_vector_holds_a_span_until_the_deadline_and_its_sender_is_present() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     given = contribution(spans=owned(rounds))
@@ -113,7 +113,7 @@ def test_a_vector_of_the_wrong_size_costs_the_vector_alone() -> None:
     assert (entry.present, len(entry.weights)) == (b"\3", 1)
 
 
-def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
+def test_the_first_opening_of_a_member_counts() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     given = contribution(spans=owned(rounds))
@@ -128,7 +128,7 @@ def test_of_a_member_that_opens_twice_the_first_word_counts() -> None:
     assert len(reports) == len(owned(rounds))
 
 
-def test_a_vector_without_its_opening_counts_nowhere() -> None:
+def test_a_vector_without_an_opening_does_not_count() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     given = contribution(spans=owned(rounds))
@@ -138,7 +138,7 @@ def test_a_vector_without_its_opening_counts_nowhere() -> None:
     assert "1 of 2 voters were there" in str(rounds.tick(4.8)[0])
 
 
-def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing() -> None:
+def test_a_reducer_that_gets_nothing_under_a_cap_is_informed_and_does_not_wait() -> None:
     rounds, _ = exchange(num_members=3)
     rounds.ration.bytes_per_second = 1.0
     (order,) = rounds.begin(0, True)
@@ -173,7 +173,7 @@ def test_under_a_cap_a_reducer_that_gets_nothing_is_told_and_waits_for_nothing()
     ]
 
 
-def test_of_a_span_that_is_being_fetched_nothing_is_said_and_the_others_go_on() -> None:
+def test_a_span_that_is_being_fetched_is_not_named_and_the_others_continue() -> None:
     rounds, _ = exchange(3)
     rounds.begin(0, True)
     fetched, *others = (span for span in SPANS if span not in owned(rounds))
@@ -189,7 +189,7 @@ def test_of_a_span_that_is_being_fetched_nothing_is_said_and_the_others_go_on() 
     assert order.spans is None, "of this fragment nothing is left out"
 
 
-def test_who_announces_vectors_and_never_sends_them_is_named_in_every_round() -> None:
+def test_a_member_that_announces_but_never_sends_vectors_is_reported_every_round() -> None:
     rounds, _ = exchange(2)
     for index in (0, 2):
         rounds.begin(index, True)
@@ -210,7 +210,7 @@ def test_who_announces_vectors_and_never_sends_them_is_named_in_every_round() ->
         )
 
 
-def test_who_says_that_nothing_follows_is_not_named() -> None:
+def test_a_member_that_announces_no_vectors_is_not_reported() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, True)
     rounds.contribute(contribution(spans=owned(rounds)), 1.0)
@@ -252,7 +252,7 @@ def with_bootstrap(me: PeerId, *others: Member) -> tuple[Exchange, Digest]:
     return Exchange(rules=run_rules(), membership=membership, chains=chains), roster.digest()
 
 
-def test_a_bootstrap_opens_empty_handed_as_soon_as_the_round_begins() -> None:
+def test_a_bootstrap_sends_an_empty_opening_at_the_start_of_the_round() -> None:
     """It is there for all that it holds, and needs no worker to say so."""
     rounds, digest = with_bootstrap(BOOT, member(ANN), member(BOB))
     actions = rounds.begin(0, True)
@@ -286,7 +286,7 @@ def test_a_bootstrap_and_one_of_two_are_a_majority_of_the_three_that_vote() -> N
     assert (places_in(entry.present), included_places(entry)) == ((0, 1), (1,)), "bob is asleep"
 
 
-def test_where_all_others_are_at_home_the_bootstrap_reduces_what_they_send() -> None:
+def test_the_bootstrap_reduces_for_members_at_home() -> None:
     rounds, digest = with_bootstrap(BOOT, member(ANN, reduces=False), member(BOB, reduces=False))
     assert sent_openings(rounds.begin(0, True)) == {}, "nobody else reduces"
     assert owned(rounds) == SPANS
@@ -303,7 +303,7 @@ def test_where_all_others_are_at_home_the_bootstrap_reduces_what_they_send() -> 
     assert (places_in(entry.present), included_places(entry)) == ((0, 1, 2), (1, 2))
 
 
-def test_a_bootstrap_names_those_whose_vectors_do_not_come_and_never_itself() -> None:
+def test_a_bootstrap_reports_members_whose_vectors_are_missing_and_never_itself() -> None:
     rounds, digest = with_bootstrap(BOOT, member(ANN, reduces=False), member(BOB, reduces=False))
     rounds.begin(2, True)
     now = 2 * ROUND_SECONDS
@@ -316,7 +316,7 @@ def test_a_bootstrap_names_those_whose_vectors_do_not_come_and_never_itself() ->
     assert f"{len(SPANS)} from {short_peer_id(ANN)} did not arrive in time" in texts[1]
 
 
-def test_an_island_without_a_step_border_is_there_empty_handed() -> None:
+def test_an_island_without_a_step_border_is_present_without_a_contribution() -> None:
     rounds, _ = exchange(3)
     third = next(peer for peer in ids(3) if peer not in (ANN, BOB))
     rounds.begin(0, True)
@@ -341,14 +341,14 @@ def test_an_island_without_a_step_border_is_there_empty_handed() -> None:
     assert f"no contribution from this peer, {short_peer_id(third)}" in missing.text
 
 
-def test_who_says_that_vectors_come_has_trained() -> None:
+def test_a_member_that_announces_vectors_has_trained() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     opening = words(contribution(spans=owned(rounds)))[0]
     assert refusals(rounds.take(BOB, replace(opening, steps=0, tokens=0), 1.0)) == ["claims 0 tokens in 0 steps"]
 
 
-def test_who_is_not_asked_to_contribute_is_not_there() -> None:
+def test_a_member_not_asked_to_contribute_is_not_present() -> None:
     rounds, _ = exchange(2)
     rounds.begin(0, False)
     assert sent_openings(rounds.tick(rounds.rules.clock.contribute_by(0))) == {}

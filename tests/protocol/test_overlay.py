@@ -17,9 +17,7 @@ def grid_of(num_members: int, num_reducers: int) -> Grid:
 
 
 @pytest.mark.parametrize(("num_members", "num_reducers"), [(9, 9), (40, 40), (40, 25), (64, 10)])
-def test_what_goes_to_row_and_column_and_from_each_of_the_column_to_its_row_reaches_everybody(
-    num_members: int, num_reducers: int
-) -> None:
+def test_a_message_by_row_and_column_reaches_all_members(num_members: int, num_reducers: int) -> None:
     grid = grid_of(num_members, num_reducers)
     for origin in grid.reducers():
         column = column_mates(grid, origin)
@@ -29,7 +27,7 @@ def test_what_goes_to_row_and_column_and_from_each_of_the_column_to_its_row_reac
         assert heard == grid.row_of.keys() - {origin}
 
 
-def test_who_reduces_nothing_has_a_row_and_no_column() -> None:
+def test_a_member_that_does_not_reduce_has_a_row_but_no_column() -> None:
     grid = grid_of(40, 25)
     idle = next(peer for peer in sorted(grid.row_of) if peer not in grid.reducers())
     assert column_mates(grid, idle) == frozenset()

@@ -37,7 +37,7 @@ def play(log: OwnerLog, roster: Roster, silent: Collection[PeerId], rounds: rang
 
 
 @pytest.mark.parametrize("size", [2, 3, 16, 200])
-def test_an_owner_without_entries_loses_within_a_few_cycles_and_nobody_else_does(size: int) -> None:
+def test_only_an_owner_without_entries_loses_its_role_within_a_few_cycles(size: int) -> None:
     roster = roster_of(size)
     log = OwnerLog(clock=CLOCK)
     silent = next(owner for owner in [fold_roster(roster, GROUP).owner(SpanId(0, 0))] if owner is not None)
@@ -51,13 +51,13 @@ def test_an_owner_without_entries_loses_within_a_few_cycles_and_nobody_else_does
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 200])
-def test_where_nobodys_spans_get_entries_nobody_loses(size: int) -> None:
+def test_no_owner_loses_its_role_if_no_spans_get_entries(size: int) -> None:
     roster = roster_of(size)
     assert play(OwnerLog(clock=CLOCK), roster, roster.peers(), range(20 * CYCLE)) == {}
 
 
 @pytest.mark.parametrize("size", [2, 3, 16])
-def test_all_but_one_may_lose_and_the_last_one_never_does(size: int) -> None:
+def test_all_owners_but_the_last_may_lose_their_role(size: int) -> None:
     roster = roster_of(size)
     alone = min(roster.peers())
     log = OwnerLog(clock=CLOCK)
@@ -66,7 +66,7 @@ def test_all_but_one_may_lose_and_the_last_one_never_does(size: int) -> None:
     assert log.lost() == {(peer, 1) for peer in roster.peers() - {alone}}
 
 
-def test_what_is_lost_comes_back_after_a_while() -> None:
+def test_a_lost_role_returns_after_a_while() -> None:
     roster = roster_of(3)
     log = OwnerLog(clock=CLOCK)
     silent = min(roster.peers())
@@ -78,7 +78,7 @@ def test_what_is_lost_comes_back_after_a_while() -> None:
     assert log.lost() == frozenset()
 
 
-def test_a_restarted_owner_begins_anew_and_one_that_left_is_forgotten() -> None:
+def test_a_restarted_owner_starts_afresh_and_one_that_left_is_forgotten() -> None:
     roster = roster_of(3)
     log = OwnerLog(clock=CLOCK)
     silent = min(roster.peers())
@@ -89,7 +89,7 @@ def test_a_restarted_owner_begins_anew_and_one_that_left_is_forgotten() -> None:
     assert log.lost() == frozenset()
 
 
-def test_an_entry_that_comes_late_is_evidence_too() -> None:
+def test_a_late_entry_is_evidence_too() -> None:
     roster, log = roster_of(2), OwnerLog(clock=CLOCK)
     slow = min(roster.peers())
     for cycle in range(10):
@@ -100,7 +100,7 @@ def test_an_entry_that_comes_late_is_evidence_too() -> None:
         log.entry_absorbed(rounds[-1], owned, roster, grid)
 
 
-def test_an_entry_of_those_very_rounds_clears_who_was_taken_for_idle() -> None:
+def test_an_entry_of_the_missed_rounds_clears_an_idle_owner() -> None:
     roster, log = roster_of(2), OwnerLog(clock=CLOCK)
     missed = min(roster.peers())
     lost_at = min(play(log, roster, {missed}, range(1, 4 * CYCLE)))
@@ -113,7 +113,7 @@ def test_an_entry_of_those_very_rounds_clears_who_was_taken_for_idle() -> None:
     assert log.lost() == frozenset()
 
 
-def test_who_does_not_follow_the_logs_has_no_evidence() -> None:
+def test_a_peer_that_does_not_follow_the_logs_has_no_evidence() -> None:
     roster, log = roster_of(2), OwnerLog(clock=CLOCK)
     silent = min(roster.peers())
     play(log, roster, {silent}, range(IDLE_CYCLES * CYCLE - 1))

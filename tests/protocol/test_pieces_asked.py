@@ -49,7 +49,7 @@ def test_pieces_grow_while_they_come_quickly_and_shrink_when_they_do_not() -> No
     assert sizes == [2, 4, 8, 4, 4]
 
 
-def test_a_donor_that_stops_while_others_answer_is_left_long_before_its_time_and_others_go_on_where_it_ended() -> None:
+def test_a_donor_that_stops_while_others_answer_is_replaced_early_and_its_pieces_are_kept() -> None:
     page = large(SPAN, SpanId(0, 1))
     sends = {send.to: send for send in page.pump([A, B], 0.0) if isinstance(send, Send)}
     assert set(sends) == {A, B}
@@ -72,7 +72,7 @@ def test_a_donor_that_stops_while_others_answer_is_left_long_before_its_time_and
     assert again.message.offset == sends[A].message.offset > 0
 
 
-def test_nobody_is_left_early_when_nobody_answers() -> None:
+def test_no_donor_is_replaced_early_if_none_answers() -> None:
     page = large(SPAN, SpanId(0, 1))
     sends = {send.to: send for send in page.pump([A, B], 0.0) if isinstance(send, Send)}
     for donor in (A, B):
@@ -83,7 +83,7 @@ def test_nobody_is_left_early_when_nobody_answers() -> None:
     assert page.pump([A, B], 1.9) == [], "the line may be what has stopped"
 
 
-def test_a_donor_has_a_few_pieces_under_way_and_no_more() -> None:
+def test_a_donor_has_a_bounded_number_of_pending_pieces() -> None:
     page = large(*(SpanId(0, index) for index in range(40)))
     sends = page.pump([A, B, C], 0.0)
     assert len(sends) == 4, "the window is what a line is trusted with at first"
@@ -98,7 +98,7 @@ def test_a_donor_has_a_few_pieces_under_way_and_no_more() -> None:
     assert [under_way.count(donor) for donor in (A, B, C)] == [8, 8, 8]
 
 
-def test_who_was_asked_once_cannot_undo_what_another_donor_sends() -> None:
+def test_a_former_donor_cannot_undo_what_another_donor_sends() -> None:
     page = large(SPAN)
     (asked,) = page.pump([B], 0.0)
     page.lose(B)

@@ -124,13 +124,13 @@ def listed(roster: Roster, peer: PeerId) -> Member:
 # -- when there is a next roster at all
 
 
-def test_where_nobody_promised_or_nothing_changes_nothing_follows() -> None:
+def test_no_roster_follows_without_promises_or_changes() -> None:
     assert nothing_follows(FOUR)
     assert nothing_follows(FOUR, said(A), said(B), said(C))
     assert nothing_follows(FOUR, said(A, height=9, counting=FOUR.peers()), said(B, height=9, counting=FOUR.peers()))
 
 
-def test_once_in_sixty_four_cycles_the_grid_is_drawn_anew() -> None:
+def test_the_grid_is_redrawn_every_sixty_four_cycles() -> None:
     words = [said(peer, cycle=REFRESH_CYCLES) for peer in (A, B, C)]
     refreshed = child(FOUR, *words)
     assert refreshed.cycle == REFRESH_CYCLES
@@ -150,7 +150,7 @@ def test_once_in_sixty_four_cycles_the_grid_is_drawn_anew() -> None:
         (5, (9, 9, 9), False),  # the roster in force tells of some already
     ],
 )
-def test_the_first_entries_since_the_roster_before_make_one(
+def test_the_first_entries_since_the_previous_roster_make_a_new_roster(
     before: int, said_by_each: tuple[int, int, int], is_told: bool
 ) -> None:
     """Else a line that goes on would be worth nothing beside another one until the grid is drawn anew."""
@@ -166,18 +166,18 @@ def test_the_first_entries_since_the_roster_before_make_one(
     assert nothing_follows(found, *later, before=parent), "once"
 
 
-def test_the_first_entries_after_the_founding_make_none() -> None:
+def test_the_first_entries_after_the_founding_make_no_roster() -> None:
     start = founding().roster
     assert nothing_follows(start, said(start.members[0].peer, start, height=9))
 
 
-def test_each_drawing_of_the_grid_is_another_one() -> None:
+def test_each_grid_is_drawn_differently() -> None:
     parent = listing(*map(member, ids(8)))
     drawings = (REFRESH_CYCLES * number for number in range(1, 8))
     assert len({child(parent, *(said(p, parent, cycle=c) for p in ids(5))).members for c in drawings}) > 5
 
 
-def test_who_stays_keeps_its_place_between_two_drawings() -> None:
+def test_members_keep_their_places_between_two_grids() -> None:
     order = listing(member(D), member(B), member(A), member(C))
     later = child(order, *(said(peer, order, declared=[applies(NEW[0], reachable=False)]) for peer in (A, B, C)))
     assert [m.peer for m in later.members] == [D, B, A, C, NEW[0]]
@@ -187,9 +187,7 @@ def test_who_stays_keeps_its_place_between_two_drawings() -> None:
     ("heights", "expected"),
     [((4, 7, 7), 7), ((1, 7, 9), 7), ((7, 9), 7), ((0, 0, 0), 5), ((5, 1 << 60, 1 << 60), 5 + 22 * len(ALL_SPANS))],
 )
-def test_the_height_is_what_most_say_no_less_than_before_and_no_more_than_can_be(
-    heights: tuple[int, ...], expected: int
-) -> None:
+def test_the_height_is_the_majoritys_within_the_possible_bounds(heights: tuple[int, ...], expected: int) -> None:
     parent, change = replace(FOUR, height=5), [applies(NEW[0])]
     words = [said(peer, parent, height=h, declared=change) for peer, h in zip(ids(4), heights, strict=False)]
     assert child(parent, *words).height == expected
@@ -201,7 +199,7 @@ def test_a_roster_that_follows_is_the_next_link_of_the_chain() -> None:
     assert (later.genesis, later.degraded) == (FOUR.genesis, False)
 
 
-def test_a_roster_is_from_the_cycle_of_its_ballot_and_never_before_its_parent() -> None:
+def test_a_roster_has_the_cycle_of_its_ballot_and_is_never_before_its_parent() -> None:
     words = [said(peer, declared=[applies(NEW[0])]) for peer in (A, B, C)]
     assert child(FOUR, *words).cycle == CYCLE
     late = replace(FOUR, cycle=CYCLE + 1)
@@ -214,7 +212,7 @@ def test_a_roster_is_from_the_cycle_of_its_ballot_and_never_before_its_parent() 
 @pytest.mark.parametrize(
     ("num_promises", "num_absent", "is_dropped"), [(4, 2, False), (4, 3, True), (3, 2, False), (3, 3, True)]
 )
-def test_a_member_is_dropped_when_more_than_half_of_the_electorate_would_drop_it(
+def test_a_member_is_dropped_if_more_than_half_of_the_electorate_miss_it(
     num_promises: int, num_absent: int, is_dropped: bool
 ) -> None:
     five = listing(*map(member, ids(4)), fresh(E, reduces=False))
@@ -225,7 +223,7 @@ def test_a_member_is_dropped_when_more_than_half_of_the_electorate_would_drop_it
         assert nothing_follows(five, *words)
 
 
-def test_one_that_can_be_reached_is_dropped_where_one_misses_it_and_nobody_hears_it() -> None:
+def test_a_reachable_member_is_dropped_if_one_voter_misses_it_and_none_hears_it() -> None:
     quiet = FOUR.peers() - {D}
     missed, unheard, heard = (said(A, absent=[D]), said(B, heard=quiet), said(B))
     assert child(FOUR, missed, unheard, said(C, heard=quiet)).peers() == quiet
@@ -236,16 +234,16 @@ def test_one_that_can_be_reached_is_dropped_where_one_misses_it_and_nobody_hears
     assert nothing_follows(hidden, *words), "who can only dial out need not be heard by all"
 
 
-def test_who_leaves_is_dropped_on_the_word_of_one_voter() -> None:
+def test_a_leaving_member_is_dropped_if_one_voter_shows_its_declaration() -> None:
     assert child(FOUR, said(A), said(B, declared=[applies(D, leaving=True)]), said(C)).peers() == {A, B, C}
 
 
-def test_a_good_bye_of_an_earlier_incarnation_drops_nobody() -> None:
+def test_a_leaving_declared_by_an_earlier_incarnation_drops_no_member() -> None:
     parent = listing(*map(member, (A, B, C)), member(D, incarnation=2))
     assert nothing_follows(parent, said(A, parent, declared=[applies(D, leaving=True)]), said(B, parent))
 
 
-def test_a_bootstrap_that_is_cut_off_from_all_who_train_drops_nobody() -> None:
+def test_a_bootstrap_cut_off_from_all_trainers_drops_no_member() -> None:
     lonely = listing(bootstrap(), fresh(A), fresh(B))
     assert nothing_follows(lonely, said(BOOT, lonely, absent=[A, B]))
     assert child(lonely, said(BOOT, lonely, absent=[A])).peers() == {BOOT, B}
@@ -275,18 +273,18 @@ BAD_APPLICATIONS: list[tuple[str, Declaration]] = [
 
 
 @pytest.mark.parametrize("word", [case[1] for case in BAD_APPLICATIONS], ids=[case[0] for case in BAD_APPLICATIONS])
-def test_an_application_that_is_worth_nothing(word: Declaration) -> None:
+def test_an_invalid_application_is_ignored(word: Declaration) -> None:
     rules = replace(RULES, listed=FOUR.peers() | {NEW[0]})
     assert nothing_follows(FOUR, *(said(peer, declared=[word]) for peer in (A, B, C)), rules=rules)
     assert child(FOUR, said(A, declared=[applies(NEW[0])]), rules=rules).peers() == FOUR.peers() | {NEW[0]}
 
 
 @pytest.mark.parametrize("cycle", [CYCLE - FRESH_CYCLES, CYCLE, CYCLE + 1])
-def test_an_application_is_good_for_two_cycles_and_a_clock_may_be_ahead(cycle: int) -> None:
+def test_an_application_is_valid_for_two_cycles_and_a_clock_may_be_ahead(cycle: int) -> None:
     assert NEW[0] in child(FOUR, said(A, declared=[applies(NEW[0], cycle=cycle)])).peers()
 
 
-def test_who_has_said_since_that_it_leaves_is_not_listed() -> None:
+def test_an_applicant_that_has_since_declared_its_leaving_is_not_listed() -> None:
     words = (said(A, declared=[applies(NEW[0])]), said(B, declared=[applies(NEW[0], leaving=True, cycle=CYCLE - 1)]))
     assert nothing_follows(FOUR, *words)
 
@@ -300,14 +298,14 @@ def test_one_roster_lists_two_newcomers_or_a_fifth_of_the_members(num_members: i
     assert quota >= FEWEST_NEWCOMERS
 
 
-def test_the_founder_lists_all_who_are_there_at_once() -> None:
+def test_the_founder_lists_all_present_peers_at_once() -> None:
     boot = founding().roster
     later = child(boot, said(BOOT, boot, declared=map(applies, NEW)))
     assert later.peers() == {BOOT, *NEW}
     assert later.members == grid_order(later.members, later.run, 0)
 
 
-def test_those_that_can_be_reached_are_listed_first_and_then_an_order_that_nobody_chooses() -> None:
+def test_reachable_applicants_are_listed_first_and_others_in_an_order_that_no_peer_chooses() -> None:
     words = [applies(peer, reachable=number in (5, 8)) for number, peer in enumerate(NEW)]
     for declared in (words, words[::-1]):
         assert child(FOUR, said(A, declared=declared)).peers() - FOUR.peers() == {NEW[5], NEW[8]}
@@ -319,7 +317,7 @@ def test_those_that_can_be_reached_are_listed_first_and_then_an_order_that_nobod
     assert len(chosen) > 10, "the draw depends on the parent"
 
 
-def test_there_is_room_for_so_many_members_and_the_bootstrap() -> None:
+def test_there_is_room_for_the_maximum_of_members_and_the_bootstrap() -> None:
     crowd = [member(peer_id(f"m{number}"), reduces=False) for number in range(MOST_MEMBERS - 3)]
     parent = listing(*crowd)
     voters = sorted(parent.voters)[:17]
@@ -331,7 +329,7 @@ def test_there_is_room_for_so_many_members_and_the_bootstrap() -> None:
     assert full.bootstrap == BOOT
 
 
-def test_a_roster_that_is_full_lists_nobody_anew() -> None:
+def test_a_full_roster_lists_no_new_members() -> None:
     crowd = [member(peer_id(f"m{number}"), reduces=False) for number in range(MOST_MEMBERS - 1)]
     parent = listing(bootstrap(), *crowd)
     assert len(parent.members) == MOST_MEMBERS
@@ -342,7 +340,7 @@ def test_a_roster_that_is_full_lists_nobody_anew() -> None:
 # -- what a member says of itself
 
 
-def test_another_incarnation_keeps_its_place_and_since_when_it_is_listed() -> None:
+def test_a_new_incarnation_keeps_its_place_and_its_seniority() -> None:
     parent = listing(*map(member, (A, B, C)), member(D, since=3))
     later = child(parent, said(A, parent), said(B, parent, declared=[applies(D, incarnation=2)]), said(C, parent))
     assert later.members == (*parent.members[:3], replace(parent.members[3], incarnation=2))
@@ -360,14 +358,14 @@ def test_an_old_declaration_of_this_incarnation_changes_nothing() -> None:
     assert nothing_follows(FOUR, said(A), said(B, declared=[old]), said(C))
 
 
-def test_of_several_declarations_the_newest_is_believed() -> None:
+def test_the_newest_of_several_declarations_is_used() -> None:
     words = [applies(D, reachable=False, cycle=CYCLE - 1), applies(D, share=5), applies(D, share=2, cycle=CYCLE - 2)]
     for order in itertools.permutations(words):
         later = child(FOUR, *(said(p, declared=[one]) for p, one in zip((A, B, C), order, strict=True)))
         assert listed(later, D) == member(D, share=5)
 
 
-def test_of_two_declarations_of_one_cycle_all_orders_of_the_promises_choose_the_same() -> None:
+def test_two_declarations_of_one_cycle_resolve_alike_in_any_order_of_promises() -> None:
     """A peer may change twice in a cycle; a leader must not choose which of its words counts."""
     one, other = said(A, declared=[applies(D, share=2)]), said(B, declared=[applies(D, share=5)])
     assert child(FOUR, one, other, said(C)) == child(FOUR, other, one, said(C))
@@ -386,7 +384,9 @@ def test_a_share_changes_by_two_steps_or_not_at_all(before: int, declared: int, 
 
 
 @pytest.mark.parametrize(("num_promises", "num_saying"), [(4, 3), (3, 2), (2, 2), (1, 1)])
-def test_a_member_comes_to_count_when_more_than_half_of_the_promises_say_so(num_promises: int, num_saying: int) -> None:
+def test_a_member_comes_to_count_if_more_than_half_of_the_promises_report_it(
+    num_promises: int, num_saying: int
+) -> None:
     parent = listing(*map(member, (A, B, C)), fresh(D))
     for enough in (True, False):
         num = num_saying if enough else num_saying - 1
@@ -397,7 +397,7 @@ def test_a_member_comes_to_count_when_more_than_half_of_the_promises_say_so(num_
             assert nothing_follows(parent, *words)
 
 
-def test_who_counts_goes_on_counting_and_the_bootstrap_never_does() -> None:
+def test_a_member_that_counts_keeps_counting_and_the_bootstrap_never_counts() -> None:
     parent = listing(bootstrap(), member(A), fresh(B))
     later = child(parent, *(said(peer, parent, counting=[BOOT, B]) for peer in (BOOT, A)))
     assert {m.peer for m in later.members if m.counts} == {A, B}
@@ -439,19 +439,19 @@ def test_the_bootstrap_comes_back_when_it_is_needed_and_it_alone_need_not_train(
 
 @pytest.mark.parametrize("reachable", [True, False])
 @pytest.mark.parametrize("num_reducing", [1, 2])
-def test_the_bootstrap_reduces_from_when_it_is_listed_and_by_its_word(num_reducing: int, reachable: bool) -> None:
+def test_a_listed_bootstrap_reduces_at_once_without_proofs(num_reducing: int, reachable: bool) -> None:
     parent = listing(member(A), member(B, reduces=num_reducing == 2), fresh(C, reduces=False))
     word = applies(BOOT, trains=False, reachable=reachable)
     assert listed(child(parent, said(A, parent, declared=[word])), BOOT) == bootstrap(since=CYCLE)
 
 
-def test_a_founder_that_trains_is_a_newcomer_like_any() -> None:
+def test_a_founder_that_trains_is_treated_like_any_newcomer() -> None:
     later = child(FOUR, said(A, declared=[applies(BOOT), *map(applies, NEW)]))
     assert len(later.members) == 6
     assert later.bootstrap is None
 
 
-def test_the_bootstrap_stays_where_those_who_reduced_lose_it() -> None:
+def test_the_bootstrap_stays_if_the_reducers_lose_their_role() -> None:
     parent = listing(bootstrap(), member(A), member(B), *(member(peer, reduces=False) for peer in (C, D)))
     without = listing(*parent.members[1:])
     words = [said(peer, without, idle=[A, B]) for peer in (A, B, C)]
@@ -462,7 +462,7 @@ def test_the_bootstrap_stays_where_those_who_reduced_lose_it() -> None:
     assert listed(later, BOOT).reduces
 
 
-def test_and_where_those_who_could_be_reached_have_lost_it_already() -> None:
+def test_the_bootstrap_stays_if_all_reachable_members_have_lost_their_role() -> None:
     parent = listing(bootstrap(), *(member(peer, reduces=False) for peer in (A, B, C)))
     assert nothing_follows(
         parent, *(said(p, parent, idle=[A, B], declared=[applies(A), applies(B)]) for p in (A, B, C))
@@ -477,7 +477,7 @@ def reducing(roster: Roster) -> set[PeerId]:
 
 
 @pytest.mark.parametrize(("age", "expected"), [(REDUCES_AFTER_CYCLES - 1, False), (REDUCES_AFTER_CYCLES, True)])
-def test_while_two_others_reduce_it_needs_eight_cycles_on_the_roster(age: int, expected: bool) -> None:
+def test_a_member_reduces_after_eight_cycles_while_two_others_reduce(age: int, expected: bool) -> None:
     parent = listing(member(A), member(B), member(C, reduces=False), member(D, reduces=False, since=CYCLE - age))
     words = [said(A, parent, declared=[applies(D), applies(NEW[0])]), said(B, parent), said(C, parent)]
     later = child(parent, *words)
@@ -485,7 +485,7 @@ def test_while_two_others_reduce_it_needs_eight_cycles_on_the_roster(age: int, e
     assert NEW[0] not in reducing(later)
 
 
-def test_where_fewer_reduce_the_senior_of_those_who_can_be_reached_do() -> None:
+def test_if_fewer_reduce_the_senior_reachable_members_do() -> None:
     parent = listing(member(A), *(member(peer, reduces=False, since=15) for peer in (B, C)), fresh(D, reduces=False))
     later = child(parent, said(A, parent, declared=[applies(B), applies(D)]), said(B, parent), said(C, parent))
     assert reducing(later) == {A, D}, "D has been listed for longest of those who can be reached"
@@ -493,14 +493,14 @@ def test_where_fewer_reduce_the_senior_of_those_who_can_be_reached_do() -> None:
     assert reducing(child(alone, said(A, alone, declared=map(applies, NEW[:2])))) > {A}
 
 
-def test_who_cannot_be_reached_any_more_says_so_and_has_a_full_share_then() -> None:
+def test_a_member_no_longer_reachable_declares_it_and_gets_a_full_share() -> None:
     parent = listing(member(A), member(B), member(C), member(D, share=2))
     later = child(parent, said(A, parent, declared=[applies(D, reachable=False, share=2)]), said(B, parent))
     assert listed(later, D) == member(D, reduces=False, share=FULL_SHARE)
 
 
 @pytest.mark.parametrize(("num_saying", "expected"), [(0, True), (1, True), (2, False), (3, False)])
-def test_an_owner_loses_it_when_more_than_half_of_the_promises_say_so(num_saying: int, expected: bool) -> None:
+def test_an_owner_stops_reducing_if_more_than_half_of_the_promises_report_it(num_saying: int, expected: bool) -> None:
     words = [
         said(peer, idle=[D] if n < num_saying else [], declared=[applies(NEW[0])]) for n, peer in enumerate((A, B, C))
     ]
@@ -508,7 +508,7 @@ def test_an_owner_loses_it_when_more_than_half_of_the_promises_say_so(num_saying
 
 
 @pytest.mark.parametrize(("num_saying", "expected"), [(0, True), (1, True), (2, False)])
-def test_and_gets_it_back_when_two_thirds_of_them_do_not_say_so(num_saying: int, expected: bool) -> None:
+def test_an_owner_reduces_again_if_two_thirds_of_the_promises_do_not_report_it(num_saying: int, expected: bool) -> None:
     parent = listing(*map(member, (A, B, C)), member(D, reduces=False))
     words = [
         said(p, parent, idle=[D] if n < num_saying else [], declared=[applies(D)]) for n, p in enumerate((A, B, C))
@@ -528,7 +528,7 @@ def at(peer: PeerId, place: bytes, **changes: object) -> Declaration:
     return applies(peer, proofs=(proof_of(peer, cycle=CYCLE, place=place),), **changes)
 
 
-def test_of_one_public_address_the_senior_reduces_and_others_of_the_machine_do_not() -> None:
+def test_only_the_senior_member_of_a_public_address_reduces() -> None:
     parent = listing(
         member(A), member(B, reduces=False), *(member(p, reduces=False, since=n) for n, p in enumerate((C, D), 3))
     )
@@ -538,12 +538,12 @@ def test_of_one_public_address_the_senior_reduces_and_others_of_the_machine_do_n
     assert [listed(later, peer).place for peer in (A, B, C, D)] == [NO_PLACE, HERE, NO_PLACE, THERE]
 
 
-def test_who_reduces_at_an_address_goes_on_though_a_senior_one_comes_there() -> None:
+def test_a_reducer_keeps_its_role_when_a_senior_member_moves_to_its_address() -> None:
     parent = listing(member(A, since=4, place=HERE), member(B), member(C, reduces=False))
     assert nothing_follows(parent, *(said(p, parent, declared=[at(C, HERE)]) for p in (A, B, C)))
 
 
-def test_an_identity_that_lost_it_keeps_its_address_so_that_no_other_follows_it() -> None:
+def test_an_owner_that_lost_its_role_keeps_its_address_occupied() -> None:
     parent = listing(member(A), member(D, place=HERE), member(B, reduces=False), member(C, reduces=False))
     words = [said(p, parent, idle=[D], declared=[at(B, HERE), at(NEW[0], HERE)]) for p in (A, B, C)]
     later = child(parent, *words)
@@ -556,24 +556,24 @@ def test_an_identity_that_lost_it_keeps_its_address_so_that_no_other_follows_it(
     assert listed(over, D).place == NO_PLACE
 
 
-def test_and_takes_it_from_nobody_who_reduces_there() -> None:
+def test_an_owner_that_lost_its_role_takes_it_from_no_reducer_at_its_address() -> None:
     parent = listing(member(A, place=HERE), member(B), member(C, reduces=False, place=HERE), member(D))
     words = [said(p, parent, idle=[C], declared=[applies(NEW[0], reachable=False)]) for p in (A, B, D)]
     assert A in reducing(child(parent, *words))
 
 
-def test_at_no_public_address_as_many_reduce_as_can() -> None:
+def test_without_public_addresses_all_reachable_members_reduce() -> None:
     parent = listing(member(A), *(member(peer, reduces=False) for peer in (B, C, D)))
     words = [at(peer, NO_PLACE) for peer in (B, C, D)]
     assert reducing(child(parent, said(A, parent, declared=words), said(B, parent), said(C, parent))) == {A, B, C, D}
 
 
-def test_the_bootstrap_stays_where_those_who_could_reduce_are_one_machine() -> None:
+def test_the_bootstrap_stays_if_all_possible_reducers_are_on_one_machine() -> None:
     parent = listing(bootstrap(), member(A, place=HERE), *(member(peer, reduces=False) for peer in (B, C)))
     assert nothing_follows(parent, *(said(p, parent, declared=[at(B, HERE), at(C, HERE)]) for p in (A, B, C)))
 
 
-def test_claims_without_enough_proofs_change_nothing_however_often_they_come() -> None:
+def test_repeated_claims_without_enough_proofs_change_nothing() -> None:
     """Where only the bootstrap can be reached, fresh identities that prove each other would own spans at once."""
     parent = listing(
         bootstrap(), *(member(peer, reduces=False) for peer in (A, B)), *(fresh(p, reduces=False) for p in NEW)
@@ -587,7 +587,7 @@ def test_claims_without_enough_proofs_change_nothing_however_often_they_come() -
 # -- going on without a majority
 
 
-def test_on_a_degraded_roster_are_exactly_those_who_promised_and_whom_they_hear() -> None:
+def test_a_degraded_roster_lists_exactly_the_promisers_and_the_peers_they_hear() -> None:
     eight = listing(*map(member, ids(8)))
     words = [said(A, eight, heard=[A, B], absent=[A, B]), said(C, eight, heard=[])]
     later = child(eight, *words, degraded=True)
@@ -595,24 +595,24 @@ def test_on_a_degraded_roster_are_exactly_those_who_promised_and_whom_they_hear(
     assert later.peers() == {A, B, C}
 
 
-def test_a_degraded_roster_lists_nobody_anew_and_makes_nobody_count() -> None:
+def test_a_degraded_roster_lists_no_new_members_and_makes_none_count() -> None:
     parent = listing(member(A), fresh(B), member(C))
     words = [said(A, parent, heard=[A, B], counting=[B], declared=[applies(NEW[0]), applies(C, incarnation=2)])]
     assert child(parent, *words, degraded=True).members == (member(A), fresh(B))
 
 
-def test_a_degraded_roster_takes_along_who_leaves_no_more_than_any() -> None:
+def test_a_degraded_roster_does_not_list_leaving_members() -> None:
     later = child(FOUR, said(A, declared=[applies(D, leaving=True), applies(C, incarnation=2)]), degraded=True)
     assert later.members == (member(A), member(B), member(C, incarnation=2))
 
 
-def test_a_degraded_roster_follows_though_nothing_else_changes_and_a_bootstrap_may_be_all_that_is_left() -> None:
+def test_a_degraded_roster_follows_even_without_other_changes_and_may_list_only_a_bootstrap() -> None:
     assert child(FOUR, said(A), degraded=True).peers() == FOUR.peers()
     parent = listing(bootstrap(), member(A), member(B))
     assert child(parent, said(BOOT, parent, heard=[]), degraded=True).peers() == {BOOT}
 
 
-def test_where_all_that_is_left_have_said_that_they_leave_nothing_follows() -> None:
+def test_no_roster_follows_if_all_remaining_members_leave() -> None:
     words = [said(A, heard=[A], declared=[applies(A, leaving=True)])]
     assert nothing_follows(FOUR, *words, degraded=True)
 
@@ -669,9 +669,7 @@ def words_on(draw: st.DrawFn, parent: Roster) -> tuple[Promise, ...]:
 
 @settings(deadline=None, max_examples=100)
 @given(st.data(), st.booleans())
-def test_what_follows_is_valid_and_does_not_depend_on_the_order_of_the_promises(
-    data: st.DataObject, degraded: bool
-) -> None:
+def test_the_next_roster_is_valid_and_independent_of_the_order_of_promises(data: st.DataObject, degraded: bool) -> None:
     parent = data.draw(parents())
     words = data.draw(words_on(parent))
     found = next_roster(parent, words, RULES, BOOT, before=None, degraded=degraded)
@@ -683,7 +681,7 @@ def test_what_follows_is_valid_and_does_not_depend_on_the_order_of_the_promises(
 
 @settings(deadline=None, max_examples=100)
 @given(st.data())
-def test_nobody_is_dropped_or_listed_on_the_word_of_a_few(data: st.DataObject) -> None:
+def test_members_are_dropped_and_listed_only_for_the_stated_reasons(data: st.DataObject) -> None:
     parent = data.draw(parents())
     words = data.draw(words_on(parent))
     found = next_roster(parent, words, RULES, BOOT, before=None, degraded=False)

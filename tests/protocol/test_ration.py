@@ -64,13 +64,13 @@ def handed_out(collection: Collection, peer: PeerId) -> int:
     return total
 
 
-def test_without_a_cap_all_is_contributed() -> None:
+def test_without_a_cap_everything_is_contributed() -> None:
     peer = ids(4)[0]
     assert Ration(rules=rules_of(), me=peer).choose(collection_of(peer, 4, 16)) is None
 
 
 @given(st.floats(1.0, 1e6), st.integers(1, 12), st.integers(1, 6), st.floats(0, 1e5))
-def test_what_is_chosen_fits_behind_what_reducing_needs_and_what_still_waits(
+def test_chosen_spans_fit_after_reducing_and_queued_frames(
     rate: float, num_members: int, group_size: int, backlog: float
 ) -> None:
     rules = rules_of()
@@ -91,7 +91,7 @@ def test_what_is_chosen_fits_behind_what_reducing_needs_and_what_still_waits(
         assert len(chosen) == SPANS or sent + PAYLOAD > more, "one more would not fit"
 
 
-def test_every_span_gets_its_turn_as_often_as_the_cap_allows() -> None:
+def test_every_span_is_contributed_as_often_as_the_cap_allows() -> None:
     peer, rules = ids(4)[0], rules_of()
     ration = Ration(rules=rules, me=peer)
     need = 0.75 * SPANS * PAYLOAD + 0.75 * SPANS * (ENTRY + ENTRY_HEADER_BYTES)
@@ -108,7 +108,7 @@ def test_every_span_gets_its_turn_as_often_as_the_cap_allows() -> None:
     assert 0.2 * rounds < min(others) < 0.6 * rounds
 
 
-def test_what_is_left_out_takes_nothing_of_the_cap() -> None:
+def test_omitted_spans_use_none_of_the_cap() -> None:
     peer, rules = ids(4)[0], rules_of()
     ration, collection = Ration(rules=rules, me=peer), collection_of(peer, 4, 16)
     spans = frozenset(SpanId(0, index) for index in range(SPANS))

@@ -49,22 +49,22 @@ def asked(*peers: PeerId) -> Reach:
         ("2a01:4f8::1", Network.WORLD),
     ],
 )
-def test_an_address_leads_as_far_as_its_range_says(host: str, network: Network) -> None:
+def test_an_address_is_reachable_as_far_as_its_range_implies(host: str, network: Network) -> None:
     assert network_of(host) is network
 
 
-def test_what_is_no_address_leads_nowhere() -> None:
+def test_an_invalid_address_is_reachable_from_nowhere() -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
         network_of("example.org")
 
 
-def test_nobody_is_reachable_by_its_own_word() -> None:
+def test_no_peer_is_reachable_by_its_own_claim() -> None:
     standing = Reach().standing({A}, {A}, 0.0)
     assert not standing.is_reachable
     assert (standing.proofs, standing.failures, standing.num_proved) == ((), (), 0)
 
 
-def test_one_proof_makes_reachable_and_a_second_is_asked_for() -> None:
+def test_one_proof_makes_a_peer_reachable_and_a_second_is_requested() -> None:
     reach = Reach()
     assert reach.due({A}, 0.0) == (A,)
     reach.take(A, answer())
@@ -72,7 +72,7 @@ def test_one_proof_makes_reachable_and_a_second_is_asked_for() -> None:
     assert len(reach.due({A, B, C}, 1.0)) == ENOUGH_PROOFS - 1
 
 
-def test_enough_are_asked_of_those_whose_answers_others_count_too() -> None:
+def test_enough_provers_whose_answers_count_are_asked() -> None:
     reach = Reach()
     assert reach.due({A, B}, 0.0) == (A, B)
     for peer in (A, B):
@@ -83,13 +83,13 @@ def test_enough_are_asked_of_those_whose_answers_others_count_too() -> None:
     assert Reach().due({A, B, C, D, E}, 0.0, preferred={D, E}) == (D, E)
 
 
-def test_a_yes_that_nobody_asked_for_counts_nothing() -> None:
+def test_an_unrequested_yes_does_not_count() -> None:
     reach = Reach()
     reach.take(A, answer())
     assert not reach.standing({A}, {A}, 0.0).is_reachable
 
 
-def test_the_answer_of_one_who_is_no_member_any_more_counts_nothing() -> None:
+def test_the_answer_of_a_former_member_does_not_count() -> None:
     reach = asked(A)
     reach.take(A, answer())
     standing = reach.standing({B}, {B}, 0.0)
@@ -97,7 +97,7 @@ def test_the_answer_of_one_who_is_no_member_any_more_counts_nothing() -> None:
     assert [proof.host for proof in standing.proofs] == [PUBLIC], "it is still shown"
 
 
-def test_a_no_against_a_yes_brings_in_others_and_the_majority_decides() -> None:
+def test_after_a_no_and_a_yes_others_are_asked_and_the_majority_decides() -> None:
     reach = asked(A, B)
     reach.take(A, answer())
     reach.take(B, answer(reason="timed out"))
@@ -115,7 +115,7 @@ def test_a_no_against_a_yes_brings_in_others_and_the_majority_decides() -> None:
     assert not reach.standing({A, B, C, D}, {A, B}, 2.0).is_reachable, "two against two prove nothing"
 
 
-def test_a_no_is_asked_about_again_ever_later_and_a_yes_is_renewed_before_it_ends() -> None:
+def test_a_no_is_rechecked_with_growing_pauses_and_a_yes_is_renewed_before_it_expires() -> None:
     reach = asked(A)
     reach.take(A, answer(reason="refused"))
     first = ANSWER_SECONDS + FIRST_RETRY_SECONDS
@@ -149,7 +149,7 @@ def test_other_addresses_need_other_proofs() -> None:
         (PUBLIC, (LOOPBACK, LOOPBACK), True),
     ],
 )
-def test_a_proof_counts_as_far_as_its_address_leads(
+def test_a_proof_counts_within_the_range_of_its_address(
     proved_at: str, seen_from: tuple[str, str], is_reachable: bool
 ) -> None:
     reach = asked(A)
@@ -158,7 +158,7 @@ def test_a_proof_counts_as_far_as_its_address_leads(
     assert reach.standing({A, B}, {A, B}, 0.0).is_reachable is is_reachable
 
 
-def test_a_no_from_elsewhere_does_not_outweigh_the_yes_of_a_network_that_all_share_and_the_other_way_round() -> None:
+def test_answers_from_outside_and_inside_a_shared_network_do_not_outweigh_each_other() -> None:
     reach = asked(A, B)
     reach.take(A, answer(HOME))
     reach.take(B, answer(PUBLIC, reason="timed out"))
@@ -169,7 +169,7 @@ def test_a_no_from_elsewhere_does_not_outweigh_the_yes_of_a_network_that_all_sha
     assert reach.standing({A, B}, {A, B}, 0.0).is_reachable, "the nearest address of each counts"
 
 
-def test_a_member_that_was_never_linked_lives_elsewhere_but_not_at_once() -> None:
+def test_a_member_that_was_never_linked_counts_as_elsewhere_after_a_while() -> None:
     reach = asked(A)
     reach.take(A, answer(HOME))
     reach.see({A: (HOME,)})
@@ -179,7 +179,7 @@ def test_a_member_that_was_never_linked_lives_elsewhere_but_not_at_once() -> Non
     assert reach.standing({A}, {A}, UNSEEN_SECONDS).is_reachable, "it is no member any more"
 
 
-def test_a_member_that_dies_does_not_change_where_it_lived() -> None:
+def test_a_dead_member_keeps_its_place() -> None:
     reach = asked(A)
     reach.take(A, answer(HOME))
     reach.see({A: (HOME,), B: (HOME,)})
@@ -188,7 +188,7 @@ def test_a_member_that_dies_does_not_change_where_it_lived() -> None:
         assert reach.standing({A}, {A, B}, now).is_reachable
 
 
-def test_proofs_within_a_network_that_is_too_small_let_others_be_asked() -> None:
+def test_proofs_within_too_small_a_network_lead_to_further_requests() -> None:
     reach = asked(A, B)
     for peer in (A, B):
         reach.take(peer, answer(LOOPBACK))

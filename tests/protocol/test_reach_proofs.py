@@ -58,19 +58,19 @@ TWO = listing(hidden(A), hidden(B), *(hidden(peer, counts=False) for peer in (C,
         (TWO, (ACCOMPLICE, A), True),
     ],
 )
-def test_a_newcomer_needs_the_founder_or_two_members_that_count_or_one_where_they_are_few(
+def test_a_newcomer_needs_a_proof_of_the_founder_or_of_enough_members_that_count(
     parent: Roster, provers: tuple[PeerId, ...], expected: bool
 ) -> None:
     assert judge(parent).is_reachable(word(NEW, *provers)) is expected
 
 
-def test_nobody_proves_itself() -> None:
+def test_no_peer_proves_itself() -> None:
     assert not judge(FOUR).is_proved(word(A, A, B)), "it counts, but not for itself"
     assert judge(FOUR).is_proved(word(A, B, C))
     assert not judge(TWO).is_proved(word(A, A))
 
 
-def test_an_address_that_is_not_public_names_no_machine_so_members_that_count_are_believed() -> None:
+def test_proofs_for_a_private_address_need_members_that_count() -> None:
     """The rule cannot tell a proof from within one machine from one of a home network that all share.
 
     It takes members that count, two of them where three or more do, to lie so; a fresh identity on the same machine is
@@ -84,23 +84,23 @@ def test_an_address_that_is_not_public_names_no_machine_so_members_that_count_ar
 @pytest.mark.parametrize(
     ("cycle", "expected"), [(OLDEST - 1, False), (OLDEST, True), (CYCLE + 1, True), (CYCLE + 2, False)]
 )
-def test_a_proof_is_good_for_an_hour_and_a_clock_may_be_ahead(cycle: int, expected: bool) -> None:
+def test_a_proof_is_valid_for_an_hour_and_a_clock_may_be_ahead(cycle: int, expected: bool) -> None:
     assert judge(FOUR).is_reachable(word(NEW, BOOT, cycle=cycle)) is expected
 
 
-def test_a_member_that_reduces_goes_on_by_its_own_word_and_no_longer_without_it() -> None:
+def test_a_reducer_continues_by_its_own_declaration_and_stops_without_it() -> None:
     parent = listing(member(A), member(B), hidden(C))
     assert judge(parent).is_reachable(word(A, ACCOMPLICE, cycle=OLDEST - 9))
     assert not judge(parent).is_reachable(word(A))
     assert not judge(parent).is_reachable(word(C, ACCOMPLICE)), "who has lost it must be proved again"
 
 
-def test_the_only_member_needs_nobody_to_reach_it() -> None:
+def test_the_only_member_needs_no_proofs() -> None:
     assert judge(listing(member(A)), founder=A).is_reachable(word(A))
     assert not judge(listing(member(A), hidden(B)), founder=A).is_reachable(word(A))
 
 
-def test_where_nobody_else_counts_any_member_proves_a_founder_and_a_member_that_counts() -> None:
+def test_if_no_other_member_counts_any_member_proves_the_founder_and_a_member_that_counts() -> None:
     young = listing(member(A), hidden(B, counts=False), hidden(C, counts=False))
     assert provers_for(A, young, founder=A) == {B, C}
     assert provers_for(B, young, founder=A) == {A}
@@ -109,7 +109,7 @@ def test_where_nobody_else_counts_any_member_proves_a_founder_and_a_member_that_
     assert provers_for(A, young, founder=BOOT) == {BOOT}
 
 
-def test_a_peer_declares_the_founders_proof_alone_else_two_of_those_that_count() -> None:
+def test_a_peer_declares_only_the_founders_proof_or_two_of_members_that_count() -> None:
     proofs = [proof_of(NEW, prover) for prover in (C, ACCOMPLICE, B, A, BOOT)]
     assert [each.prover for each in proofs_to_declare(proofs, NEW, TWO, BOOT)] == [BOOT]
     assert [each.prover for each in proofs_to_declare(proofs[:-1], NEW, TWO, BOOT)] == [B, A]
@@ -117,7 +117,7 @@ def test_a_peer_declares_the_founders_proof_alone_else_two_of_those_that_count()
     assert proofs_to_declare([], NEW, TWO, BOOT) == ()
 
 
-def test_the_place_is_what_those_say_that_count() -> None:
+def test_the_place_is_taken_from_proofs_that_count() -> None:
     here, there = sha256(b"here")[:8], b"\xff" * 8
     proofs = (proof_of(NEW, BOOT, cycle=CYCLE, place=here), proof_of(NEW, ACCOMPLICE, cycle=CYCLE, place=there))
     assert judge(FOUR).place(declaration(NEW, cycle=CYCLE, proofs=proofs)) == here
@@ -135,17 +135,17 @@ def test_the_place_is_what_those_say_that_count() -> None:
         ("2a01:4f8:1:2::1", "2a01:4f8:1:3::1", False),
     ],
 )
-def test_a_place_is_an_address_or_what_one_site_has_of_them(one: str, other: str, is_same: bool) -> None:
+def test_a_place_is_an_address_or_the_prefix_of_one_site(one: str, other: str, is_same: bool) -> None:
     assert (place_of(RUN, one) == place_of(RUN, other)) is is_same
     assert NO_PLACE not in (place_of(RUN, one), place_of(RUN, other))
     assert place_of(RUN, one) != place_of(sha256(b"another run"), one)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.168.1.7", "10.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
-def test_an_address_that_is_not_public_is_no_place(host: str) -> None:
+def test_a_private_address_is_not_a_place(host: str) -> None:
     assert place_of(RUN, host) == NO_PLACE
 
 
-def test_what_is_no_address_has_no_place() -> None:
+def test_an_invalid_address_has_no_place() -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
         place_of(RUN, "example.org")

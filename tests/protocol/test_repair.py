@@ -84,13 +84,13 @@ def repair(*, holds: bool = True, num_members: int = 2, listed: CertifiedRoster 
         (EntryRequest(span=SpanId(9, 9), parent=sha256(b"x")), EntryAbsent),
     ],
 )
-def test_questions_are_answered(question: Message, kind: type) -> None:
+def test_requests_are_answered(question: Message, kind: type) -> None:
     (send,) = repair().take(B, question, 0.0)
     assert isinstance(send, Send)
     assert isinstance(send.message, kind)
 
 
-def test_the_shell_serves_what_is_held() -> None:
+def test_the_shell_serves_held_spans() -> None:
     (span,) = repair().take(B, SpanRequest(span=SPAN, version=sha256(b""), offset=0, most_bytes=1 << 16), 0.0)
     assert isinstance(span, ServeSpan)
     (entry,) = repair().take(B, EntryRequest(span=SPAN, parent=sha256(b"older")), 0.0)
@@ -112,18 +112,18 @@ def test_the_shell_serves_what_is_held() -> None:
         Ping(nonce=1),
     ],
 )
-def test_what_does_not_fit_the_run_is_dropped(message: Message) -> None:
+def test_messages_that_do_not_fit_the_run_are_dropped(message: Message) -> None:
     assert repair().take(B, message, 0.0) == []
 
 
-def test_who_holds_nothing_answers_nothing() -> None:
+def test_a_peer_that_holds_nothing_answers_nothing() -> None:
     page = repair(holds=False)
     assert page.take(B, HeadsRequest(fragment=0), 0.0) == []
     assert page.take(B, ContentRequest(fragment=0), 0.0) == []
     assert page.closed_heads(0.0) == ()
 
 
-def test_while_a_branch_is_adopted_nothing_is_said_of_the_state() -> None:
+def test_no_state_is_reported_while_a_branch_is_adopted() -> None:
     page = repair()
     assert len(page.closed_heads(0.0)) == 2
     page.adopt_branch()
@@ -131,7 +131,7 @@ def test_while_a_branch_is_adopted_nothing_is_said_of_the_state() -> None:
     assert page.take(B, HeadsRequest(fragment=0), 0.0) == []
 
 
-def test_a_joiner_that_has_served_no_state_yet_adopts_a_branch_where_a_member_stands() -> None:
+def test_a_joiner_without_served_state_adopts_a_branch_at_a_members_tip() -> None:
     """Linked with one peer that has no vote, it followed all entries and never became ready."""
     page = repair()
     heads = page.closed_heads(0.0)
@@ -153,7 +153,7 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.donors(0.0) == []
 
 
-def test_a_ready_peer_asks_one_that_is_not_ready_for_the_entries_that_ready_ones_lack() -> None:
+def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> None:
     """Two of three voters, started again, stood an entry above all that were ready, and waited for these."""
     page = repair(num_members=3)
     page.membership.ready = True
@@ -178,7 +178,7 @@ def test_a_ready_peer_asks_one_that_is_not_ready_for_the_entries_that_ready_ones
     assert page.catch_up.is_complete(), "nor does who has no entry to show"
 
 
-def test_a_founder_that_is_not_ready_is_asked_for_entries_where_no_member_is_linked() -> None:
+def test_an_unready_founder_is_asked_for_entries_if_no_member_is_linked() -> None:
     """Between members behind routers stands the founder alone; an entry proves itself, whoever gives it."""
     page, boot = repair(), peer_id("boot")
     page.linked.clear()
@@ -204,7 +204,7 @@ def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, 
     return page, heartbeat(B, roster=roster, heads=(fragment_head(-2),), sequence=2)
 
 
-def test_the_only_member_asks_who_is_ready_for_entries_that_it_lost_itself() -> None:
+def test_the_only_member_asks_ready_peers_for_entries_that_it_lost() -> None:
     page, ahead = lone_member()
     page.membership.hear(ahead, 0.0)
     assert [action.message for action in page.compare(B, ahead, 0.0) if isinstance(action, Send)] == [
@@ -240,7 +240,7 @@ def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_a_ready_peer_that_the_roster_left_out_begins_anew_where_no_entries_lead_on(is_listed: bool) -> None:
+def test_a_ready_peer_left_out_of_the_roster_starts_afresh_if_no_entries_follow(is_listed: bool) -> None:
     """After a power cut it was ready alone; then it was linked with one of many, and followed nobody, for ever."""
     members = ids(4)[not is_listed :]
     listed = certify(child_of(founding().roster, [member(peer) for peer in members]), [peer_id("boot")])
@@ -262,7 +262,7 @@ def test_a_ready_peer_that_the_roster_left_out_begins_anew_where_no_entries_lead
     assert said == ([] if is_listed else [begun_anew])
 
 
-def test_where_others_are_members_strangers_are_asked_nothing() -> None:
+def test_strangers_are_asked_nothing_if_there_are_other_members() -> None:
     page = repair(num_members=2)
     page.linked.add(C)
     ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),))
@@ -283,7 +283,7 @@ def test_the_only_member_becomes_ready_when_the_founder_holds_the_same() -> None
 
 
 @pytest.mark.parametrize("voters", [(A,), (A, B, C)], ids=["one voter", "three voters"])
-def test_the_only_voter_does_not_wait_for_ever_for_donors_that_hold_something_else(voters: tuple[PeerId, ...]) -> None:
+def test_the_only_voter_does_not_wait_forever_for_donors_that_differ(voters: tuple[PeerId, ...]) -> None:
     """It came back with what its disk held, and ready members without a vote stand elsewhere."""
     listed = [member(peer, counts=peer in voters) for peer in (A, B, C)]
     roster = certify(child_of(founding().roster, listed), [peer_id("boot")])
@@ -298,7 +298,7 @@ def test_the_only_voter_does_not_wait_for_ever_for_donors_that_hold_something_el
     assert said == ([alone] if voters == (A,) else [])
 
 
-def test_time_that_a_process_slept_is_no_time_alone() -> None:
+def test_time_asleep_does_not_count_as_time_alone() -> None:
     page = repair()
     page.catch_up.want_entry(SPAN, B)
     silence = run_rules().silence_seconds
@@ -325,7 +325,7 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
     assert report.text == "ready: no other peer is here"
 
 
-def test_who_leaves_does_not_become_ready_again() -> None:
+def test_a_leaving_peer_does_not_become_ready_again() -> None:
     page = repair()
     page.linked.clear()
     page.membership.leaving = True
@@ -351,7 +351,7 @@ def ready(peer: PeerId, **changes: object) -> Heartbeat:
     return heartbeat(peer, roster=ROSTER.digest(), heads=(fragment_head(),), **changes)
 
 
-def test_a_bystander_follows_nobody() -> None:
+def test_a_bystander_follows_no_peer() -> None:
     assert repair().follows
     page = bystander()
     assert not page.follows
@@ -400,7 +400,7 @@ def is_needless(page: Repair) -> bool:
 SILENCE = run_rules().silence_seconds
 
 
-def test_a_founder_holds_the_start_until_one_with_room_to_spare_is_ready() -> None:
+def test_a_founder_holds_the_initial_state_until_a_peer_with_a_fast_line_is_ready() -> None:
     assert not is_needless(bystander())
     assert not is_needless(bystander(ready(A, ready=False)))
     assert not is_needless(bystander(ready(A, share=7), ready(B, can_be_dialled=False)))
@@ -410,7 +410,7 @@ def test_a_founder_holds_the_start_until_one_with_room_to_spare_is_ready() -> No
     assert not is_needless(page), "it holds nothing any more"
 
 
-def test_a_founder_gives_who_is_ready_the_time_to_say_what_its_line_carries() -> None:
+def test_a_founder_waits_for_a_ready_peer_to_declare_its_share() -> None:
     page = bystander(ready(A))
     assert not page.is_needless(0.0)
     page.membership.hear(ready(A, share=7, sequence=2), 1.0)
@@ -421,7 +421,7 @@ def test_a_founder_gives_who_is_ready_the_time_to_say_what_its_line_carries() ->
     assert page.is_needless(2.0 + SILENCE)
 
 
-def test_three_thin_lines_are_enough_but_who_fetches_from_a_founder_ends_there() -> None:
+def test_three_thin_lines_are_enough_but_a_fetch_from_the_founder_is_completed() -> None:
     joiner = peer_id("joiner")
     page = bystander(ready(A, share=7), ready(B, share=1), ready(C, share=3), ready(joiner, ready=False))
     assert is_needless(page)
@@ -432,20 +432,20 @@ def test_three_thin_lines_are_enough_but_who_fetches_from_a_founder_ends_there()
 
 
 @pytest.mark.parametrize("roster", IN_NEED.values(), ids=IN_NEED.keys())
-def test_a_founder_that_belongs_on_the_roster_holds_the_state_whoever_is_ready(roster: CertifiedRoster) -> None:
+def test_a_founder_needed_on_the_roster_holds_the_state_whoever_is_ready(roster: CertifiedRoster) -> None:
     assert not is_needless(bystander(ready(A), ready(B), ready(C), roster=roster))
 
 
-def test_strangers_take_the_state_over_from_nobody() -> None:
+def test_the_state_is_not_handed_over_to_strangers() -> None:
     assert not is_needless(bystander(*(ready(peer_id(name)) for name in ("x", "y", "z"))))
 
 
-def test_who_is_ready_without_training_takes_the_state_over_from_nobody() -> None:
+def test_the_state_is_not_handed_over_to_a_ready_peer_that_does_not_train() -> None:
     """Only a founder is, and that one is needed no more than this one."""
     assert not is_needless(bystander(ready(peer_id("other"), trains=False)))
 
 
-def test_what_is_dropped_is_fetched_no_more() -> None:
+def test_dropped_state_is_no_longer_fetched() -> None:
     page = bystander(ready(A))
     page.catch_up.want_entry(SPAN, A)
     page.drop()
@@ -458,7 +458,7 @@ def test_what_is_dropped_is_fetched_no_more() -> None:
     assert all(isinstance(message, SpanRequest) for message in asked)
 
 
-def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founder() -> None:
+def test_spans_are_fetched_over_fast_lines_or_from_the_founder() -> None:
     page, boot = repair(), peer_id("boot")
     page.linked |= {C, boot}
     page.membership.hear(ready(B, share=7, sequence=2), 0.0)
@@ -476,7 +476,7 @@ def test_spans_are_fetched_over_lines_that_have_room_to_spare_or_from_the_founde
     assert page.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
 
 
-def test_spans_are_fetched_from_a_founder_that_trains_and_is_not_ready_where_all_members_are_empty() -> None:
+def test_spans_are_fetched_from_an_unready_founder_if_all_members_are_empty() -> None:
     """It left, and came back when all members had lost their disks: nobody else holds anything."""
     page, boot = repair(holds=False), peer_id("boot")
     page.linked.add(boot)
@@ -502,7 +502,7 @@ def sentences(actions: list[Action]) -> str:
     return "; ".join(action.text for action in actions if isinstance(action, Report))
 
 
-def test_who_differs_looks_first_what_its_own_disk_says() -> None:
+def test_a_peer_that_differs_checks_its_own_disk_first() -> None:
     page = repair()
     actions = differing(page)
     assert RebuildSpan(span=SPAN) in actions
@@ -514,7 +514,7 @@ def test_who_differs_looks_first_what_its_own_disk_says() -> None:
     assert page.span_rebuilt(SPAN, HEAD, b"right", 0.2) == [], "an answer that nobody waits for"
 
 
-def test_who_is_not_ready_takes_the_word_of_the_only_other_member_whatever_its_disk_says() -> None:
+def test_an_unready_peer_believes_the_only_other_member_over_its_disk() -> None:
     page = repair()
     differing(page)
     assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
@@ -532,7 +532,7 @@ def among_four(*, is_ready: bool = True) -> Repair:
     return page
 
 
-def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwise() -> None:
+def test_memory_that_agrees_with_the_disk_stays_unless_a_majority_differs() -> None:
     page = among_four()
     differing(page)
     assert "peers that differ must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
@@ -543,7 +543,7 @@ def test_a_memory_that_is_as_the_disk_says_stays_unless_a_majority_says_otherwis
     assert not page.catch_up.is_complete()
 
 
-def test_who_differs_and_has_a_sound_disk_asks_all_voters_those_without_a_link_too() -> None:
+def test_a_peer_that_differs_with_a_sound_disk_asks_all_voters_including_unlinked_ones() -> None:
     """A bit that flipped before the checkpoint is wrong on the disk as well; a peer behind a router has one link."""
     page = among_four()
     page.linked.intersection_update((B, C))
@@ -553,7 +553,7 @@ def test_who_differs_and_has_a_sound_disk_asks_all_voters_those_without_a_link_t
     assert {send.message.voter for send in asked if isinstance(send.message, SignedContentRequest)} == {D}
 
 
-def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_is_not() -> None:
+def test_without_evidence_on_disk_a_majority_is_believed_and_one_peer_is_not() -> None:
     page = among_four()
     differing(page)
     said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
@@ -569,7 +569,7 @@ def test_a_majority_is_believed_when_the_disk_has_no_better_word_and_one_alone_i
     assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
 
 
-def test_a_span_that_moved_on_while_the_disk_was_asked_is_looked_at_again() -> None:
+def test_a_span_that_advanced_during_the_disk_check_is_checked_again() -> None:
     page = repair()
     differing(page)
     assert page.span_rebuilt(SPAN, head_of(digest=b"older"), b"old bytes", 0.1) == []
@@ -600,7 +600,7 @@ def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> l
     return [type(action.message if isinstance(action, Send) else action) for action in actions]
 
 
-def test_a_donor_that_has_gone_on_is_asked_where_it_stands() -> None:
+def test_a_donor_that_has_advanced_is_asked_for_its_heads() -> None:
     """A peer that was a little ahead of the only donor compared its contents with what that had left, for ever."""
     page, elsewhere = repair(), sha256(b"elsewhere")
     page.linked.add(C)
@@ -614,7 +614,7 @@ def test_a_donor_that_has_gone_on_is_asked_where_it_stands() -> None:
     assert answer(page, elsewhere, now=6.0) == [CompareContent], "members get entries from their reducers"
 
 
-def test_a_donor_that_is_where_we_were_has_nothing_for_us() -> None:
+def test_a_donor_at_our_earlier_tip_is_not_asked() -> None:
     page = repair()
     book = page.membership.book
     owner = book.folded(ROSTER.digest(), 0)[1].owner(SPAN)
@@ -636,7 +636,7 @@ def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round()
     assert not page.catch_up.scrub.is_verified([B, C])
 
 
-def test_who_was_proved_reachable_since_its_start_hears_members_that_can_only_dial_out() -> None:
+def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     rules, me = run_rules(), self_of(A, dialable=False)
     roster = child_of(founding().roster, [member(A), member(B, reduces=False), member(C, reduces=False)])
     book = book_with(founding(), certify(roster, [peer_id("boot")]))
@@ -653,7 +653,7 @@ def test_who_was_proved_reachable_since_its_start_hears_members_that_can_only_di
     assert page.catch_up.voices.are_enough([B, C]), "else the only one who can be dialled could never come back"
 
 
-def test_a_span_that_cannot_follow_an_entry_is_put_right_from_the_disk() -> None:
+def test_a_span_that_cannot_follow_an_entry_is_rebuilt_from_disk() -> None:
     page = repair()
     actions = page.span_damaged(SPAN, "the update holds 0", 0.0)
     assert actions[1:] == [RebuildSpan(span=SPAN)]
@@ -668,14 +668,14 @@ def test_a_span_that_cannot_follow_an_entry_is_put_right_from_the_disk() -> None
     assert page.begin_round(2) == []
 
 
-def test_a_damaged_span_that_the_disk_does_not_lead_to_is_fetched_again() -> None:
+def test_a_damaged_span_that_cannot_be_rebuilt_from_disk_is_fetched() -> None:
     page = repair()
     page.span_damaged(SPAN, "a reason", 0.0)
     assert "cannot be rebuilt from this disk; fetching it again" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
     assert not page.catch_up.is_complete()
 
 
-def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> None:
+def test_fetching_a_damaged_span_is_retried_every_round() -> None:
     page = repair()
     page.linked.clear()
     page.span_damaged(SPAN, "a reason", 0.0)
@@ -688,7 +688,7 @@ def test_a_damaged_span_that_nobody_can_give_is_tried_again_every_round() -> Non
     )
 
 
-def test_a_wait_for_a_majority_is_said_after_a_while_and_not_all_the_time() -> None:
+def test_a_wait_for_a_majority_is_reported_after_a_while_and_rarely() -> None:
     page = among_four(is_ready=False)
     for span in ALL_SPANS:
         page.chains.drop_head(span)
@@ -704,7 +704,7 @@ def test_a_wait_for_a_majority_is_said_after_a_while_and_not_all_the_time() -> N
     assert "of the 3 members whose answers count; 2 must name" in told[0]
 
 
-def test_who_knows_no_roster_takes_nothing() -> None:
+def test_a_peer_without_a_roster_accepts_nothing() -> None:
     page = Repair(
         rules=run_rules(),
         membership=membership_of(A),
@@ -724,7 +724,7 @@ def damaged_for_good(page: Repair) -> None:
     page.span_rebuilt(SPAN, None, None, 0.1)
 
 
-def test_a_damaged_span_of_one_of_two_is_taken_from_the_other_for_its_own_memory_says_nothing() -> None:
+def test_a_damaged_span_of_one_of_two_members_is_fetched_from_the_other() -> None:
     page, state = repair(), bytes(BYTES_PER_ELEMENT_OF_STATE * run_rules().span_elements[SPAN])
     damaged_for_good(page)
     piece = SpanReply(span=SPAN, head=HEAD, total_bytes=len(state), offset=0, piece=state)
@@ -737,7 +737,7 @@ def test_a_damaged_span_of_one_of_two_is_taken_from_the_other_for_its_own_memory
     assert page.begin_round(1) == []
 
 
-def test_a_damaged_span_whose_transfer_was_given_up_is_looked_at_again_in_the_next_round() -> None:
+def test_a_damaged_span_with_an_abandoned_transfer_is_retried_in_the_next_round() -> None:
     page = repair()
     damaged_for_good(page)
     assert page.begin_round(1) == [], "it is being fetched"
@@ -745,7 +745,7 @@ def test_a_damaged_span_whose_transfer_was_given_up_is_looked_at_again_in_the_ne
     assert page.begin_round(2) == [RebuildSpan(span=SPAN)]
 
 
-def test_a_branch_that_is_being_adopted_still_is_when_the_clock_is_set_back() -> None:
+def test_adopting_a_branch_continues_when_the_clock_is_set_back() -> None:
     """Else this peer would go on with what it has given up, and tell others of it."""
     page = repair()
     page.adopt_branch()
@@ -754,7 +754,7 @@ def test_a_branch_that_is_being_adopted_still_is_when_the_clock_is_set_back() ->
     assert page.catch_up.left_out() is None
 
 
-def test_a_damaged_span_still_is_when_the_clock_is_set_back() -> None:
+def test_a_damaged_span_stays_damaged_when_the_clock_is_set_back() -> None:
     page = repair()
     page.span_damaged(SPAN, "a reason", 100.0)
     page.set_back(0.0)

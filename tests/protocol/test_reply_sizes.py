@@ -137,11 +137,11 @@ def largest_words() -> list[Message]:
 
 
 @pytest.mark.parametrize("word", largest_words(), ids=lambda word: type(word).__name__)
-def test_the_longest_word_of_each_kind_fits_a_frame(word: Message) -> None:
+def test_the_longest_message_of_each_kind_fits_a_frame(word: Message) -> None:
     assert len(encode_message(word)) <= FRAME_BYTES
 
 
-def test_a_proposal_with_as_many_promises_as_it_may_show_fits_a_frame_and_so_does_who_shows_it() -> None:
+def test_a_proposal_with_the_maximum_of_promises_fits_a_frame_alone_and_in_a_promise() -> None:
     """All voters promise where nothing changes, until one brings news: a leader then holds more than it needs."""
     assert MOST_PROMISES >= ENOUGH_VOTES
     asked = proposal_of(MOST_PROMISES)

@@ -79,11 +79,11 @@ ELECTORATES: list[tuple[str, list[Member], set[PeerId]]] = [
 @pytest.mark.parametrize(
     ("members", "voters"), [case[1:] for case in ELECTORATES], ids=[case[0] for case in ELECTORATES]
 )
-def test_who_votes(members: list[Member], voters: set[PeerId]) -> None:
+def test_the_longest_listed_members_that_count_vote(members: list[Member], voters: set[PeerId]) -> None:
     assert listing(*members).voters == voters
 
 
-def test_of_forty_that_count_the_thirty_two_that_are_listed_for_longest_vote() -> None:
+def test_of_forty_members_that_count_the_thirty_two_longest_listed_vote() -> None:
     crowd = [member(peer_id(f"m{number}"), since=number) for number in range(40)]
     assert listing(*reversed(crowd)).voters == {one.peer for one in crowd[:MOST_VOTERS]}
 
@@ -104,7 +104,7 @@ def mixed(drawn: list[tuple[bool, bool, int]], *, has_bootstrap: bool) -> Roster
 
 
 @given(MEMBERS, st.booleans())
-def test_somebody_votes_and_fresh_identities_are_never_half_of_those_who_do(
+def test_there_is_always_a_voter_and_fresh_identities_are_never_half_of_them(
     drawn: list[tuple[bool, bool, int]], has_bootstrap: bool
 ) -> None:
     roster = mixed(drawn, has_bootstrap=has_bootstrap)
@@ -127,7 +127,7 @@ def test_who_votes_does_not_depend_on_the_order_of_the_members(
     assert replace(roster, members=tuple(shuffled)).voters == roster.voters
 
 
-def test_of_those_listed_in_one_cycle_nobody_chooses_who_is_senior() -> None:
+def test_no_peer_chooses_the_seniority_of_members_listed_in_one_cycle() -> None:
     same = [member(peer) for peer in ids(8)]
     orders = {tuple(m.peer for m in by_seniority(same, sha256(b"run %d" % n))) for n in range(20)}
     assert len(orders) > 10
@@ -146,7 +146,7 @@ def test_two_majorities_always_share_a_voter(
         assert one & other & roster.voters
 
 
-def test_a_majority_is_told_by_places_and_by_peers_alike() -> None:
+def test_a_majority_is_the_same_by_places_and_by_peers() -> None:
     roster = listing(fresh(D), member(A), member(B), member(C))
     assert roster.voter_places == {1, 2, 3}
     for places, num, is_enough in (({0, 1}, 1, False), ({1, 2}, 2, True), ({0}, 0, False), ({1, 2, 3}, 3, True)):
@@ -234,7 +234,7 @@ def degraded(**changes: object) -> Roster:
 STALLED_BALLOT = ballot_number(2 * RULES.stalled_cycles, 0)
 
 
-def test_any_vote_of_a_member_will_do_for_a_degraded_roster_and_one_is_needed() -> None:
+def test_a_degraded_roster_needs_one_vote_of_any_member() -> None:
     check(certify(degraded(), [D], STALLED_BALLOT))
     for voters, text in (([], "has 0 votes"), ([peer_id("eve")], "could not give or did not sign")):
         with pytest.raises(PeerError, match=text):
@@ -267,7 +267,7 @@ def test_a_child_must_follow_its_parent(changes: dict[str, object], text: str) -
     ("field", "text"),
     [("cycle", "is from cycle 4, before its parent's 5"), ("height", "has absorbed fewer entries than its parent")],
 )
-def test_nothing_falls_along_a_chain(field: str, text: str) -> None:
+def test_height_and_cycle_never_fall_along_a_chain(field: str, text: str) -> None:
     parent = replace(PARENT, **{field: 5})  # type: ignore[arg-type]
     later = replace(child_of(parent, parent.members), **{field: 4})  # type: ignore[arg-type]
     with pytest.raises(PeerError, match=text):
@@ -275,25 +275,25 @@ def test_nothing_falls_along_a_chain(field: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("more", [1, (1 << 62) - 1])
-def test_a_leader_cannot_write_a_height_that_nobody_can_have_reached(more: int) -> None:
+def test_a_leader_cannot_claim_an_impossible_height(more: int) -> None:
     ballot, most = ballot_number(3, 0), len(ALL_SPANS) * (1 + 2)
     check_child(child(cycle=1, height=most), PARENT, ballot, RULES)
     with pytest.raises(PeerError, match="but at most 15 are possible"):
         check_child(child(cycle=1, height=most + more), PARENT, ballot, RULES)
 
 
-def test_a_roster_is_from_no_later_cycle_than_its_ballot() -> None:
+def test_a_roster_is_never_dated_after_its_ballot() -> None:
     check_child(child(cycle=5), PARENT, ballot_number(10, 0), RULES)
     with pytest.raises(PeerError, match="is from cycle 6, but its ballot is from cycle 5"):
         check_child(child(cycle=6), PARENT, ballot_number(11, 3), RULES)
 
 
-def test_a_newcomer_is_listed_in_the_cycle_of_its_roster_and_a_new_incarnation_keeps_its_own() -> None:
+def test_a_newcomer_is_listed_since_its_rosters_cycle_and_a_new_incarnation_keeps_its_own() -> None:
     again = member(A, incarnation=2)
     check_child(child(cycle=5, members=(again, member(BOOT, since=5))), PARENT, ballot_number(10, 0), RULES)
 
 
-def test_only_the_founder_is_listed_without_training_where_the_manifest_names_it() -> None:
+def test_only_the_founder_named_in_the_manifest_is_listed_without_training() -> None:
     named = replace(RULES, founder=BOOT)
     check_child(child(members=(bootstrap(), member(A))), PARENT, 0, named)
     with pytest.raises(PeerError, match="does not train and did not found the run"):
@@ -307,13 +307,13 @@ def test_a_peer_that_the_manifest_does_not_list_is_on_no_roster() -> None:
     check_child(child(), PARENT, 0, replace(RULES, listed=frozenset({A})))  # who founded the run need not be listed
 
 
-def test_a_degraded_roster_comes_no_earlier_than_a_stall_takes() -> None:
+def test_a_degraded_roster_is_valid_only_after_a_stall() -> None:
     check_child(degraded(), PARENT, STALLED_BALLOT, RULES)
     with pytest.raises(PeerError, match="is degraded 2 cycles after its parent; a stall takes 3"):
         check_child(degraded(cycle=2), PARENT, STALLED_BALLOT, RULES)
 
 
-def test_a_degraded_roster_lists_nobody_anew_and_makes_nobody_count() -> None:
+def test_a_degraded_roster_lists_no_new_members_and_makes_none_count() -> None:
     parent = listing(member(A), fresh(B, since=0))
     for members in ((member(A), member(C, since=3)), (member(A), member(B))):
         later = child_of(parent, members, degraded=True, cycle=3)
@@ -335,7 +335,7 @@ def test_a_founding_roster_is_signed_by_the_organiser() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"height": 7}, {"k": 1}, {"degraded": True}, {"members": (fresh(A),)}])
-def test_a_founding_roster_says_nothing_that_its_founder_could_choose(changes: dict[str, object]) -> None:
+def test_a_founding_roster_holds_nothing_that_its_founder_could_choose(changes: dict[str, object]) -> None:
     roster = replace(founding_roster(RUN, sha256(b"genesis"), member(A)), **changes)  # type: ignore[arg-type]
     signature = sign_as(ORGANISER, founding_statement(roster.digest()))
     with pytest.raises(PeerError, match="not the first link of a chain"):
@@ -344,7 +344,7 @@ def test_a_founding_roster_says_nothing_that_its_founder_could_choose(changes: d
         )
 
 
-def test_of_a_run_that_names_its_founder_nobody_else_signs_a_second_beginning() -> None:
+def test_only_the_named_founder_can_found_a_run() -> None:
     (founder,) = founding().roster.members
     check_founding(founding(), RUN, ORGANISER, verify, founder.peer)
     with pytest.raises(PeerError, match="may found this run"):
@@ -376,17 +376,17 @@ def test_members_are_found_by_peer() -> None:
     assert PARENT.position(peer_id("stranger")) is None
 
 
-def test_a_roster_has_the_bytes_that_it_takes_in_a_message() -> None:
+def test_the_size_of_a_roster_is_its_size_in_a_message() -> None:
     one, two = (certify(child(), voters).num_bytes() for voters in ([A], [A, B]))
     assert two - one == 32 + 64
 
 
-def test_where_nobody_can_be_reached_all_reduce() -> None:
+def test_all_members_reduce_if_none_is_reachable() -> None:
     assert reducers(listing(member(A), member(B), member(C, reduces=False))) == (A, B)
     assert reducers(listing(member(A, reduces=False), member(B, reduces=False))) == (A, B)
 
 
-def test_those_lead_who_reduce_and_of_these_rather_those_who_vote() -> None:
+def test_reducers_lead_and_voters_among_them_first() -> None:
     crowd = [member(peer_id(f"m{n}"), counts=n < 20, reduces=n >= 15, since=n) for n in range(40)]
     both = {m.peer for m in crowd[15:20]}
     leaders = listing(*crowd).leaders
@@ -397,7 +397,7 @@ def test_those_lead_who_reduce_and_of_these_rather_those_who_vote() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_turns_go_to_those_who_reduce_then_to_a_founder_that_is_no_member_then_to_any_voter(round_index: int) -> None:
+def test_turns_go_to_reducers_then_to_a_non_member_founder_then_to_any_voter(round_index: int) -> None:
     roster = listing(member(A), member(B), member(C, reduces=False), member(D, reduces=False))
     order = lead_order(roster, round_index, BOOT)
     assert len(order) == LEAD_TURNS
@@ -407,13 +407,13 @@ def test_turns_go_to_those_who_reduce_then_to_a_founder_that_is_no_member_then_t
     assert set(lead_order(roster, round_index, A)[:-1]) == {A, B}
 
 
-def test_every_voter_gets_the_last_turn_some_day_and_nobody_else_does() -> None:
+def test_exactly_the_voters_get_the_last_turn_in_some_cycle() -> None:
     roster = listing(*(member(peer, reduces=peer == A) for peer in ids(4)), fresh(peer_id("eve")))
     assert {lead_order(roster, r, A)[-1] for r in range(80)} == {A, B, C, D}
     assert {lead_order(PARENT, r, A)[0] for r in range(50)} == {A, B, C, D}
 
 
-def test_of_a_stalled_run_any_member_leads() -> None:
+def test_any_member_can_lead_a_stalled_run() -> None:
     roster = listing(member(A), *(fresh(peer) for peer in (B, C, D)))
     orders = [lead_order(roster, r, A, degraded=True) for r in range(50)]
     assert {len(order) for order in orders} == {LEAD_TURNS}

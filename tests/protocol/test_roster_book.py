@@ -25,7 +25,7 @@ def chain_of(first: CertifiedRoster, length: int, **changes: object) -> list[Cer
     return chain
 
 
-def test_a_chain_is_taken_in_order_and_its_end_is_in_force() -> None:
+def test_a_chain_is_accepted_in_order_and_its_last_roster_is_in_force() -> None:
     book = book_with(founding())
     chain = chain_of(roster_1(3), 30)
     for certified in chain:
@@ -52,7 +52,7 @@ def test_an_empty_book_has_nothing_in_force() -> None:
     assert book.num_degraded() == 0
 
 
-def test_a_round_goes_by_the_newest_roster_that_was_agreed_on_before_it() -> None:
+def test_a_round_is_governed_by_the_newest_roster_certified_before_it() -> None:
     first = roster_1(3)
     second = certify(child_of(first.roster, first.roster.members), ids(3), ballot=ballot_number(5, 1))
     book = book_with(founding(), first, second)
@@ -68,7 +68,7 @@ def test_a_roster_whose_parent_is_not_known_is_refused() -> None:
         book_with().add(roster_1(2))
 
 
-def test_owners_take_turns_by_the_cycle_though_the_roster_stays() -> None:
+def test_owners_rotate_with_each_cycle_under_one_roster() -> None:
     book = book_with(founding(), roster_1(3))
     digest, num_fragments = roster_1(3).roster.digest(), run_rules().clock.num_fragments
     cycles = [[book.folded(digest, num_fragments * cycle + n)[1] for n in range(num_fragments)] for cycle in range(20)]
@@ -91,7 +91,7 @@ def split_book() -> tuple[RosterBook, list[CertifiedRoster], list[CertifiedRoste
     return book, trunk, ours, theirs
 
 
-def test_another_line_is_kept_beside_the_one_in_force() -> None:
+def test_another_line_is_kept_alongside_the_one_in_force() -> None:
     book, trunk, ours, theirs = split_book()
     assert book.in_force == ours[-1].roster
     assert book.chain() == [founding(), *trunk, *ours]
@@ -112,13 +112,13 @@ def test_a_better_line_takes_over_and_the_old_one_leaves_the_chain() -> None:
     assert book.chain()[: len(trunk) + len(ours) + 1] == [founding(), *trunk, *ours]
 
 
-def test_what_follows_no_roster_in_force_is_not_in_force_of_its_own_accord() -> None:
+def test_a_roster_off_the_chain_is_not_in_force_automatically() -> None:
     book, _, ours, theirs = split_book()
     assert book.add(chain_of(theirs[-1], 1)[1])
     assert book.in_force == ours[-1].roster
 
 
-def test_where_two_lines_part_is_found_with_what_came_on_each_since() -> None:
+def test_the_parting_of_two_lines_is_found_with_the_rosters_after_it() -> None:
     book, trunk, ours, theirs = split_book()
     assert book.parting(theirs[-1].roster.digest()) == (trunk[-1].roster, ours, theirs)
     assert book.parting(theirs[0].roster.digest()) == (trunk[-1].roster, ours, theirs[:1])
@@ -127,7 +127,7 @@ def test_where_two_lines_part_is_found_with_what_came_on_each_since() -> None:
     assert book.parting(sha256(b"unknown")) is None
 
 
-def test_nobody_fills_the_memory_with_branches_and_the_line_in_force_goes_on_all_the_same() -> None:
+def test_branches_use_bounded_memory_and_the_line_in_force_continues() -> None:
     trunk = chain_of(roster_1(3), 3)
     book = book_with(founding(), *trunk)
     begun = [chain_of(trunk[0], 1, height=n)[1] for n in range(1, 8)] + [
@@ -154,7 +154,7 @@ def test_rosters_without_a_majority_are_counted() -> None:
     assert book.num_degraded() == 1
 
 
-def test_one_liar_that_fills_the_book_with_branches_keeps_out_no_line_of_more_members() -> None:
+def test_one_liar_that_fills_the_book_with_branches_excludes_no_line_of_more_members() -> None:
     """Its first rosters come before those that make it win: refused, they would part two honest halves for good."""
     parting, stalled = roster_1(4).roster, ballot_number(10, 0)
     (liar, *_), halves = ids(4), (ids(4)[:2], ids(4)[2:])
@@ -173,7 +173,7 @@ def test_one_liar_that_fills_the_book_with_branches_keeps_out_no_line_of_more_me
     assert honest.roster.digest() in book
 
 
-def test_two_peers_find_where_their_chains_part_and_a_long_branch_comes_in_pieces() -> None:
+def test_two_peers_find_the_parting_of_their_chains_and_send_a_long_branch_in_pieces() -> None:
     trunk = chain_of(roster_1(2), 60)
     ours = book_with(founding(), *trunk, *chain_of(trunk[-1], 40, height=5)[1:])
     branch = chain_of(trunk[30], 91)[1:]
@@ -199,14 +199,14 @@ def test_a_common_roster_that_a_reply_began_with_is_a_landmark() -> None:
     assert odd in book.landmarks()
 
 
-def test_who_knows_nothing_gets_the_chain_from_its_beginning() -> None:
+def test_a_peer_without_rosters_gets_the_chain_from_its_start() -> None:
     book = book_with(founding(), *chain_of(roster_1(2), 50))
     assert book.after(())[0] == founding()
     assert book.after((sha256(b"never heard of"),)) == book.after(())
     assert len(book.landmarks()) <= 64
 
 
-def test_whose_contributions_an_entry_includes_is_read_off_the_roster_that_it_names() -> None:
+def test_included_members_are_looked_up_in_the_roster_that_an_entry_names() -> None:
     book = book_with(founding(), roster_1(3))
     roster, owner = roster_1(3).roster, ids(1)[0]
 
@@ -223,7 +223,7 @@ def certified_in(roster: Roster, voters: list[PeerId], round_index: int) -> Cert
     return certify(roster, voters, ballot=ballot_number(round_index, 0))
 
 
-def test_each_round_of_a_long_chain_goes_by_the_roster_that_was_agreed_on_last_before_it() -> None:
+def test_each_round_of_a_long_chain_is_governed_by_the_last_roster_certified_before_it() -> None:
     book, parent = book_with(founding(), roster_1(3)), roster_1(3).roster
     agreed_in = {}
     for round_index in (3, 4, 9, 9, 20):
@@ -237,7 +237,7 @@ def test_each_round_of_a_long_chain_goes_by_the_roster_that_was_agreed_on_last_b
         assert governing[0].k == max((k for k, agreed in agreed_in.items() if agreed < round_index), default=1)
 
 
-def test_the_earlier_of_two_certificates_of_one_roster_governs_and_is_handed_on() -> None:
+def test_the_earlier_of_two_certificates_of_one_roster_governs_and_is_forwarded() -> None:
     child = child_of(roster_1(3).roster, roster_1(3).roster.members)
     later, earlier = certified_in(child, ids(3), 7), certified_in(child, ids(3), 5)
     book = book_with(founding(), roster_1(3), later)

@@ -89,7 +89,7 @@ def gathered(found: Collection, head: SpanHead | None = HEAD) -> Gathered:
         ({"tokens": 0}, "says 0 tokens"),
     ],
 )
-def test_openings_that_do_not_fit_are_refused(changes: dict[str, object], text: str) -> None:
+def test_invalid_openings_are_refused(changes: dict[str, object], text: str) -> None:
     found = refuse_opening(replace(opening(), **changes), A, collection())  # type: ignore[arg-type]
     assert found is not None
     assert text in found
@@ -106,7 +106,7 @@ def test_an_opening_counts_once_and_only_for_spans_reduced_here() -> None:
     assert "negative norm" in (refuse_opening(negative, A, collection()) or "")
 
 
-def test_a_reducer_waits_for_those_who_may_still_come() -> None:
+def test_a_reducer_waits_for_contributions_that_may_still_arrive() -> None:
     found = collection(A, B)
     assert still_expected(found, SPAN, frozenset())
     assert not still_expected(found, SPAN, frozenset({C}))
@@ -135,7 +135,7 @@ def test_more_than_half_must_agree_on_a_parent() -> None:
     assert behind == "the others follow a different parent than this owner"
 
 
-def test_a_majority_that_was_there_is_enough_for_a_single_contribution() -> None:
+def test_a_present_majority_and_a_single_contribution_are_enough() -> None:
     for others in (opening(), held_back()):
         found = collection(A)
         found.openings[B] = others
@@ -148,20 +148,20 @@ def test_a_majority_that_was_there_is_enough_for_a_single_contribution() -> None
         assert (unsound.present, unsound.places) == (inclusion.present, ())
 
 
-def test_without_any_contribution_the_span_is_void() -> None:
+def test_without_any_contribution_the_span_is_skipped() -> None:
     found = collection()
     found.openings[A], found.openings[B] = opening(), held_back()
     reason = gather_contributions(found, SPAN, HEAD, RULES)
     assert reason == "no contribution arrived; 2 of 3 voters were there"
 
 
-def test_who_did_not_open_for_the_span_was_not_there_for_it() -> None:
+def test_a_member_without_an_opening_for_a_span_is_not_present_for_it() -> None:
     found = collection(A)
     found.openings[B] = replace(opening(), spans=(replace(opening().spans[0], index=9),))
     assert "1 of 3 voters were there" in str(gather_contributions(found, SPAN, HEAD, RULES))
 
 
-def test_what_came_for_another_parent_than_most_name_is_in_no_mean() -> None:
+def test_a_contribution_on_a_minority_parent_is_in_no_mean() -> None:
     found = collection(A)
     found.openings[A] = opening(sha256(b"other"))
     found.openings[B], found.openings[C] = opening(), opening()
@@ -172,7 +172,7 @@ def test_what_came_for_another_parent_than_most_name_is_in_no_mean() -> None:
     assert {ROSTER.members[place].peer for place in inclusion.places} == {C}
 
 
-def test_newcomers_weigh_something_where_nobody_elses_contribution_came() -> None:
+def test_newcomers_have_weight_if_no_other_contribution_arrived() -> None:
     found = collection(A, newcomers=(A,))
     found.openings[B] = opening()
     assert [part.weight for part in gathered(found).reduce.parts] == [1000.0]
@@ -223,7 +223,7 @@ def with_voters(roster: Roster, *voters: PeerId) -> Roster:
     return replace(roster, members=tuple(replace(each, counts=each.peer in voters) for each in roster.members))
 
 
-def test_members_without_a_vote_void_nothing_in_one_row() -> None:
+def test_members_without_a_vote_block_no_entry_in_one_row() -> None:
     """However many of them stay away, or build on a parent of their own."""
     eight = with_voters(roster_of(8), A, B, C)
     found = replace(collection(A, B, roster=eight), grid=fold_roster(eight, 16), members=dict(enumerate(eight.members)))
@@ -257,14 +257,14 @@ def test_members_without_a_vote_choose_no_parent_for_a_row_of_a_grid_that_has_vo
     assert [six.members[place].peer for place in result.inclusion_of(frozenset()).present] == [voter]
 
 
-def test_a_reducer_of_one_row_needs_to_stand_at_the_parent() -> None:
+def test_a_reducer_of_one_row_needs_the_parent_as_its_tip() -> None:
     for head in (None, head_of(digest=b"behind")):
         assert gather_contributions(collection(A, B, C), SPAN, head, RULES) == (
             "the others follow a different parent than this owner"
         )
 
 
-def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
+def test_a_row_of_a_grid_uses_the_parent_that_most_of_its_members_name() -> None:
     six = roster_of(6)
     found = collection(roster=six)
     here = [member.peer for member in found.members.values()]
@@ -284,7 +284,7 @@ def test_a_row_of_several_goes_by_the_parent_that_most_of_it_name() -> None:
     assert "is in row 1, not in row 0" in str(refuse_opening(replace(opening(), roster=six.digest()), other, found))
 
 
-def test_who_builds_on_another_parent_is_left_out() -> None:
+def test_a_contribution_on_another_parent_is_left_out() -> None:
     found = collection(A, B, C)
     found.openings[C] = opening(sha256(b"other"))
     assert {part.peer for part in gathered(found).reduce.parts} == {A, B}
@@ -299,7 +299,7 @@ def test_weights_are_quantity_times_quality_clipped_and_0_for_newcomers() -> Non
     assert [part.weight for part in fresh.reduce.parts] == [1000.0, 1000.0]
 
 
-def test_boasting_contributors_cannot_make_the_owner_fail() -> None:
+def test_exaggerated_weights_cannot_make_the_owner_fail() -> None:
     found = collection(A, B)
     for peer in (A, B):
         found.openings[peer] = opening(tokens=MOST_COUNTED, steps=1)
@@ -310,7 +310,7 @@ def test_boasting_contributors_cannot_make_the_owner_fail() -> None:
     assert entry.digest()
 
 
-def test_a_contribution_is_dealt_to_the_reducers_of_its_row() -> None:
+def test_a_contribution_is_split_among_the_reducers_of_its_row() -> None:
     spans = tuple(EncodedSpan(span=SpanId(0, i), parent=HEAD.digest, norm=1.0, payload=b"v") for i in range(6))
     shares = split_by_reducer(replace(contribution(), spans=spans), fold_roster(ROSTER, 16), 0)
     assert sorted(s.span for share in shares.values() for s in share) == [s.span for s in spans]
@@ -323,7 +323,7 @@ def test_newcomers_are_those_whose_incarnation_the_parent_lacks() -> None:
     assert newcomers_of(ROSTER, None, 1) == {A, B, C}
 
 
-def test_newcomers_are_new_for_the_first_cycle_of_a_roster_only() -> None:
+def test_newcomers_are_new_only_in_the_first_cycle_of_a_roster() -> None:
     """A roster may stay for ever now."""
     late = replace(ROSTER, cycle=7)
     assert [newcomers_of(late, founding().roster, cycle) for cycle in (7, 8, 9, 70)] == [{A, B, C}] * 2 + [set()] * 2

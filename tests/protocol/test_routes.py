@@ -50,14 +50,14 @@ def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
     return wanted - {me}
 
 
-def test_in_a_run_of_one_row_everybody_is_wanted() -> None:
+def test_in_a_run_of_one_row_all_peers_are_wanted() -> None:
     assert routes_of(FIRST, roster_1(3)).wanted_links(0) is None
     nobody = Routes(rules=run_rules(), membership=membership_of(FIRST), linked=set())
     assert nobody.wanted_links(None) is None
     assert nobody.hand_on_rosters(None, SECOND, [], 0.0, 1.0) == []
 
 
-def test_a_peer_wants_its_neighbours_and_for_ballots_voters_and_leaders_find_each_other() -> None:
+def test_a_peer_wants_its_neighbours_and_voters_and_leaders_want_each_other() -> None:
     assert len(GRID.rows) > 2
     kinds = set()
     for one in MEMBERS:
@@ -74,7 +74,7 @@ def test_a_peer_wants_its_neighbours_and_for_ballots_voters_and_leaders_find_eac
     assert routes_of(plain, linked=TWO).wanted_links(None) == GRID.neighbours(plain)
 
 
-def test_a_voter_that_reduces_nothing_needs_the_leaders_alone() -> None:
+def test_a_voter_that_does_not_reduce_needs_only_the_leaders() -> None:
     members = [replace(m, reduces=place not in (0, 1), counts=place < 4) for place, m in enumerate(MEMBERS[:16])]
     roster = child_of(founding().roster, sorted(members, key=lambda m: not m.reduces))
     me = MEMBERS[0].peer
@@ -83,7 +83,7 @@ def test_a_voter_that_reduces_nothing_needs_the_leaders_alone() -> None:
     assert routes.wanted_links(None) == fold_roster(roster, 3).neighbours(me) | roster.leaders | {BOOT}
 
 
-def test_a_peer_wants_the_neighbours_of_the_grid_that_governs_a_round_as_long_as_it_does() -> None:
+def test_a_peer_wants_the_neighbours_of_a_grid_while_it_governs() -> None:
     fewer = certify(child_of(ROSTER, MEMBERS[8:]), ROSTER.voters, ballot=4 * 5 + 1)
     me = MEMBERS[12].peer
     routes = routes_of(me, CERTIFIED, fewer, linked=TWO)
@@ -95,14 +95,14 @@ def test_a_peer_wants_the_neighbours_of_the_grid_that_governs_a_round_as_long_as
 
 
 @pytest.mark.parametrize(("cycle", "is_ahead"), [(REFRESH_CYCLES - 3, False), (REFRESH_CYCLES - 2, True), (64, True)])
-def test_before_a_new_grid_a_peer_wants_the_neighbours_that_it_brings(cycle: int, is_ahead: bool) -> None:
+def test_before_a_new_grid_a_peer_wants_its_new_neighbours(cycle: int, is_ahead: bool) -> None:
     drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     after = fold_roster(drawn, 3).neighbours(FIRST) if is_ahead else frozenset()
     wanted = routes_of(FIRST, linked=TWO).wanted_links(2 * cycle)
     assert wanted == (GRID.neighbours(FIRST) | after | to_vote_with(FIRST)) - {FIRST}
 
 
-def test_without_a_clock_the_grid_that_comes_next_is_told_by_the_cycle_of_the_roster() -> None:
+def test_without_a_clock_the_next_grid_follows_from_the_rosters_cycle() -> None:
     late = certify(child_of(ROSTER, MEMBERS, cycle=REFRESH_CYCLES - 1), ROSTER.voters, ballot=4 * 127 + 1)
     drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     both = GRID.neighbours(FIRST) | fold_roster(drawn, 3).neighbours(FIRST)
@@ -110,7 +110,7 @@ def test_without_a_clock_the_grid_that_comes_next_is_told_by_the_cycle_of_the_ro
     assert routes.wanted_links(None) == (both | to_vote_with(FIRST, late.roster)) - {FIRST}
 
 
-def test_who_is_cut_off_wants_a_link_to_anybody() -> None:
+def test_a_cut_off_peer_wants_a_link_to_any_peer() -> None:
     assert routes_of(FIRST, linked=TWO[:1]).is_cut_off(), "one link may lead nowhere"
     assert not routes_of(FIRST, linked=TWO).is_cut_off()
     for void_cycles, is_cut_off in ((0, False), (1, False), (2, True), (9, True)):
@@ -131,16 +131,16 @@ def test_each_row_meets_its_share_of_all_strangers() -> None:
     assert sorted(met) == sorted(STRANGERS)
 
 
-def test_who_is_no_member_leaves_strangers_to_those_who_are() -> None:
+def test_a_non_member_leaves_strangers_to_members() -> None:
     listener = routes_of(LISTENERS[0], linked=TWO)
     assert listener.wanted_links(None, STRANGERS) == listener.wanted_links(None) == GRID.neighbours(LISTENERS[0])
 
 
-def test_a_founder_that_is_no_member_needs_all_who_vote_for_its_turn() -> None:
+def test_a_founder_that_is_not_a_member_needs_links_to_all_voters() -> None:
     assert routes_of(BOOT, linked=TWO).wanted_links(None) == GRID.neighbours(BOOT) | ROSTER.voters
 
 
-def test_rosters_that_came_down_the_column_go_to_the_row_and_its_listeners() -> None:
+def test_rosters_from_the_column_go_to_the_row_and_its_observers() -> None:
     routes = routes_of(FIRST)
     learnt = KeepRoster(certified=CERTIFIED)
     sends = routes.hand_on_rosters(GRID, SECOND, [learnt], 0.0, 1.0)
@@ -150,7 +150,7 @@ def test_rosters_that_came_down_the_column_go_to_the_row_and_its_listeners() -> 
     assert routes.hand_on_rosters(GRID, OTHER_1, [learnt], 0.0, 1.0) == [], "from the own row: they have it"
 
 
-def test_several_rosters_are_handed_on_together() -> None:
+def test_several_rosters_are_forwarded_together() -> None:
     child = certify(child_of(ROSTER, ROSTER.members), ROSTER.voters)
     learnt = [KeepRoster(certified=CERTIFIED), KeepRoster(certified=child)]
     both = routes_of(FIRST, CERTIFIED, child).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
@@ -158,7 +158,7 @@ def test_several_rosters_are_handed_on_together() -> None:
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED, child)) for s in both)
 
 
-def test_in_one_row_rosters_are_not_handed_on() -> None:
+def test_in_one_row_rosters_are_not_forwarded() -> None:
     routes = routes_of(roster_1(3).roster.members[0].peer, roster_1(3))
     grid = fold_roster(roster_1(3).roster, 16)
     assert routes.hand_on_rosters(grid, grid.rows[0][1], [KeepRoster(certified=roster_1(3))], 0.0, 1.0) == []

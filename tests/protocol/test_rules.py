@@ -24,14 +24,14 @@ def test_a_donor_has_fifteen_seconds_for_an_answer_or_until_it_is_silent(heartbe
     assert replace(run_rules(), heartbeat_seconds=heartbeat).piece_seconds == expected
 
 
-def test_everybody_may_be_a_member_unless_the_run_lists_who() -> None:
+def test_any_peer_may_be_a_member_unless_the_run_lists_its_members() -> None:
     one, other = ids(2)
     assert run_rules().may_be_member(one)
     listed = replace(run_rules(), listed=frozenset({one}))
     assert (listed.may_be_member(one), listed.may_be_member(other)) == (True, False)
 
 
-def test_who_founds_a_run_with_a_list_may_be_a_member_of_it() -> None:
+def test_the_founder_of_a_run_with_a_list_may_be_a_member() -> None:
     one, founder, other = ids(3)
     rules = replace(run_rules(), listed=frozenset({one}), founder=founder)
     assert [rules.may_be_member(peer) for peer in (one, founder, other)] == [True, True, False]
@@ -46,14 +46,14 @@ def test_a_cycle_has_a_round_of_each_fragment_and_an_entry_of_each_span() -> Non
     ("void_cycles", "round_seconds", "expected"),
     [(3, 8.0, 3), (1, 8.0, 2), (3, 1.0, 10), (3, 0.5, 20), (12, 1.0, 12), (3, 3600.0, 3)],
 )
-def test_a_run_is_stalled_after_some_cycles_and_after_twenty_seconds_at_least(
+def test_a_run_is_stalled_after_some_cycles_and_at_least_twenty_seconds(
     void_cycles: int, round_seconds: float, expected: int
 ) -> None:
     clock = RoundClock(start_seconds=0.0, round_seconds=round_seconds, num_fragments=2)
     assert replace(run_rules(void_cycles=void_cycles), clock=clock).stalled_cycles == expected
 
 
-def test_an_unlisted_peer_reads_its_id_and_what_to_send_to_whom_in_one_refusal() -> None:
+def test_a_refusal_tells_an_unlisted_peer_its_id_and_what_to_send_to_whom() -> None:
     (peer,) = ids(1)
     text = explain_unlisted(peer)
     assert text == (

@@ -46,7 +46,7 @@ def test_two_witnesses_verify() -> None:
     assert page.is_verified([])
 
 
-def test_the_first_who_differs_makes_us_look_at_our_disk_and_a_majority_that_agrees_overrules() -> None:
+def test_the_first_difference_triggers_a_disk_check_and_an_agreeing_majority_overrules_it() -> None:
     page = scrub()
     assert say(page, A, b"x") == ([SPAN], [])
     assert not page.may_ask(0, A, 5.0), "not again for a while"
@@ -58,7 +58,7 @@ def test_the_first_who_differs_makes_us_look_at_our_disk_and_a_majority_that_agr
     assert say(page, C, b"z") == ([], [SPAN])
 
 
-def test_two_who_differ_from_each_other_overrule_nobody() -> None:
+def test_two_accusers_that_differ_from_each_other_overrule_nothing() -> None:
     page = scrub()
     say(page, A, b"x")
     page.rebuilt(SPAN)
@@ -67,14 +67,14 @@ def test_two_who_differ_from_each_other_overrule_nobody() -> None:
     assert say(page, C, b"y") == ([], [SPAN])
 
 
-def test_a_reply_too_short_to_say_something_of_a_span_is_still_a_difference() -> None:
+def test_a_reply_too_short_to_cover_a_span_is_still_a_difference() -> None:
     page = scrub()
     assert page.may_ask(0, A, 0.0)
     page.take(A, ContentReply(fragment=0, digests=()))
     assert page.compared(A, 0, 0, [SPAN], 0.0, ALL) == ([SPAN], [])
 
 
-def test_what_was_said_of_bytes_that_were_replaced_is_void() -> None:
+def test_replies_about_replaced_bytes_are_dropped() -> None:
     page = scrub()
     say(page, A, b"x")
     page.moved(SPAN)
@@ -82,14 +82,14 @@ def test_what_was_said_of_bytes_that_were_replaced_is_void() -> None:
     assert not page.rebuilt(SPAN), "the answer is about the bytes of before"
 
 
-def test_a_span_that_moved_is_looked_at_again() -> None:
+def test_a_span_that_advanced_is_checked_again() -> None:
     page = scrub()
     say(page, A, b"x")
     page.forget_rebuild(SPAN)
     assert say(page, A, b"x", 9.0) == ([SPAN], [])
 
 
-def test_what_differs_in_two_scrubs_is_unsettled() -> None:
+def test_a_difference_in_two_scrubs_is_unsettled() -> None:
     page = scrub()
     say(page, A, b"x")
     assert not page.is_unsettled(SPAN)
@@ -101,7 +101,7 @@ def test_what_differs_in_two_scrubs_is_unsettled() -> None:
     assert not page.is_unsettled(SPAN)
 
 
-def test_who_is_no_donor_any_more_testifies_no_more() -> None:
+def test_a_former_donor_is_no_longer_a_witness() -> None:
     scrub = Scrub(num_spans=(1,), answer_seconds=1.0, pause_seconds=1.0)
     scrub.compared(A, 0, 1, (), 0.0, ALL)
     assert scrub.is_verified([A])
@@ -112,7 +112,7 @@ def test_who_is_no_donor_any_more_testifies_no_more() -> None:
     assert scrub.is_verified([B])
 
 
-def test_a_majority_is_not_two_of_five_nor_several_who_said_too_little() -> None:
+def test_neither_two_of_five_nor_incomplete_replies_are_a_majority() -> None:
     page = scrub()
     for peer in (A, B):
         assert page.may_ask(0, peer, 0.0)
@@ -125,7 +125,7 @@ def test_a_majority_is_not_two_of_five_nor_several_who_said_too_little() -> None
     assert page.overrulers(SPAN, voices(A, B, C, needed=3)) == []
 
 
-def test_who_differed_is_asked_at_once_where_it_must_be_known_what_all_hold() -> None:
+def test_a_peer_that_differed_is_asked_at_once_if_all_contents_must_be_known() -> None:
     page = scrub()
     assert not page.is_contested(0)
     say(page, A, b"x")

@@ -64,7 +64,7 @@ def signed(unsigned: SignedContent) -> SignedContent:
 # -- who carries
 
 
-def test_a_question_is_carried_and_its_answer_brought_back_once() -> None:
+def test_a_request_is_forwarded_and_its_answer_returned_once() -> None:
     carrier = Carrier(seconds=2.0)
 
     def carry(asked: SignedContentRequest, now: float) -> PeerId | None:
@@ -86,7 +86,7 @@ def test_a_question_is_carried_and_its_answer_brought_back_once() -> None:
     assert not carrier.bring(BOB, answer(question(nonce=10)), 18.0), "it is too late"
 
 
-def test_a_question_that_is_asked_again_goes_another_way() -> None:
+def test_a_repeated_request_takes_another_route() -> None:
     carrier = Carrier(seconds=2.0)
     assert carrier.carry(JOINER, question(), [], 0.0) is None
     ways = [carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now) for now in (0.0, 2.0, 4.0)]
@@ -95,7 +95,7 @@ def test_a_question_that_is_asked_again_goes_another_way() -> None:
     assert carrier.bring(ANN, answer(question(nonce=6)), 4.1) == [JOINER, DAN], "whom it was carried for"
 
 
-def test_an_answer_counts_though_its_question_has_gone_another_way_since() -> None:
+def test_an_answer_counts_even_if_its_request_has_since_taken_another_route() -> None:
     """Otherwise a voter that answers more slowly than the question is repeated would never be heard."""
     carrier = Carrier(seconds=2.0)
     for now in (0.0, 2.0):
@@ -110,7 +110,7 @@ def test_an_answer_counts_though_its_question_has_gone_another_way_since() -> No
     assert carrier.bring(CAT, answer(question(nonce=6)), 14.1) == [], "to another question"
 
 
-def test_what_is_carried_is_forgotten_when_it_is_old() -> None:
+def test_old_forwarded_requests_are_dropped() -> None:
     carrier = Carrier(seconds=2.0)
     for fragment in range(200):
         carrier.carry(JOINER, question(fragment=fragment), [BOB], 0.0)
@@ -123,7 +123,7 @@ def test_what_is_carried_is_forgotten_when_it_is_old() -> None:
 # -- who asks
 
 
-def test_a_question_goes_through_more_and_more_peers_until_it_is_answered() -> None:
+def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> None:
     far = far_voters()
     carriers = ids(5)
     asked = far.ask([0], [BOB], carriers, 0.0)
@@ -211,25 +211,25 @@ def test_a_joiner_needs_more_than_half_of_the_electorate_whoever_it_is_linked_wi
     assert not found.is_few
 
 
-def test_who_is_linked_is_asked_itself() -> None:
+def test_a_linked_voter_is_asked_directly() -> None:
     found = namers(roster_of(3), heard=(ANN,), told=(ANN, BOB))
     assert found.told == {BOB}
     assert found.carriers == (ANN,)
 
 
-def test_voters_that_say_that_they_hold_nothing_are_not_waited_for() -> None:
+def test_voters_that_report_no_state_are_not_waited_for() -> None:
     found = namers(roster_of(3), heard=(ANN,), empty=(BOB, CAT))
     assert found.are_enough([ANN])
     assert namers(roster_of(3), heard=(DAN,), empty=(ANN, BOB, CAT)) == voices(DAN), "then all members count"
     assert namers(roster_of(3), heard=(ANN,), gone=(BOB, CAT)).are_enough([ANN])
 
 
-def test_a_member_of_a_grid_goes_by_its_row_and_column() -> None:
+def test_a_member_of_a_grid_relies_on_its_row_and_column() -> None:
     assert namers(roster_of(5), ANN, heard=(BOB,), is_grid=True) == voices(BOB)
     assert namers(roster_of(5), JOINER, heard=(BOB,), is_grid=True).needed == 3
 
 
-def test_who_has_waited_as_long_as_a_stall_goes_by_those_it_could_ask_and_says_so() -> None:
+def test_after_a_stall_a_peer_relies_on_those_it_could_ask_and_reports_it() -> None:
     early = namers(roster_of(5), heard=(ANN,), told=(BOB,))
     assert not early.are_enough([ANN, BOB])
     late = namers(roster_of(5), heard=(ANN,), told=(BOB,), has_waited=True)
@@ -249,7 +249,7 @@ def test_who_has_waited_as_long_as_a_stall_goes_by_those_it_could_ask_and_says_s
     assert member.needed == voices(ANN).needed
 
 
-def test_where_too_few_voters_are_ready_a_member_that_has_waited_goes_by_its_voices() -> None:
+def test_with_too_few_ready_voters_a_member_relies_on_its_voices_after_waiting() -> None:
     """Most voters came back with old disks, and nobody has the entries since."""
     three = (ANN, BOB, CAT)
     assert not namers(roster_of(4), DAN, heard=three, ready=(ANN,)).is_few
@@ -266,7 +266,7 @@ def test_where_too_few_voters_are_ready_a_member_that_has_waited_goes_by_its_voi
     assert not outside.is_few
 
 
-def test_who_says_that_it_is_not_ready_lowers_no_majority() -> None:
+def test_an_unready_voter_does_not_lower_the_majority() -> None:
     heard = (ANN, BOB, CAT, DAN)
     for ready in (heard, (BOB, CAT, DAN)):
         found = namers(roster_of(5), EVE, heard=heard, ready=ready, has_waited=True)
@@ -276,12 +276,12 @@ def test_who_says_that_it_is_not_ready_lowers_no_majority() -> None:
     assert not two.are_enough([ANN, BOB]), "two that say that they wait, against three that are ready"
 
 
-def test_voters_carry_before_other_members() -> None:
+def test_requests_are_forwarded_by_voters_before_other_members() -> None:
     whole = child_of(founding().roster, [member(ANN, counts=False), member(BOB), member(CAT), member(DAN)])
     assert namers(whole, heard=(ANN, CAT, DAN)).carriers[-1] == ANN
 
 
-def test_what_voters_say_over_a_link_goes_before_what_they_have_signed() -> None:
+def test_answers_over_a_link_take_precedence_over_signed_ones() -> None:
     """Who signs that it holds nothing, and then links and says that it does, is not counted twice."""
     liars = (CAT, DAN)
     found = namers(roster_of(5), heard=(ANN, *liars), told_empty=liars)
@@ -290,7 +290,7 @@ def test_what_voters_say_over_a_link_goes_before_what_they_have_signed() -> None
     assert namers(roster_of(5), heard=(ANN,), told_empty=liars).needed == 2
 
 
-def test_a_ready_member_counts_itself_and_goes_by_no_few() -> None:
+def test_a_ready_member_counts_itself_and_never_relies_on_a_few() -> None:
     found = namers(roster_of(4), ANN, heard=(BOB,), told=(CAT, DAN), is_ready=True, has_waited=True)
     assert found.needed == 3
     assert not found.is_few
@@ -301,7 +301,7 @@ def test_a_ready_member_counts_itself_and_goes_by_no_few() -> None:
     assert outside.is_strict
 
 
-def test_a_span_is_taken_where_a_majority_named_it_through_others() -> None:
+def test_a_span_is_accepted_if_a_majority_named_it_through_others() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(C), namers(roster_of(5), heard=(CAT,)))
@@ -379,7 +379,7 @@ def test_a_voter_signs_what_it_holds_or_that_it_holds_nothing() -> None:
     assert early.roster == bytes(32)
 
 
-def test_who_is_linked_with_both_carries_question_and_answer() -> None:
+def test_a_peer_linked_with_both_forwards_request_and_answer() -> None:
     page = page_of(ANN, holds=True, linked={BOB, JOINER})
     assert sent(page.take(EVE, question(CAT), 0.0)) == [], "it has no link to that voter, and another one asks"
     assert sent(page.take(JOINER, question(), 0.0)) == [(BOB, question())]
@@ -390,7 +390,7 @@ def test_who_is_linked_with_both_carries_question_and_answer() -> None:
     assert sent(page.take(BOB, answer(question()), 0.1)) == []
 
 
-def test_who_is_not_linked_with_the_voter_asks_one_that_should_be() -> None:
+def test_a_peer_not_linked_with_the_voter_forwards_to_one_that_should_be() -> None:
     page, mate = page_of(ANN, holds=True, linked={CAT, JOINER}), page_of(CAT, holds=True, linked={ANN, BOB, JOINER})
     assert sent(page.take(JOINER, question(), 0.0)) == [(CAT, question())]
     assert sent(mate.take(JOINER, question(asker=ANN), 0.0)) == [], "a stranger asks for itself alone"
@@ -407,7 +407,7 @@ def test_who_is_not_linked_with_the_voter_asks_one_that_should_be() -> None:
     assert sent(alone.take(JOINER, question(), 0.0)) == []
 
 
-def test_only_questions_to_voters_are_passed_to_others() -> None:
+def test_only_requests_to_voters_are_forwarded() -> None:
     """Names cost nothing: who makes them up could use up what its carrier may send for all."""
     page = page_of(ANN, holds=True, linked={CAT, JOINER})
     assert sent(page.take(JOINER, question(peer_id("made up")), 0.0)) == []
@@ -416,7 +416,7 @@ def test_only_questions_to_voters_are_passed_to_others() -> None:
     assert sent(first.take(JOINER, question(), 0.0)) == []
 
 
-def test_an_answer_that_its_voter_has_not_signed_or_of_another_line_counts_for_nothing() -> None:
+def test_an_answer_that_is_unsigned_or_of_another_line_does_not_count() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
     ((_, asked),) = page.catch_up.far.ask([0], [BOB], [ANN], 0.0)
     whole = (PAIR,) * page.rules.num_spans[0]
@@ -445,7 +445,7 @@ def test_a_signed_answer_shows_which_roster_its_voter_follows_though_it_is_unkno
     assert page.catch_up.signed(0.1, holds=True) == [], "its digests do not count"
 
 
-def test_who_goes_by_few_says_so_once() -> None:
+def test_relying_on_a_few_is_reported_once() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
     page.catch_up.want_everything()
     page.pump(0.0)
@@ -472,7 +472,7 @@ def named_by(pairs: tuple[tuple[Digest, Digest], ...], voters: tuple[PeerId, ...
 TRUE, FALSE = (((piece().head.digest, sha256(b"content", state)),) for state in (b"12345678", b"FALSEISH"))
 
 
-def test_what_a_majority_of_the_electorate_named_no_few_name_otherwise() -> None:
+def test_a_few_cannot_override_a_majority_of_the_electorate() -> None:
     """A donor may take its time with the rest of a span, until all that was signed is old."""
     fetch, _ = catch_up()
     fetch.want_everything()
@@ -498,7 +498,7 @@ def test_what_a_majority_of_the_electorate_named_no_few_name_otherwise() -> None
     assert any(isinstance(action, Report) and "other bytes" in action.text for action in actions)
 
 
-def test_what_few_named_is_looked_at_again_once_more_can_be_asked() -> None:
+def test_a_span_named_by_a_few_is_checked_again_once_more_can_be_asked() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(DAN, EVE), has_waited=True))
@@ -511,7 +511,7 @@ def test_what_few_named_is_looked_at_again_once_more_can_be_asked() -> None:
     assert not any(isinstance(action, ReplaceSpan) for action in actions)
 
 
-def test_who_is_no_member_believes_nobody_alone() -> None:
+def test_a_non_member_never_believes_a_single_peer() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(CAT), namers(roster_of(3), heard=(CAT,)))
@@ -522,7 +522,7 @@ def test_who_is_no_member_believes_nobody_alone() -> None:
     assert not any(isinstance(action, ReplaceSpan) for action in actions + fetch.settle_fragment(0, 1.0))
 
 
-def test_who_is_not_ready_has_signed_contents_compared_with_its_own() -> None:
+def test_an_unready_peer_compares_signed_contents_with_its_own() -> None:
     """Two donors may lie; more than half of the electorate is enough, wherever it is."""
     page = page_of(JOINER, holds=True, linked={ANN})
     page.catch_up.listen_to(voices(ANN), namers(roster_of(5), heard=(ANN,)))
@@ -568,7 +568,7 @@ def test_a_ready_member_that_reaches_one_voter_follows_what_the_others_have_sign
     assert fetch.is_transferred(SPAN)
 
 
-def test_what_a_voter_said_later_stays() -> None:
+def test_the_later_answer_of_a_voter_is_kept() -> None:
     page = NamedContents(answer_seconds=4.0, pause_seconds=2.0)
     later, earlier = ((sha256(b"chain"), sha256(content)) for content in (b"later", b"earlier"))
     page.note(BOB, 0, (later,), 5.0)
@@ -576,7 +576,7 @@ def test_what_a_voter_said_later_stays() -> None:
     assert page.of(SPAN) == {BOB: later}
 
 
-def test_a_fragment_of_which_a_span_is_still_missing_is_adopted_where_a_majority_names_its_tip() -> None:
+def test_a_fragment_with_a_missing_span_is_adopted_if_a_majority_names_its_tip() -> None:
     fetch, _ = catch_up()
     fetch.adopt()
     fetch.listen_to(voices(CAT))

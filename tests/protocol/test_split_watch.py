@@ -28,7 +28,7 @@ def said(watch: SplitWatch, now: float) -> list[str]:
     return [action.text for action in actions if isinstance(action, Report)]
 
 
-def test_who_hears_no_majority_says_so_once_and_once_when_it_does_again() -> None:
+def test_losing_and_regaining_a_majority_is_reported_once_each() -> None:
     membership = membership_of(A, founding(), roster_1(3))
     watch = watch_of(membership)
     assert said(watch, 0.0) == [], "nobody has been heard yet: it has just started"
@@ -43,7 +43,7 @@ def test_who_hears_no_majority_says_so_once_and_once_when_it_does_again() -> Non
     assert said(watch, 91.0) == []
 
 
-def test_who_is_no_member_misses_nobody() -> None:
+def test_a_non_member_misses_no_peer() -> None:
     stranger = watch_of(membership_of(peer_id("stranger"), founding(), roster_1(3)))
     newcomer = watch_of(membership_of(A))
     for now in (0.0, MINUTE, 2 * MINUTE):
@@ -60,7 +60,7 @@ def of_members(*members: Member) -> CertifiedRoster:
     return certify(child_of(founding().roster, members), [peer_id("boot")])
 
 
-def test_members_without_a_vote_are_not_missed_and_make_up_for_no_voter() -> None:
+def test_members_without_a_vote_are_not_missed_and_replace_no_voter() -> None:
     crowd = [member(peer, counts=False) for peer in ids(8)[3:]]
     roster = of_members(*(member(peer) for peer in (A, B, C)), *crowd)
     one_voter = membership_of(A, founding(), roster)
@@ -78,7 +78,7 @@ def test_members_without_a_vote_are_not_missed_and_make_up_for_no_voter() -> Non
     assert text.startswith("in contact with 1 of 3 voters")
 
 
-def test_who_can_only_dial_out_misses_none_that_it_cannot_hear() -> None:
+def test_a_peer_that_only_dials_out_misses_no_peer_that_it_cannot_hear() -> None:
     roster = of_members(member(A), member(B, reduces=False), member(C, reduces=False))
     me = self_of(B, dialable=False)
     membership = Membership(
@@ -89,7 +89,7 @@ def test_who_can_only_dial_out_misses_none_that_it_cannot_hear() -> None:
     assert reports_of(membership) == []
 
 
-def test_in_a_grid_a_peer_needs_most_of_its_row_and_column() -> None:
+def test_in_a_grid_a_peer_needs_a_majority_of_its_row_and_column() -> None:
     peers = [peer_id(f"peer {number}") for number in range(16)]
     roster = of_members(*(member(peer) for peer in peers))
     me = peers[0]
@@ -105,7 +105,7 @@ def test_in_a_grid_a_peer_needs_most_of_its_row_and_column() -> None:
 
 
 @pytest.mark.no_cover
-def test_both_sides_of_a_long_split_say_what_they_noticed_and_which_side_wins() -> None:
+def test_both_sides_of_a_long_split_report_it_and_the_winning_side() -> None:
     swarm = founded(4)
     swarm.run_until(lambda: len(swarm.machines["p0"].roster.voters) == 4, 10 * MINUTE)
     swarm.partition(["boot", "p0", "p1", "p2"], ["p3"])

@@ -9,7 +9,7 @@ from p2p_diloco.protocol.repair.transfer import Transfer, Want
 A, B = ids(2)
 
 
-def test_pieces_end_up_one_behind_the_other() -> None:
+def test_pieces_are_assembled_in_order() -> None:
     transfer = Transfer(head_of(), 8, began=0.0)
     for piece, donor in ((b"12", A), (memoryview(b"345"), B), (b"678", A)):
         assert not transfer.is_whole
@@ -19,7 +19,7 @@ def test_pieces_end_up_one_behind_the_other() -> None:
     assert transfer.state == b"12345678"
 
 
-def test_a_piece_that_was_handed_over_may_change() -> None:
+def test_changing_an_added_piece_does_not_change_the_span() -> None:
     transfer, piece = Transfer(head_of(), 4, began=0.0), bytearray(b"1234")
     transfer.add(memoryview(piece), A)
     piece[:] = b"xxxx"

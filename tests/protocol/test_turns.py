@@ -32,13 +32,13 @@ def pass_time(page: Turns, begin: float, end: float, step: float = 1.0) -> None:
         now += step
 
 
-def test_void_cycles_are_counted_when_sat_through_awake() -> None:
+def test_cycles_without_entries_count_only_while_awake() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 5 * CYCLE_SECONDS + 1.0)
     assert membership.void_cycles == 4  # not the first, of which nobody knows whether it was sat through
 
 
-def test_a_cycle_in_which_another_roster_governed_does_not_count_as_void() -> None:
+def test_a_cycle_governed_by_another_roster_does_not_count_as_stalled() -> None:
     """Who becomes a member in a cycle may say nothing in it; with one void cycle enough, all went below a majority."""
     page, membership = turns()
     membership.in_force_since = membership.rules.clock.num_fragments * 3
@@ -54,7 +54,7 @@ def test_a_strangers_cycles_do_not_count() -> None:
     assert membership.void_cycles == 0
 
 
-def test_who_slept_counts_neither_the_cycles_nor_the_one_it_woke_in() -> None:
+def test_neither_cycles_asleep_nor_the_cycle_of_waking_count() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 2 * CYCLE_SECONDS + 1.0)
     counted = membership.void_cycles
@@ -64,7 +64,7 @@ def test_who_slept_counts_neither_the_cycles_nor_the_one_it_woke_in() -> None:
     assert membership.void_cycles == counted + 1
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_from_counting() -> None:
+def test_stalled_cycles_are_counted_after_a_clock_is_set_back() -> None:
     """A peer whose clock had been ten minutes ahead counted no void cycle, and followed nobody, for ten minutes."""
     page, membership = turns()
     pass_time(page, 60 * CYCLE_SECONDS + 1.0, 62 * CYCLE_SECONDS + 1.0)
@@ -85,7 +85,7 @@ def hear_bob(page: Turns, membership: Membership, cycle: int, steps: int) -> Non
         membership.hear(heartbeat(peer_id("bob"), sequence=int(now), steps=steps), now)
 
 
-def test_a_cycle_in_which_most_voters_are_here_and_none_has_made_a_step_is_no_void_one() -> None:
+def test_a_cycle_in_which_most_voters_are_present_without_a_step_is_not_stalled() -> None:
     """First steps compile for longer than a stall takes: nobody need go on without the others for that."""
     page, membership = turns()
     for cycle in range(6):
@@ -101,7 +101,7 @@ def test_a_cycle_in_which_most_voters_are_here_and_none_has_made_a_step_is_no_vo
     assert membership.void_cycles == 4, "this peer's own steps are steps"
 
 
-def test_an_entry_starts_the_count_anew() -> None:
+def test_an_entry_resets_the_count() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
     page.entry_absorbed(8, 2)
@@ -110,7 +110,7 @@ def test_an_entry_starts_the_count_anew() -> None:
     assert membership.void_cycles == 0
 
 
-def test_a_round_is_closed_with_what_came_of_it() -> None:
+def test_a_round_is_closed_with_its_outcome() -> None:
     page, _ = turns()
     page.turn(0, True, 0.0)
     page.entry_absorbed(0, 2)

@@ -68,7 +68,7 @@ def is_one_tip(swarm: Swarm) -> bool:
 
 
 @pytest.mark.parametrize("wins", [False, True])
-def test_of_two_on_two_children_of_one_tip_one_goes_back_by_its_disk_and_follows_the_other_entry(wins: bool) -> None:
+def test_of_two_peers_on_two_children_one_goes_back_from_disk_and_follows_the_other(wins: bool) -> None:
     swarm = founded(2, bootstrap=False)
     p0, p1 = split(swarm, wins=wins)
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
@@ -79,7 +79,7 @@ def test_of_two_on_two_children_of_one_tip_one_goes_back_by_its_disk_and_follows
     grows(swarm)
 
 
-def test_of_two_the_one_whose_disk_cannot_go_back_fetches_the_span_from_the_only_other_member() -> None:
+def test_of_two_peers_the_one_whose_disk_cannot_go_back_fetches_the_span() -> None:
     swarm = founded(2, bootstrap=False)
     p0, p1 = split(swarm, wins=False)
     p1.disk.checkpoint.clear()
@@ -90,7 +90,7 @@ def test_of_two_the_one_whose_disk_cannot_go_back_fetches_the_span_from_the_only
 
 
 @pytest.mark.parametrize("wins", [False, True])
-def test_of_two_and_a_bootstrap_the_one_that_stands_alone_moves_for_a_bootstrap_follows_the_logs(wins: bool) -> None:
+def test_with_a_bootstrap_the_peer_on_its_own_child_moves(wins: bool) -> None:
     swarm = founded(2)
     p0, p1 = split(swarm, wins=wins)
     assert p0.roster.bootstrap is not None
@@ -101,7 +101,7 @@ def test_of_two_and_a_bootstrap_the_one_that_stands_alone_moves_for_a_bootstrap_
 
 
 @pytest.mark.parametrize("wins", [False, True])
-def test_who_alone_stands_on_another_child_follows_the_majority_even_where_its_own_would_win(wins: bool) -> None:
+def test_a_peer_alone_on_another_child_follows_the_majority_even_if_its_own_would_win(wins: bool) -> None:
     swarm = founded(4, bootstrap=False)
     _, p1 = split(swarm, wins=wins)
     swarm.run_until(lambda: is_one_tip(swarm), 4 * len(swarm.rules.num_spans) * ROUND_SECONDS, step=0.1)
@@ -129,7 +129,7 @@ def test_all_killed_at_different_tips_and_started_from_their_disks_agree_again(n
 
 
 @pytest.mark.parametrize("num_peers", [2, 4])
-def test_entries_that_only_one_disk_holds_lead_the_others_on_and_a_tip_without_them_leads_nobody(
+def test_entries_on_one_disk_lead_the_others_on_and_a_tip_without_entries_does_not(
     num_peers: int,
 ) -> None:
     swarm = founded(num_peers, bootstrap=False)
@@ -151,7 +151,7 @@ def test_entries_that_only_one_disk_holds_lead_the_others_on_and_a_tip_without_t
     assert is_announced, "a span goes back, or is fetched at the tip of another, only with a sentence"
 
 
-def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() -> None:
+def test_the_other_child_may_arrive_after_another_branch_of_rosters_was_adopted() -> None:
     swarm = founded(2, bootstrap=False)
     p0, p1 = split(swarm, wins=True)
     theirs = next(entry for entry in p1.disk.entries[SPAN].values() if bytes(entry.payload).startswith(b"other"))
@@ -163,7 +163,7 @@ def test_the_other_child_may_come_after_another_branch_of_rosters_was_adopted() 
 
 
 @pytest.mark.parametrize("wins", [False, True])
-def test_two_against_two_are_no_majority_and_one_pair_goes_back_by_its_disk(wins: bool) -> None:
+def test_two_against_two_are_no_majority_and_one_pair_goes_back_from_disk(wins: bool) -> None:
     swarm = founded(4, bootstrap=False)
     _, p1 = split(swarm, wins=wins)
     p3, (head, state) = swarm.machines["p3"], p1.vectors[SPAN]
@@ -177,7 +177,7 @@ def test_two_against_two_are_no_majority_and_one_pair_goes_back_by_its_disk(wins
 
 
 @pytest.mark.parametrize("can_go_back", [True, False])
-def test_who_hears_a_single_member_follows_it_from_a_child_that_the_others_did_not_go_on_from(
+def test_a_peer_that_hears_one_member_leaves_its_abandoned_child_and_follows_it(
     can_go_back: bool,
 ) -> None:
     """Behind a router it hears the one that can be dialled; its own child even won, but nobody else stood there."""
@@ -194,7 +194,7 @@ def test_who_hears_a_single_member_follows_it_from_a_child_that_the_others_did_n
 
 
 @pytest.mark.parametrize("tips", ["xyz", "xxyy", "xyzw", "xxyyz"])
-def test_members_whose_disks_cannot_go_back_agree_again_however_they_are_spread_over_tips(tips: str) -> None:
+def test_members_whose_disks_cannot_go_back_agree_again_from_any_tips(tips: str) -> None:
     swarm = founded(len(tips), bootstrap=False)
     p0, _ = split(swarm, wins=True)
     parent, state = p0.disk.rebuilt_before(SPAN, p0.vectors[SPAN][0].digest) or p0.vectors[SPAN]

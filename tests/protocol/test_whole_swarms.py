@@ -39,7 +39,7 @@ def test_a_run_is_founded_by_a_peer_that_trains(num_peers: int, who: str) -> Non
 
 
 @pytest.mark.parametrize(("num_peers", "who"), [(2, "all"), (3, "one"), (3, "none")])
-def test_after_a_good_bye_the_others_go_on_at_once(num_peers: int, who: str) -> None:
+def test_after_a_declared_leaving_the_others_continue_at_once(num_peers: int, who: str) -> None:
     swarm = founded(num_peers, who)
     swarm.leave("p1")
     swarm.run(5.0)
@@ -52,7 +52,7 @@ def test_after_a_good_bye_the_others_go_on_at_once(num_peers: int, who: str) -> 
 
 
 @pytest.mark.parametrize(("num_peers", "who"), [(3, "all"), (3, "none"), (4, "one")])
-def test_a_dead_member_is_taken_off_and_comes_back(num_peers: int, who: str) -> None:
+def test_a_dead_member_is_dropped_and_comes_back(num_peers: int, who: str) -> None:
     swarm = founded(num_peers, who)
     swarm.kill("p1")
     swarm.run_until(swarm.all_members, MINUTE)
@@ -62,7 +62,7 @@ def test_a_dead_member_is_taken_off_and_comes_back(num_peers: int, who: str) -> 
     recovers(swarm, 3 * MINUTE)
 
 
-def test_of_two_without_a_bootstrap_the_survivor_goes_on_alone_when_it_is_stalled() -> None:
+def test_of_two_without_a_bootstrap_the_survivor_continues_alone_after_a_stall() -> None:
     swarm = founded(2, "one", bootstrap=False)
     swarm.run(8 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     assert len(swarm.machines["p0"].roster.voters) == 2
@@ -76,7 +76,7 @@ def test_of_two_without_a_bootstrap_the_survivor_goes_on_alone_when_it_is_stalle
 
 @pytest.mark.parametrize(("num_peers", "who"), [(1, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none")])
 @pytest.mark.no_cover
-def test_a_swarm_that_slept_through_a_weekend_goes_on_in_the_same_epoch(num_peers: int, who: str) -> None:
+def test_a_swarm_that_slept_through_a_weekend_continues_under_the_same_roster(num_peers: int, who: str) -> None:
     swarm = founded(num_peers, who)
     for name in swarm.machines:
         swarm.pause(name)
@@ -123,7 +123,7 @@ def test_after_roster_1_the_bootstrap_is_not_needed(num_peers: int, who: str) ->
 
 @pytest.mark.parametrize("who", ["all", "none"])
 @pytest.mark.no_cover
-def test_when_half_are_gone_at_once_the_rest_opens_a_degraded_epoch(who: str) -> None:
+def test_when_half_are_gone_at_once_the_rest_certify_a_degraded_roster(who: str) -> None:
     swarm = voting(founded(4, who))
     for name in ("p2", "p3"):
         swarm.kill(name)
@@ -133,7 +133,7 @@ def test_when_half_are_gone_at_once_the_rest_opens_a_degraded_epoch(who: str) ->
     goes_on(swarm)
 
 
-def test_a_short_split_never_forks_and_the_majority_goes_on() -> None:
+def test_a_short_split_never_forks_and_the_majority_continues() -> None:
     swarm = voting(founded(3))
     swarm.partition(["p0", "boot"], ["p1", "p2"])
     goes_on(swarm, "p1")
@@ -146,7 +146,7 @@ def test_a_short_split_never_forks_and_the_majority_goes_on() -> None:
 
 
 @pytest.mark.no_cover
-def test_after_a_long_split_all_go_by_one_branch() -> None:
+def test_after_a_long_split_all_peers_follow_one_branch() -> None:
     swarm = voting(founded(4))
     swarm.partition(["p0", "p1", "boot"], ["p2", "p3"])
     swarm.run(8 * MINUTE)
@@ -167,7 +167,7 @@ def test_a_lone_member_whose_branch_is_junior_adopts_the_other() -> None:
     recovers(swarm, 5 * MINUTE)
 
 
-def test_a_peer_that_lost_its_disk_joins_as_a_newcomer_and_does_not_vote_before() -> None:
+def test_a_peer_that_lost_its_disk_joins_as_a_newcomer_before_it_votes() -> None:
     swarm = founded(3)
     swarm.kill("p1")
     machine = swarm.start("p1", keep_disk=False)
@@ -175,7 +175,7 @@ def test_a_peer_that_lost_its_disk_joins_as_a_newcomer_and_does_not_vote_before(
     recovers(swarm, 3 * MINUTE)
 
 
-def test_memory_that_failed_is_found_and_fetched_again() -> None:
+def test_failed_memory_is_found_and_fetched_again() -> None:
     swarm = founded(3)
     machine = swarm.machines["p2"]
     span = next(iter(machine.vectors))
@@ -188,7 +188,7 @@ def test_memory_that_failed_is_found_and_fetched_again() -> None:
     assert "content" in machine.topics()
 
 
-def test_all_are_told_what_came_of_each_round() -> None:
+def test_all_peers_get_the_outcome_of_each_round() -> None:
     swarm = founded(2)
     swarm.run(2 * MINUTE)
     closed = swarm.machines["p0"].closed[-4]
@@ -238,7 +238,7 @@ def wake(swarm: Swarm, name: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 22, 39, 114])
 @pytest.mark.no_cover
-def test_whatever_happened_all_agree_and_go_on_once_faults_stop(seed: int) -> None:
+def test_all_peers_agree_and_continue_once_faults_stop(seed: int) -> None:
     chance = random.Random(seed)
     num_peers = chance.choice([2, 3, 4])
     swarm = Swarm(seed=seed, loss=0.02, duplication=0.02)
@@ -278,7 +278,7 @@ def included_share(swarm: Swarm, since: float) -> float:
 
 @pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "two of three")])
 @pytest.mark.no_cover
-def test_in_a_grid_everybody_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
+def test_in_a_grid_every_member_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
     swarm.run_to_cycle_end()
     begin = swarm.now
@@ -309,7 +309,7 @@ def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.no_cover
-def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None:
+def test_in_a_grid_dead_reducers_cost_only_their_own_spans(seed: int) -> None:
     swarm = grid_swarm(9, seed=seed)
     for name in swarm.random.sample(sorted(n for n in swarm.machines if n not in ("boot", "p0")), 2):
         swarm.kill(name)
@@ -318,7 +318,7 @@ def test_in_a_grid_dead_reducers_cost_only_spans_of_their_own(seed: int) -> None
 
 
 @pytest.mark.no_cover
-def test_who_hangs_without_dying_holds_no_grid() -> None:
+def test_a_hung_peer_does_not_block_a_grid() -> None:
     swarm = grid_swarm(9)
     swarm.pause("p4")
     swarm.run(4 * ROUND_SECONDS)
@@ -328,7 +328,7 @@ def test_who_hangs_without_dying_holds_no_grid() -> None:
 
 @pytest.mark.parametrize(("num_peers", "group_size"), [(6, 16), (13, 2)], ids=["one row", "a grid"])
 @pytest.mark.no_cover
-def test_whose_line_is_thin_averages_less_and_nothing_is_lost(num_peers: int, group_size: int) -> None:
+def test_a_peer_on_a_thin_line_averages_less_and_nothing_is_lost(num_peers: int, group_size: int) -> None:
     swarm = voting(founded(num_peers, "all", group_size=group_size))
     swarm.machines["p1"].rules_engine.membership.share = 1
     swarm.run_to_cycle_end()
@@ -353,7 +353,7 @@ def test_whose_line_is_thin_averages_less_and_nothing_is_lost(num_peers: int, gr
 
 
 @pytest.mark.no_cover
-def test_a_grid_loses_messages_and_goes_on() -> None:
+def test_a_grid_that_loses_messages_continues() -> None:
     swarm = grid_swarm(12)
     swarm.loss = 0.1
     swarm.run(3 * MINUTE)

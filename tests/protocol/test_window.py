@@ -10,7 +10,7 @@ def window() -> Window:
     return Window(seconds=8.0, target_seconds=2.0)
 
 
-def test_quick_answers_make_room_for_more_up_to_the_most() -> None:
+def test_quick_answers_widen_the_window_up_to_the_maximum() -> None:
     line = window()
     assert line.size == 4
     for expected in (*range(5, MOST_ASKED + 1), MOST_ASKED):
@@ -18,7 +18,7 @@ def test_quick_answers_make_room_for_more_up_to_the_most() -> None:
         assert line.size == expected
 
 
-def test_slow_answers_and_none_at_all_leave_two() -> None:
+def test_slow_or_missing_answers_narrow_the_window_to_two() -> None:
     line = window()
     line.answered(3.0)
     assert line.size == 4, "neither quick nor slow"
@@ -30,7 +30,7 @@ def test_slow_answers_and_none_at_all_leave_two() -> None:
         assert line.size == 2
 
 
-def test_patience_grows_with_what_answers_take() -> None:
+def test_the_timeout_grows_with_the_answer_time() -> None:
     line = window()
     assert line.seconds == 8.0
     for _ in range(30):
@@ -41,7 +41,7 @@ def test_patience_grows_with_what_answers_take() -> None:
     assert 29.0 < line.seconds <= 30.0
 
 
-def test_an_answer_that_took_longer_than_any_may_teaches_no_more_than_that() -> None:
+def test_an_overlong_answer_counts_as_the_maximum() -> None:
     line = window()
     for _ in range(30):
         line.answered(1000.0)
@@ -51,7 +51,7 @@ def test_an_answer_that_took_longer_than_any_may_teaches_no_more_than_that() -> 
     assert line.seconds == 8.0
 
 
-def test_a_span_is_asked_of_who_is_asked_for_least() -> None:
+def test_a_span_is_requested_from_the_donor_with_fewest_requests() -> None:
     donors = [PeerId(bytes([number, 255 - number]) * 16) for number in (20, 90, 201)]
     assert least_loaded(SpanId(0, 0), donors, {donors[0]: 2, donors[1]: 1, donors[2]: 2}) == donors[1]
     alike = dict.fromkeys(donors, 1)

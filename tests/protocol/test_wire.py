@@ -72,7 +72,7 @@ def take(field: Field, frame: bytes) -> object:
 
 
 @given(boxes)
-def test_every_value_comes_back_as_it_went(box: Box) -> None:
+def test_every_value_survives_encoding_and_decoding(box: Box) -> None:
     reader = FrameReader(to_bytes(box, BOX))
     assert Box(**take_fields(reader, BOX)) == box
     reader.expect_end()
@@ -89,13 +89,13 @@ def test_random_bytes_only_raise_frame_errors(frame: bytes) -> None:
 
 
 @given(boxes, st.integers(0, 100))
-def test_a_frame_that_ends_early_is_refused(box: Box, cut: int) -> None:
+def test_a_truncated_frame_is_refused(box: Box, cut: int) -> None:
     frame = to_bytes(box, BOX)
     with pytest.raises(FrameError, match="frame"):
         take_fields(FrameReader(frame[: min(cut, len(frame) - 1)]), BOX)
 
 
-def test_a_blob_may_be_taken_as_a_view_and_put_by_itself() -> None:
+def test_a_blob_can_be_read_as_a_view_and_written_separately() -> None:
     field = blob_view(4)
     front = bytearray()
     put_length(front, 4, 4)
@@ -107,7 +107,7 @@ def test_a_blob_may_be_taken_as_a_view_and_put_by_itself() -> None:
     assert taken.obj is frame, "nothing was copied"
 
 
-def test_a_blob_that_is_too_long_is_refused_however_it_comes() -> None:
+def test_a_blob_that_is_too_long_is_refused_in_either_form() -> None:
     for field in (blob(3), blob_view(3)):
         with pytest.raises(FrameError, match="4 bytes where at most 3 fit"):
             put(field, b"blob")
@@ -117,7 +117,7 @@ def test_a_blob_that_is_too_long_is_refused_however_it_comes() -> None:
         put_length(bytearray(), 4, 3)
 
 
-def test_a_frame_that_goes_on_is_refused() -> None:
+def test_a_frame_with_trailing_bytes_is_refused() -> None:
     reader = FrameReader(b"\1\2")
     U8.take(reader)
     with pytest.raises(FrameError, match="1 bytes after its last field at offset 1"):
@@ -126,13 +126,13 @@ def test_a_frame_that_goes_on_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(("field", "code"), [(F32, "<f"), (F64, "<d")])
-def test_numbers_that_are_not_finite_never_pass(field: Field, code: str, value: float) -> None:
+def test_non_finite_numbers_are_refused(field: Field, code: str, value: float) -> None:
     with pytest.raises(FrameError, match="not finite"):
         take(field, struct.pack(code, value))
 
 
 @pytest.mark.parametrize(("field", "code"), [(U64, "<Q"), (I64, "<q")])
-def test_counts_leave_room_to_count_on(field: Field, code: str) -> None:
+def test_counts_leave_room_for_growth(field: Field, code: str) -> None:
     assert take(field, struct.pack(code, MOST_COUNTED)) == MOST_COUNTED
     with pytest.raises(FrameError, match="at most"):
         take(field, struct.pack(code, MOST_COUNTED + 1))
@@ -164,7 +164,7 @@ def test_a_blob_cannot_announce_more_than_is_allowed() -> None:
         (many(U8, 1), (1, 2), "2 items where at most 1"),
     ],
 )
-def test_what_does_not_fit_is_not_written(field: Field, value: object, text: str) -> None:
+def test_values_that_do_not_fit_are_not_written(field: Field, value: object, text: str) -> None:
     with pytest.raises(FrameError, match=text):
         put(field, value)
 
@@ -174,7 +174,7 @@ def test_a_record_is_its_fields() -> None:
     assert put(record(Box, BOX), box) == to_bytes(box, BOX)
 
 
-def test_counts_saturate_on_their_way_out() -> None:
+def test_counts_saturate_when_written() -> None:
     for field in (U64, I64):
         out = bytearray()
         field.put(out, 1 << 63)
