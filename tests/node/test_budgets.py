@@ -1,4 +1,4 @@
-"""How much one peer can make another print and do."""
+"""Limits on what one peer can make another print and do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def budgets() -> PeerBudgets:
 
 
 def num_admitted(budget: PeerBudgets, message: Message, *, count: int, seconds: float, begin: float = 0.0) -> int:
-    """Return how many pass of so many that come evenly over a time."""
+    """Return how many of a number of evenly spaced requests are admitted."""
     return sum(budget.admits(ANN, message, begin + seconds * number / count) for number in range(count))
 
 
@@ -136,7 +136,7 @@ def test_comparing_all_fragments_eight_times_a_round_is_never_slowed(round_secon
 
 
 def test_catching_up_with_eight_pending_requests_is_never_slowed() -> None:
-    """Of entries and of pieces, on a line that answers within 10 ms."""
+    """Requests for entries and pieces, on a line that answers within 10 ms."""
     budget, now = budgets(), 0.0
     for number in range(20_000):
         assert budget.admits(ANN, EntryRequest(span=SPAN, parent=sha256(b"%d" % number)), now)

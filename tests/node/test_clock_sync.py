@@ -23,7 +23,7 @@ ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
 
 
 class Watch:
-    """A raw clock that a test turns."""
+    """A raw clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,7 +33,7 @@ class Watch:
 
 
 def member_clock(watch: Watch, *voices: PeerId, takes_part: bool = False) -> SwarmClock:
-    """Return the clock of a member that has the swarm's time, for which those of `voices` count too."""
+    """Return the clock of a member that has the swarm's time; the clocks of `voices` count too."""
     clock = SwarmClock(watch)
     clock.listen_to((), is_voice=True, takes_part=takes_part)
     clock.listen_to(voices or (ANN, BEN, CLEO), is_voice=True, takes_part=takes_part)
@@ -42,7 +42,7 @@ def member_clock(watch: Watch, *voices: PeerId, takes_part: bool = False) -> Swa
 
 
 def started_clock(watch: Watch, *voices: PeerId, latest_round: int = -1, offset: float = 0.0) -> SwarmClock:
-    """Return the clock of a member that has just been started."""
+    """Return the clock of a member that has just been restarted."""
     clock = SwarmClock(watch, offset_seconds=offset)
     clock.begin(ROUNDS, latest_round=latest_round, patience_seconds=PATIENCE)
     clock.listen_to(voices, is_voice=True, takes_part=False)
@@ -361,7 +361,7 @@ def test_a_step_between_wall_and_steady_clock_starts_a_new_estimate(night: float
 
 @pytest.mark.parametrize("num_peers", [2, 3, 4, 7])
 def test_clocks_of_different_speed_stay_together_for_a_day(num_peers: int) -> None:
-    """Speeds of +-100 ppm, and delays that are longer in one direction, by up to 0.1 s."""
+    """Clock speeds differ by +-100 ppm, and delays are longer in one direction, by up to 0.1 s."""
     random = Random(num_peers)
     speeds = [1.0 + 1e-4 * (2 * i / (num_peers - 1) - 1) for i in range(num_peers)]
     peers = [PeerId(sha256(b"%d" % i)) for i in range(num_peers)]

@@ -1,4 +1,4 @@
-"""Announces, looks up, dials, tries again, remembers."""
+"""The link keeper announces, looks up, dials, retries and remembers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_known_addresses_are_dialled_while_the_directory_is_down_and_its_failure
 
 
 def test_a_directory_that_refuses_this_peers_record_is_reported_once_until_it_accepts_one() -> None:
-    """So it is where the directory's clock and this peer's are minutes apart."""
+    """This happens if the directory's clock and this peer's differ by minutes."""
 
     async def act(scene: Scene) -> None:
         take = scene.directory.announce

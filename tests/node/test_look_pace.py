@@ -1,4 +1,4 @@
-"""Every second at first, then less and less, and often again when something is lacking."""
+"""Lookups come every second at first, then less and less often, and often again when a link is missing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SETTLING_SECONDS = FORMING_SECONDS + 4 * CONTENT_LOOK_SECONDS
 
 
 async def settle_with_two_links(scene: Scene, wanted: set[PeerId]) -> LinkKeeper:
-    """Let Ann link with Ben and Cleo, whom she wants, until her looks are as rare as they get."""
+    """Let Ann link with Ben and Cleo, whom she wants, until her lookups are as rare as they get."""
     wanted |= {BEN.peer, CLEO.peer}
     await scene.transport(BEN)
     await scene.transport(CLEO)
@@ -161,7 +161,7 @@ def test_a_wanted_peer_that_cannot_be_dialled_is_not_looked_for() -> None:
 
 
 async def dial_as_dan(scene: Scene) -> None:
-    """Have Dan, of whom Ann knows nothing, link with her."""
+    """Let Dan, whom Ann does not know, link with her."""
     dan = scene.network.find(DAN.peer) or await scene.transport(DAN)
     await dan.dial(ANN.peer, scene.record(ANN).addresses, now() + 1.0)
 

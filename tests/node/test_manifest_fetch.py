@@ -34,7 +34,7 @@ def soon() -> float:
 
 
 class Answering(SilentListener):
-    """Answers a question for the manifest with some messages; the first `deaf_for` questions get none."""
+    """Answers a request for the manifest with some messages; the first `deaf_for` requests get no answer."""
 
     def __init__(self, transport: Transport, *answers: Message, deaf_for: int = 0) -> None:
         self._transport = transport

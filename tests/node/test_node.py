@@ -1,4 +1,4 @@
-"""The shell alone: what it answers itself, what it refuses, what it counts."""
+"""The node without its engine: what it answers itself, what it refuses, and what it counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES = run_rules(num_spans=(4, 4), void_cycles=8, heartbeat_seconds=2.0, round_
 
 
 def act(scene: Callable[[Simulation, Machine, Caller], Coroutine[Any, Any, None]]) -> None:
-    """Play a scene with a founder that trains alone and somebody who calls it."""
+    """Run a scene with a founder that trains alone and a peer that calls it."""
 
     async def whole() -> None:
         async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
@@ -61,7 +61,7 @@ def node_of(machine: Machine) -> SwarmNode:
 
 
 def count_clock(founder: Machine, caller: Caller) -> None:
-    """Let the caller's clock count at the founder, until the next roster, as if it were a member."""
+    """Count the caller's clock at the founder until the next roster, as if the caller were a member."""
     clock, process = founder.swarm_clock, founder.process
     assert clock is not None
     assert process is not None

@@ -1,4 +1,4 @@
-"""Proofs of reachability: who asks whom, who is dialled, and what a stranger can make of it."""
+"""Proofs of reachability: which peers are asked, which are dialled, and how strangers can abuse it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def answer(
 
 
 def signed(nonce: int, by: SigningKey, about: SigningKey, *, host: bytes = HOST.encode(), port: int = 1) -> ReachReply:
-    """A yes with the proof of a prover."""
+    """A yes with a proof of a prover."""
     place = place_of(RUN, HOST)
     proof = ReachProof(prover=by.peer, place=place, cycle=CYCLE, signature=bytes(64))
     return answer(nonce, host=host, port=port, signature=by.sign(proof.statement(RUN, about.peer)))
 
 
 class Keeper(SilentListener):
-    """One peer of a scene: its transport, seen by all at one public address, its keeper and what came of it."""
+    """One peer of a scene: its transport, seen by all at one public address, its keeper and its results."""
 
     def __init__(
         self, transport: MemoryTransport, key: SigningKey, members: frozenset[PeerId], listed: frozenset[PeerId]
@@ -86,7 +86,7 @@ class Keeper(SilentListener):
 
 
 class Scene:
-    """Keepers on one memory network, all members of one run unless said otherwise."""
+    """Keepers on one memory network, all members of one run unless stated otherwise."""
 
     def __init__(self, exits: AsyncExitStack) -> None:
         self._exits = exits
@@ -118,7 +118,7 @@ def play(scene: Any) -> None:
 
 
 async def ann_asks_ben(stage: Scene) -> tuple[Keeper, list[ReachRequest]]:
-    """Have Ann ask Ben, who does not answer; return Ann and what she asks."""
+    """Let Ann ask Ben, who does not answer; return Ann and her request."""
     ann = await stage.add(ANN, members=(ANN, BEN))
     ben = await stage.add(BEN, members=(ANN, BEN), runs=False)
     asked: list[ReachRequest] = []

@@ -1,4 +1,4 @@
-"""What is said once per round."""
+"""Notes that are reported once per round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shell does for others with its vectors: snapshots that stay, entries from disk, memory put right."""
+"""Serving vectors to other peers: snapshots that stay, entries from disk, and corrected memory."""
 
 from __future__ import annotations
 

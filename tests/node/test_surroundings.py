@@ -1,4 +1,4 @@
-"""What a shell needs around it is small: anything with these methods will do, and the real parts have them."""
+"""The ports of a node are small: any object with these methods will do, and the real parts have them."""
 
 from __future__ import annotations
 

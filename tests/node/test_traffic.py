@@ -1,4 +1,4 @@
-"""Bytes by purpose."""
+"""Bytes counted by purpose."""
 
 from __future__ import annotations
 

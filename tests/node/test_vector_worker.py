@@ -1,4 +1,4 @@
-"""Claims about the thread for vector work: order, errors, few wake-ups, and an end that nobody hears of."""
+"""The thread for vector work: order, errors, few wake-ups, and a silent end."""
 
 from __future__ import annotations
 

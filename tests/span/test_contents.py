@@ -1,4 +1,4 @@
-"""Contents are hashed span by span, once for all who ask at about the same time, and for nobody who is gone."""
+"""Contents are hashed span by span, once for all simultaneous requests, and never for peers that are gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATES = [state_of(name) for name in (b"1", b"2", b"3")]
 
 
 class Desk:
-    """A worker that works when it is told to, and counts what it hashes."""
+    """A worker that runs on demand and counts what it hashes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[Callable[[], None]] = []

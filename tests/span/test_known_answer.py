@@ -1,4 +1,4 @@
-"""A machine that makes other bytes than all others is refused before it follows anything."""
+"""A machine that computes other bytes than all others is refused before it follows anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces are served as lines take them: whatever is asked, little waits here, and versions stay as long as needed."""
+"""Pieces are served as fast as lines accept them: little is queued, and versions are kept as long as needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def state_at(version: bytes, elements: int = 1000) -> SpanState:
 
 
 class Line:
-    """A peer's line: what was posted waits until it is read."""
+    """A peer's line: posted frames wait until they are read."""
 
     def __init__(self) -> None:
         self.states: dict[SpanId, SpanState] = {SPAN: state_at(b"1")}

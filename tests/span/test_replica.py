@@ -40,7 +40,7 @@ async def new_island() -> SimulatedIsland:
 
 
 class TestSimulatedIsland(ReplicaContract):
-    """An island of a few numbers, in virtual time."""
+    """An island with a few elements, in virtual time."""
 
     def make(self) -> ReplicaInTest:
         loop = SimulationLoop()

@@ -1,4 +1,4 @@
-"""What an island does to a span at once has the bits, and the refusals, of doing it step by step."""
+"""The fused operations of an island give the same bits, and the same refusals, as the step-by-step ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def local(state: SpanState, seed: int) -> Vector:
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """Return what came of it, in a form that can be compared: an error by its words."""
+    """Return the outcome in a form that can be compared: an error as its text."""
     try:
         done = work()
     except P2PDilocoError as error:
@@ -67,7 +67,7 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 
 def both(work: Callable[[], Any]) -> Any:
-    """Do it at once and step by step; return what came of it, which must be the same, but for the norm's last place."""
+    """Run it fused and step by step; return the outcome, which must be equal except for the norm's last digit."""
     assert span_kernels() is not None
     at_once = outcome(work)
     with numpy_alone():
@@ -191,7 +191,7 @@ def test_radial_means_at_once_are_those_of_decoded_vectors(
 
 
 def emptied(part: Part, elements: int, rng: np.random.Generator) -> Part:
-    """Return a part without anything in some of its blocks: scale and codes are zero there, or the codes alone."""
+    """Return a part with some empty blocks, where scale and codes are zero, or only the codes."""
     payload = np.frombuffer(part.payload, np.uint8).copy()
     scale_bits_B, packed = blocks_of(payload, elements)
     has_no_codes_B = rng.random(len(scale_bits_B)) < 0.6
@@ -259,7 +259,7 @@ def test_means_of_rows_have_eight_bits_and_are_computed_step_by_step() -> None:
 
 
 def test_only_whole_blocks_of_four_bits_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the two properties above compare is really two ways."""
+    """This shows that the two properties above really compare two implementations."""
     kernels = span_kernels()
     assert kernels is not None
     calls: list[str] = []

@@ -1,4 +1,4 @@
-"""The worker's plain functions: check, average, hash, cut, read."""
+"""The worker's pure functions: check, average, hash, cut, read."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_pieces_are_views_that_make_up_the_whole_span(most_bytes: int) -> None:
 def test_a_piece_holds_only_whole_numbers_within_the_bounds_of_a_sound_state(
     piece: bytes, offset: int, is_sound: bool
 ) -> None:
-    """An infinite number, or a finite one that may become infinite in a later step: only liars serve them."""
+    """Only liars serve an infinite number, or a finite one that may become infinite in a later step."""
     head = span_state(vector(1.0), vector(1.0)).head
     reply = SpanReply(span=SpanId(0, 0), head=head, total_bytes=8 * ELEMENTS, offset=offset, piece=piece)
     assert is_sound_piece(reply) is is_sound

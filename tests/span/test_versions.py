@@ -1,4 +1,4 @@
-"""A version of a span is kept for whoever is in the middle of it, and for nobody else."""
+"""A version of a span is kept only while a peer is in the middle of fetching it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_at(version: int) -> SpanState:
 
 
 class Donor:
-    """Spans that move on with every call of `move_on`, and a clock that is set by hand."""
+    """Spans that advance with every call of `move_on`, and a clock that is set by hand."""
 
     def __init__(self, num_spans: int = 1) -> None:
         self.seconds = 0.0
@@ -46,7 +46,7 @@ class Donor:
         return state.head.digest
 
     def end(self, version: Digest, peer: PeerId = ASKER, span: SpanId = SPAN) -> None:
-        """Serve the last one."""
+        """Serve the last piece."""
         assert self.has(version, peer, span)
         self.versions.served_to_the_end(peer, span)
 

@@ -1,4 +1,4 @@
-"""A machine's two clocks."""
+"""The clocks of a simulated machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state folder that is there twice, or that is older than what its peer has signed: copies and backups."""
+"""State folders that were copied, or restored from a backup older than what their peer has signed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def begin(swarm: Simulation, place: str) -> Machine:
     ids=["reachable", "reachable and started at once", "at home"],
 )
 def test_two_machines_with_one_identity_harm_no_others_and_both_report_it(place: str, seconds: float) -> None:
-    """They take each other's links. Started in one second they are one incarnation, and sign different entries."""
+    """They take over each other's links. Started in one second, they are one incarnation and sign different entries."""
 
     async def scene() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
@@ -55,7 +55,7 @@ def test_two_machines_with_one_identity_harm_no_others_and_both_report_it(place:
 
 
 def test_a_state_folder_restored_from_a_backup_harms_no_peer_and_is_reported() -> None:
-    """Since the backup its peer has voted for rosters, which it does not know any more."""
+    """Since the backup, its peer has voted for rosters that it no longer knows."""
 
     async def scene() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:

@@ -1,4 +1,4 @@
-"""How many cores the lab believes it may use."""
+"""Counting the cores that this process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One hostile member among five, and a stranger: no honest process fails, and the honest go on together."""
+"""One hostile member among five, and a stranger: no honest process fails, and the honest peers continue together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_lying_member_neither_ends_nor_splits_honest_peers(lie: str) -> None
 
 
 def test_peers_split_by_a_roster_dated_a_day_ahead_need_not_agree() -> None:
-    """Only the bootstrap votes, and hears one other clock, the liar's. A joiner takes that time; a member does not."""
+    """Only the bootstrap votes, and receives one other clock, the liar's. A joiner takes it; a member does not."""
 
     async def scene() -> None:
         async with Simulation(seed=1, rules=run_rules(num_spans=(1,), void_cycles=20)) as swarm:
@@ -102,9 +102,9 @@ FIRST, SECOND = (key_named(name).peer for name in IDENTITIES[:2])
 async def share_while_eight_claim(
     swarm: Simulation, lie: MutatorMaker, *, are_vouched_for: bool = False
 ) -> tuple[float, float]:
-    """Return how much of the spans got entries while eight identities attack two volunteers at home, and after.
+    """Return the share of spans that got entries while eight identities attack two volunteers at home, and after.
 
-    They come together, and each stays; the roster lists two in a cycle.
+    The identities arrive together, and each stays; the roster lists two per cycle.
     """
     swarm.add("boot", trains=False, founds=True)
     for name in ("p0", "p1"):
@@ -150,7 +150,7 @@ def test_eight_identities_that_claim_reachability_without_contributing_stop_no_s
 
 
 def test_eight_claims_that_are_believed_cost_entries() -> None:
-    """The measure of the scene above: with proofs that count, the same identities own spans and withhold entries."""
+    """A control for the test above: with proofs that count, the same identities own spans and withhold entries."""
 
     async def scene() -> None:
         async with Simulation(seed=3) as swarm:
@@ -167,9 +167,9 @@ async def four_that_count(swarm: Simulation) -> None:
 
 
 def test_members_without_a_vote_that_name_bogus_parents_stop_no_span() -> None:
-    """They are no part of the electorate, so none need be present; each is dropped, applies, and is listed again.
+    """They are not in the electorate, so none of them need be present. Each is dropped, applies, and is listed again.
 
-    Up to four are listed beside the four that count: were they asked, there would be no majority.
+    Up to four are listed alongside the four that count; if they were asked, there would be no majority.
     """
 
     async def scene() -> None:
@@ -201,7 +201,7 @@ def empty_handed(to: bytes, message: Message) -> list[bytes]:
 
 
 def test_eight_identities_that_never_contribute_to_an_open_run_do_no_lasting_harm() -> None:
-    """Four honest peers that count; the roster lists two of the eight in a cycle, and none comes to count."""
+    """Four honest peers count. The roster lists two of the eight per cycle, and none of these comes to count."""
 
     async def scene() -> None:
         async with Simulation(
@@ -237,7 +237,7 @@ def test_eight_identities_that_never_contribute_to_an_open_run_do_no_lasting_har
 
 
 def test_made_up_applicants_do_not_keep_out_a_volunteer_at_home() -> None:
-    """Two are listed in a cycle, in an order that nobody chooses: one in earnest would hardly ever be among them."""
+    """Two are listed per cycle, in an order that no peer chooses, so a real applicant would rarely be among them."""
 
     async def scene() -> None:
         async with Simulation(seed=1, rules=run_rules(num_spans=(2, 2), heartbeat_seconds=2.0)) as swarm:

@@ -1,4 +1,4 @@
-"""The invariants bite: each is broken by hand once."""
+"""Each invariant is broken on purpose once, and the inspector reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Scene = Callable[[Simulation, Machine, list[str]], None]
 
 
 def with_grown_swarm(scene: Scene) -> None:
-    """Let three peers train until all vote, then play a scene; the list gets what is violated from then on."""
+    """Let three peers train until all vote, then run a scene; the list collects violations from then on."""
 
     async def whole() -> None:
         async with Simulation(seed=1, as_bytes=False) as swarm:

@@ -1,4 +1,4 @@
-"""The tiny island: its books agree with what the real code does."""
+"""The simulated island: its ledger agrees with the real code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_SECONDS = 0.5
 
 
 class Complaints:
-    """A `Watch` that keeps complaints and ignores all else."""
+    """A `Watch` that keeps complaints and ignores everything else."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -40,7 +40,7 @@ class Complaints:
 def with_island(
     scene: Callable[[SimulatedIsland, Complaints, Callable[[int], Any]], Any], *, trains: bool = True
 ) -> None:
-    """Play a scene with an island that holds zeros; its last argument lets so many inner steps pass."""
+    """Run a scene with an island that holds zeros; its last argument lets a number of inner steps pass."""
 
     async def whole() -> None:
         watch = Complaints()

@@ -1,4 +1,4 @@
-"""The books of one span at one island."""
+"""The ledger of one span at one island."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One member or two, and strangers that say that they are ready and stand elsewhere.
+"""One or two members, and strangers that claim to be ready and to hold other tips.
 
 Until it is ready, the only member of a run asks strangers for entries: it may have lost its own (docs/decisions/0031).
 """
@@ -36,23 +36,23 @@ from p2p_diloco.testing.simulation import Simulation, play
 
 RULES = run_rules(num_spans=(2, 2), heartbeat_seconds=2.0)
 PATIENT_ROUNDS = (RULES.stalled_cycles + 1) * RULES.clock.num_fragments
-"""As long as a stall takes, and a cycle in which a roster lists the member that was started again."""
+"""Duration of a stall, plus a cycle in which a roster lists the restarted member."""
 ABOVE = (3, 0)
-"""Heights of the two strangers above the member."""
+"""Heights that the two strangers claim above the member's."""
 ATTACK_ROUNDS = 10
 BEAT_SECONDS = 0.5
 LOST = 10
-"""Entries of each span."""
+"""Number of entries lost of each span."""
 NOTHING, WRONG, LATER = ("nothing", "nothing"), ("refusals", "lies"), ("later entries", "later entries")
-"""Answers of the two strangers to a peer that asks them for an entry."""
+"""Answers of the two strangers to a peer that requests an entry."""
 
 
 class ReadyStranger(Caller):
-    """Says that it is ready and stands elsewhere, has no entry that leads there, and knows all that were ever made.
+    """Claims to be ready and to hold another tip; has no entry that leads there, but knows all entries ever made.
 
     Args:
-        above: how much higher it stands than the member.
-        answers: what it gives to a peer that asks it for an entry; "later entries": none, but those that come after.
+        above: how much greater its height is than the member's.
+        answers: what it returns to a peer that requests an entry; "later entries": only later entries.
     """
 
     def __init__(self, swarm: Simulation, name: str, member: Machine, above: int, answers: str) -> None:
@@ -63,7 +63,7 @@ class ReadyStranger(Caller):
         self._sequence = count(1)
 
     async def say_all(self) -> None:
-        """Dial the member where there is no link, and say once where it stands."""
+        """Dial the member if there is no link, and send the claimed heads once."""
         if not self.is_linked():
             with suppress(PeerError):
                 await self.dial(self._member)
@@ -85,7 +85,7 @@ class ReadyStranger(Caller):
         return self._member.peer in self.transport.linked_peers()
 
     def _later_entries(self) -> list[Entry]:
-        """Return two true entries of each span, or fewer, that the member does not hold and cannot follow yet."""
+        """Return up to two true entries of each span that the member does not hold and cannot follow yet."""
         heads = self._member.running.chains.heads
         entries = list(self.swarm.inspector.entries.values())[-2 * len(self.swarm.spans) :]
         return [entry for entry in entries if entry.height > heads[entry.span].height + 1]
@@ -122,7 +122,7 @@ class ReadyStranger(Caller):
 
 
 async def two_strangers(swarm: Simulation, answers: tuple[str, str], num_members: int = 1) -> list[ReadyStranger]:
-    """Let a bootstrap begin and go, so that the volunteers are all members; return who will attack them in turn."""
+    """Let a bootstrap peer found the run and go, so that only volunteers are members; return the attackers."""
     swarm.add("boot", trains=False, founds=True)
     members = [swarm.add(f"p{number}") for number in range(num_members)]
     await swarm.until(swarm.all_members, within=120.0)
@@ -135,7 +135,7 @@ async def two_strangers(swarm: Simulation, answers: tuple[str, str], num_members
 
 
 async def lose_entries(swarm: Simulation) -> None:
-    """Start all members again from disks that are older."""
+    """Restart all members from older disks."""
     names = [machine.name for machine in swarm.running()]
     backups = {name: swarm.snapshot(name) for name in names}
     await swarm.grows("p0", entries=LOST * len(swarm.spans))
@@ -149,7 +149,7 @@ async def lose_entries(swarm: Simulation) -> None:
 
 
 async def share_under_attack(swarm: Simulation, strangers: Sequence[ReadyStranger], begins_after: int = 1) -> float:
-    """Return how much of the spans got entries from some rounds after the attack began until it ended."""
+    """Return the share of spans that got entries, from some rounds after the attack began until it ended."""
     first = swarm.round + begins_after
     end = first + ATTACK_ROUNDS
     async with strangers[0], strangers[1]:
@@ -162,7 +162,7 @@ async def share_under_attack(swarm: Simulation, strangers: Sequence[ReadyStrange
 
 
 async def check_afterwards(swarm: Simulation, strangers: Sequence[ReadyStranger]) -> None:
-    """The honest go on; the bootstrap comes back and holds the same; nobody took a stranger's entry."""
+    """Check that honest peers continue, the bootstrap agrees, and no stranger's entry was absorbed."""
     first = swarm.round + 1
     await swarm.run_to_round(first + 6)
     assert share_of_spans(swarm, first, first + 5) >= 0.9
@@ -191,7 +191,7 @@ def test_strangers_that_claim_to_be_ready_stop_no_span_of_a_lone_member(answers:
 def test_members_that_lost_their_last_entries_continue_despite_strangers_that_withhold_them(
     num_members: int, answers: tuple[str, str]
 ) -> None:
-    """A lone member asks them, for as long as a stall takes at most."""
+    """A lone member asks them, for at most as long as a stall takes."""
 
     async def scene() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:

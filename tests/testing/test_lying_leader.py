@@ -1,4 +1,4 @@
-"""A leader that lies: a true node, but what it proposes while it leads is not what follows from the promises."""
+"""A leader that lies: its node is sound, but its proposals do not follow from the promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Lie = Callable[[Proposal], Proposal | RosterReply]
 
 
 def with_members(proposal: Proposal, members: list[Member], **changes: object) -> Proposal:
-    """Return a proposal of other members, those that reduce first, as a valid roster has them."""
+    """Return a proposal with other members, in the order of a valid roster: reducers first."""
     ordered = tuple(sorted(members, key=lambda member: not member.reduces))
     return replace(proposal, roster=replace(proposal.roster, members=ordered, **changes))  # type: ignore[arg-type]
 
@@ -45,19 +45,19 @@ def list_a_friend(proposal: Proposal) -> Proposal:
 
 
 def too_few_promises(proposal: Proposal) -> Proposal:
-    """Show only what two voters saw, so that a majority has no say."""
+    """Show only what two voters saw, which is less than a majority."""
     return replace(drop(proposal), promises=proposal.promises[:2])
 
 
 def made_up_promise(proposal: Proposal) -> Proposal:
-    """Have another voter say that it would drop everybody."""
+    """Make up a promise of another voter that would drop all members."""
     first, *others = proposal.promises
     view = replace(first.view, absent=b"\xff" * len(first.view.absent))
     return replace(drop(proposal), promises=(replace(first, view=view), *others))
 
 
 def certify_alone(proposal: Proposal) -> RosterReply:
-    """Hand out the roster without the victim, with no vote but the leader's own."""
+    """Distribute the roster without the victim, with only the leader's own vote."""
     roster, liar = drop(proposal).roster, key_named("liar").peer
     vote = sign_as(liar, vote_statement(roster.digest(), proposal.ballot))
     return RosterReply(rosters=(CertifiedRoster(roster=roster, ballot=proposal.ballot, votes=((liar, vote),)),))
@@ -98,7 +98,7 @@ def roles(roster: Roster) -> list[tuple[bytes, bool, bool]]:
 
 
 def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succeeds() -> None:
-    """Each lie gets a ballot of its own: a member's share changes, and the liar has the first turn."""
+    """Each lie gets its own ballot: a member's share changes, and the liar has the first turn."""
 
     async def scene() -> None:
         async with Simulation(

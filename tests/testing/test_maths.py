@@ -1,4 +1,4 @@
-"""The maths that a simulated swarm shares."""
+"""The vector maths that simulated peers share."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FIRST = {
     "memory-not-compared": 4,
     "wrong-entry-served": 1,
 }
-"""Seeds that catch what seed 0 does not, or after much longer; the others are played where these do not any more."""
+"""Seeds that catch a mistake that seed 0 misses or catches much later; other seeds follow if these no longer do."""
 
 
 @pytest.mark.parametrize("name", MISTAKES)

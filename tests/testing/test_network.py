@@ -1,4 +1,4 @@
-"""The simulator's transport keeps the contract of all transports; what its network adds to the memory network."""
+"""The simulator's transport keeps the contract of all transports, and what its network adds to the memory network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def transport_of(
 
 @dataclass
 class SimulatedStage(MemoryStage):
-    """Peers on one simulated network, each in a process of its own."""
+    """Peers on one simulated network, each in its own process."""
 
     def make(
         self, *, run: Digest = RUN, can_be_dialled: bool = True, limits: TransportLimits | None = None
@@ -58,7 +58,7 @@ class TestSimulated(LinkContract, FailureContract):
 
 
 def arrivals(change: Callable[[SimulatedNetwork, list[SimulatedTransport]], None]) -> list[float]:
-    """Return after how many seconds each of 50 frames arrived that were sent one a second."""
+    """Return the delays in seconds after which each of 50 frames arrived, sent one per second."""
 
     async def scene() -> list[float]:
         network, recorder, came = simulated_network(), Recorder(), []

@@ -1,4 +1,4 @@
-"""Simulated processes: they stop, sleep and end, and each sees the clock of its own machine."""
+"""Simulated processes: they stop, sleep and end, and each sees its own machine's clock."""
 
 from __future__ import annotations
 

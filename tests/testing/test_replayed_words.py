@@ -1,4 +1,4 @@
-"""What a peer has signed once is worth nothing when somebody else sends it again."""
+"""A signed message has no effect when another peer sends it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPLAYED_CYCLES = 8
 
 
 def test_a_replayed_application_does_not_list_a_peer_that_has_gone() -> None:
-    """One that was killed as soon as it was listed, and one that said good-bye: their words are as young as can be."""
+    """One peer was killed as soon as it was listed, one declared its leaving; their messages are as recent as possible."""
 
     async def scene() -> None:
         rules = run_rules(num_spans=(1, 1), heartbeat_seconds=2.0)

@@ -1,4 +1,4 @@
-"""What the rosters of a run whose members come and go cost a joiner: a small run, exact claims."""
+"""The cost of a run's rosters for a joiner while members come and go: a small run, exact claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run that is simulated."""
+"""The simulated run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cycle costs as a swarm grows: small sizes, exact claims."""
+"""The cost of a cycle as a swarm grows: small sizes, exact claims."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_a_member() -> N
 
 @pytest.mark.long
 def test_a_newcomer_that_reaches_no_peer_of_its_row_becomes_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It held all spans, and waited for ever for one of that row to name them."""
+    """It held all spans, and waited forever for a peer of that row to name them."""
     monkeypatch.setattr(scale, "GROUP_SIZE", 4)
     row = measure(ScalePlan(peers=24, cycles=3, newcomer_reaches=3, seed=1))
     assert row.rows == 5
@@ -67,7 +67,7 @@ def test_a_newcomer_that_reaches_no_peer_of_its_row_becomes_a_member(monkeypatch
 def test_a_newcomer_that_reaches_one_member_gets_answers_of_voters_without_a_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That one was linked with fewer than half of them; the newcomer waited for as long as a stall takes."""
+    """That member was linked with fewer than half of them; the newcomer waited for as long as a stall takes."""
     monkeypatch.setattr(scale, "GROUP_SIZE", 4)
     row = measure(ScalePlan(peers=24, cycles=3, newcomer_reaches=1, seed=2))
     assert row.newcomer_cycles is not None

@@ -1,4 +1,4 @@
-"""Seeds of three to twelve peers with all kinds of trouble: every invariant holds."""
+"""Seeds with three to twelve peers and all kinds of trouble: every invariant holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripted scenes on the simulator: what happens in them happens to shipped nodes."""
+"""Scripted scenes in the simulator, which runs the shipped nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swarms of the size that a run is meant for, over the true frame limits; see docs/lab-log.md for larger ones."""
+"""Swarms of the size that a run is meant for, with the real frame limits; see docs/lab-log.md for larger ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 def test_newcomer_that_reaches_three_of_130_members_joins_within_ten_cycles() -> None:
-    """It reaches nobody of the row that it would be dealt to, and no voter."""
+    """It reaches no peer of the row that it would be assigned to, and no voter."""
     row = measure(ScalePlan(peers=130, cycles=10, newcomer_reaches=3))
     print(row)
     assert row.newcomer_cycles is not None

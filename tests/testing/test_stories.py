@@ -1,4 +1,4 @@
-"""What simulations have found in `protocol/`, each as a small story; found by seeds, told by hand."""
+"""Faults that simulations have found in `protocol/`, found by seeds and retold here as small scripted scenes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2p_diloco.testing.run import ROUND_SECONDS, run_rules
 from p2p_diloco.testing.simulation import Simulation, play
 
 REDUCES_AFTER = 12 * ROUND_SECONDS
-"""Cycles of one round: after eight of them all who can be reached reduce."""
+"""Cycles of one round: after eight of them, all reachable members reduce."""
 Story = Callable[[Simulation], Awaitable[None]]
 
 
@@ -26,7 +26,7 @@ def tell(story: Story, *, seed: int = 1, **rules: Any) -> None:
 
 
 def add_peers(swarm: Simulation, count: int, *, num_open: int | None = None) -> None:
-    """Add a bootstrap, and peers of which the first can be dialled."""
+    """Add a bootstrap peer, and peers of which only the first can be dialled."""
     swarm.add("boot", trains=False, founds=True)
     for place in range(count):
         swarm.add(f"p{place}", place=OPEN if num_open is None or place < num_open else OUTBOUND_ONLY)
@@ -43,7 +43,7 @@ def begin_of_next_round(swarm: Simulation) -> float:
 
 
 def test_a_joiner_of_a_run_of_one_fragment_becomes_ready_while_it_continues() -> None:
-    """Its boundary was always a round behind, so it was never compared where both sides stood."""
+    """Its boundary was always a round behind, so it was never compared at a tip that both sides held."""
 
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 2)
@@ -57,7 +57,7 @@ def test_a_joiner_of_a_run_of_one_fragment_becomes_ready_while_it_continues() ->
 
 
 def test_clocks_that_differ_slightly_cause_no_skipped_round() -> None:
-    """Promises of those ahead let a lead certify before its own round began; it then went by another roster."""
+    """Promises of peers ahead let a leader certify before its own round began; it then followed another roster."""
 
     async def story(swarm: Simulation) -> None:
         swarm.add("boot", trains=False, founds=True)
@@ -76,7 +76,7 @@ def test_clocks_that_differ_slightly_cause_no_skipped_round() -> None:
 
 
 def test_a_joiner_with_a_single_donor_corrects_what_differs_from_it() -> None:
-    """It waited for a second accuser; at home behind one bootstrap there is none, and it never became ready."""
+    """It waited for a second accuser. At home, behind one bootstrap peer, there is none, so it never became ready."""
 
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 3, num_open=0)
@@ -94,7 +94,7 @@ def test_a_joiner_with_a_single_donor_corrects_what_differs_from_it() -> None:
 
 
 def test_a_joiner_whose_donor_sends_one_heartbeat_per_round_becomes_ready() -> None:
-    """Its donor's signs of life came right after the entries, so the two never compared the same heads."""
+    """Its donor's heartbeats came right after the entries, so the two never compared the same heads."""
 
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 3, num_open=0)
@@ -109,7 +109,7 @@ def test_a_joiner_whose_donor_sends_one_heartbeat_per_round_becomes_ready() -> N
 
 
 def test_a_joiner_ahead_of_a_donor_that_reports_just_before_a_round_becomes_ready() -> None:
-    """The donor's word was of one boundary and, when it came, the joiner's clock showed the next: never compared."""
+    """The donor's report was about one boundary, and the joiner's clock already showed the next: never compared."""
 
     async def story(swarm: Simulation) -> None:
         swarm.add("p0", founds=True)
@@ -123,7 +123,7 @@ def test_a_joiner_ahead_of_a_donor_that_reports_just_before_a_round_becomes_read
 
 @pytest.mark.parametrize("num_hidden", [1, 2, 13])
 def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(num_hidden: int) -> None:
-    """Members behind routers saw nobody but the dead one, who alone could lead a grid: they waited for ever."""
+    """Members behind routers saw only the dead member, which alone could lead a grid, and waited forever."""
 
     async def story(swarm: Simulation) -> None:
         swarm.add("boot", trains=False, founds=True)
@@ -144,7 +144,7 @@ def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(nu
 
 @pytest.mark.parametrize("founder_lives", [True, False])
 def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_lives: bool) -> None:
-    """The others promised it their votes and never heard what for, and the bootstrap left it to that one to lead."""
+    """The others promised it their votes but never received a proposal, and the bootstrap left the lead to it."""
 
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 16, num_open=8)
@@ -168,7 +168,7 @@ def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_
 
 @pytest.mark.parametrize("place", [0, *(pytest.param(place, marks=pytest.mark.long) for place in (3, 6))])
 def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: int) -> None:
-    """The first roster below a majority kept the rows of which it heard nothing, whose reducers were all dead."""
+    """The first roster without a majority kept the rows that it heard nothing from, whose reducers were all dead."""
 
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 16, num_open=11)
@@ -185,7 +185,7 @@ def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: i
 
 
 def test_two_branches_with_grids_merge_again() -> None:
-    """Each kept links with its own members only and did not know of the other, for ever."""
+    """Each branch kept links with its own members only and never learned of the other."""
 
     async def story(swarm: Simulation) -> None:
         add_peers(swarm, 9)
@@ -222,7 +222,7 @@ def test_no_progress_is_promised_after_the_last_holders_of_the_state_lost_their_
 
 
 def test_two_peers_continue_at_once_after_one_was_restored_from_an_old_backup() -> None:
-    """It counted as an earlier incarnation than the one that the other knew, which therefore heard it no more."""
+    """It counted as an earlier incarnation than the one known to the other, which therefore ignored it."""
 
     async def story(swarm: Simulation) -> None:
         swarm.add("p0", founds=True)

@@ -1,8 +1,8 @@
-"""Owners, the only reducers, a certificate: what is lost at once, and for how many cycles a span gets no entry.
+"""Sudden losses of owners, of the only reducers, or of a certificate: for how many cycles a span gets no entry.
 
-Spans are counted one by one: a fragment of which half gets entries would hide the other half. A stall takes three
-cycles, as in a manifest; where a majority is left, nobody waits for one. The limits are a cycle above what these
-scenes take.
+Spans are counted one by one: if only half of a fragment gets entries, that would hide the other half. A stall takes
+three cycles, as in a manifest; if a majority is left, no peer waits for one. The limits are a cycle above the values of
+these scenes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tell(story: Story) -> None:
 
 
 async def begin(swarm: Simulation, num_open: int, num_hidden: int) -> None:
-    """Let a bootstrap and these peers train until all count and all reduce that can be reached."""
+    """Let a bootstrap peer and these peers train until all count and all reachable ones reduce."""
     swarm.add("boot", trains=False, founds=True)
     for place in range(num_open + num_hidden):
         swarm.add(f"p{place}", place=OPEN if place < num_open else OUTBOUND_ONLY)
@@ -43,7 +43,7 @@ async def begin(swarm: Simulation, num_open: int, num_hidden: int) -> None:
 
 
 async def watch(swarm: Simulation, first: int) -> int:
-    """Let ten cycles pass since a round, and return the longest gap; the last cycles must be whole."""
+    """Let ten cycles pass after a round, and return the longest gap; the last cycles must be whole."""
     await swarm.run_to_round(first + WATCHED_ROUNDS + 2)
     assert share_of_spans(swarm, first + WATCHED_ROUNDS - 6, first + WATCHED_ROUNDS) == 1.0, swarm.describe()
     await swarm.until(swarm.agreed, 2 * swarm.rules.cycle_seconds)
@@ -51,7 +51,7 @@ async def watch(swarm: Simulation, first: int) -> int:
 
 
 def owners(swarm: Simulation) -> list[str]:
-    """Return who owns each span now."""
+    """Return the current owner of each span."""
     book = swarm.machines["p0"].running.book
     assert book.in_force_digest is not None
     _, grid = book.folded(book.in_force_digest, swarm.round)
@@ -85,7 +85,7 @@ def test_no_span_waits_long_when_owners_of_half_of_the_spans_die(num_open: int, 
     ids=["one and two at home", "two and two at home", "two and three at home"],
 )
 def test_the_bootstrap_serves_peers_at_home_when_all_reducers_die(num_open: int, num_hidden: int, most: int) -> None:
-    """Nobody who is left reaches any other; the bootstrap had left the roster where two others reduced."""
+    """No remaining peer can reach another; the bootstrap had left the roster while two others reduced."""
 
     async def story(swarm: Simulation) -> None:
         await begin(swarm, num_open, num_hidden)
@@ -99,7 +99,7 @@ def test_the_bootstrap_serves_peers_at_home_when_all_reducers_die(num_open: int,
 
 
 def lose_roster(swarm: Simulation, k: int) -> None:
-    """Let no message arrive that carries roster `k`."""
+    """Lose every message that carries roster `k`."""
 
     def losing() -> Mutator:
         def pass_or_lose(to: PeerId, message: Message) -> list[bytes]:
@@ -117,7 +117,7 @@ def lose_roster(swarm: Simulation, k: int) -> None:
     ("holder_dies", "most"), [(False, 3), (True, 4)], ids=["its holder lives", "its only holder dies"]
 )
 def test_no_span_waits_long_when_most_members_miss_a_certificate(holder_dies: bool, most: int) -> None:
-    """For two cycles only who leads a ballot comes to hold it; whoever voted for it names no parent under the old."""
+    """For two cycles only a ballot's leader gets the certificate; its voters name no parent under the old roster."""
 
     async def story(swarm: Simulation) -> None:
         await begin(swarm, 4, 0)

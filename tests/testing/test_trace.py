@@ -1,4 +1,4 @@
-"""What people read when an invariant was violated."""
+"""The trace that people read after a violated invariant."""
 
 from __future__ import annotations
 

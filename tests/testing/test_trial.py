@@ -10,7 +10,7 @@ from p2p_diloco.testing.trial import play_scenario
 
 
 def test_all_checks_of_an_abandoned_quiet_time_count_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two looks at whether all agree, whether the run goes on, the tables of each machine, and the clocks' own one."""
+    """The agreement is checked twice, then the progress of the run, the tables of each machine, and the clocks."""
     monkeypatch.setattr(trial, "LONGEST_SLEW_SECONDS", 0.0)  # no clocks are ever close enough
     scenario = draw_scenario(3, (3, 3), frozenset())
     result = play_scenario(scenario)
