@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the swarm driver and its parts, which stand beside them."""
+"""Lets the tests of this folder import the swarm driver and its parts, which are in the same folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds at ann, with contributions to feed them and what she sends."""
+"""An exchange at ann, with contributions to feed it, and what she sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run for tests: its rules, who founds it, and machines with a disk and a fake state."""
+"""A run for tests: its rules, its founder, and machines with a disk and a fake state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def peer_id(name: str) -> PeerId:
 
 
 def sign_as(peer: PeerId, statement: bytes) -> bytes:
-    """A cheap stand-in for Ed25519: nobody in this swarm forges but tests that say so."""
+    """A cheap stand-in for Ed25519: signatures are forged only by tests that say so."""
     return sha256(b"signed by", peer, statement) * 2
 
 
@@ -42,7 +42,7 @@ def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
 
 
 def believed_proofs(engine: PeerEngine, now: float) -> tuple[ReachProof, ...]:
-    """Proofs that the engine's peer can be dialled: of the founder where it can, and nobody dials anybody for them."""
+    """Proofs that the engine's peer can be dialled, by the founder where it is; no peer really dials for them."""
     roster, peer = engine.book.in_force, engine.me.peer
     if roster is None:
         return ()
@@ -106,7 +106,7 @@ def found_run(founder: PeerId, incarnation: int, *, trains: bool = True) -> Cert
 
 @dataclass
 class Disk:
-    """What survives a kill."""
+    """The data that survives a kill."""
 
     incarnation: int = 0
     rosters: list[CertifiedRoster] = field(default_factory=list)
@@ -140,7 +140,7 @@ def absorbed_bytes(state: bytes, entry: Entry) -> bytes:
 
 @dataclass
 class Machine:
-    """One peer with its disk, its island's vectors and what it has reported."""
+    """One peer with its disk, its island's vectors and its reports."""
 
     name: str
     peer: PeerId

@@ -1,4 +1,4 @@
-"""A page that fetches one span, and pieces that come for it."""
+"""A `CatchUp` that fetches one span, and pieces that arrive for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEW = head_of(height=5, digest=b"new")
 
 
 def far_voters(num_spans: tuple[int, ...] = (1,)) -> FarVoters:
-    """Return the voters that a peer asks through others, and numbers of questions that go up."""
+    """Return the voters that a peer asks through others, with increasing request numbers."""
     numbers = count(1)
     return FarVoters(
         me=ME, draw_nonce=lambda now: next(numbers), num_spans=num_spans, answer_seconds=2.0, pause_seconds=2.0
@@ -70,7 +70,7 @@ def content_of(state: bytes) -> Digest:
 
 
 def hashed(fetch: CatchUp, actions: list[Action], now: float) -> list[Action]:
-    """Answer the one `HashSpan` among these, as the shell does."""
+    """Answer the one `HashSpan` among these actions, as the node does."""
     (order,) = [action for action in actions if isinstance(action, HashSpan)]
     return fetch.span_hashed(order.span, order.head, content_of(bytes(order.state)), now)
 
@@ -78,14 +78,14 @@ def hashed(fetch: CatchUp, actions: list[Action], now: float) -> list[Action]:
 def vouched(
     fetch: CatchUp, *peers: PeerId, head: SpanHead = NEW, state: bytes = b"12345678", now: float = 9.0
 ) -> list[Action]:
-    """Let voices be asked what they hold of the span that comes, and let all say the same."""
+    """Ask voices what they hold of the span that is being fetched; all give the same answer."""
     fetch.pump([], now)
     reply = ContentReply(fragment=0, digests=((head.digest, content_of(state)),))
     return [action for peer in peers for action in fetch.take_content(peer, reply, now)]
 
 
 def fetched(fetch: CatchUp, donor: PeerId, reply: SpanReply, now: float, state: bytes | None = None) -> list[Action]:
-    """Take the last piece from a donor whose word is enough."""
+    """Take the last piece from a donor whose answer is sufficient."""
     fetch.listen_to(voices(donor))
     actions = hashed(fetch, fetch.take_span(donor, reply, now), now)
     whole = state if state is not None else bytes(reply.piece)

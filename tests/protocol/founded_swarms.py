@@ -1,4 +1,4 @@
-"""Swarms that have been founded, and what must come true of them."""
+"""Swarms that have been founded, and what must become true of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_dialable(who: str, place: int) -> bool:
 
 
 def founded(num_peers: int, who: str = "all", *, bootstrap: bool = True, seed: int = 0, group_size: int = 16) -> Swarm:
-    """A swarm in which everybody is a member and holds the same bytes; peers join one by one."""
+    """A swarm in which all peers are members and hold the same bytes; peers join one by one."""
     swarm = Swarm(seed=seed, rules=run_rules(group_size=group_size))
     if bootstrap:
         swarm.add("boot", trains=False, found=True)

@@ -1,4 +1,4 @@
-"""Values made for tests: rosters with their certificates, heads, entries, engines, signed with the cheap signature."""
+"""Values for tests: rosters with their certificates, heads, entries and engines, signed with the cheap signature."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def certify(roster: Roster, voters: Iterable[PeerId], ballot: int = 0) -> Certif
 
 
 def roster_of(num_members: int, *, reduces: bool = True, **changes: object) -> Roster:
-    """Roster 1 with that many members, all of whom vote, as it would be if rosters could begin so."""
+    """Roster 1 with that many members, all of whom vote, as if a run could begin with them."""
     return child_of(founding().roster, [member(peer, reduces=reduces) for peer in ids(num_members)], **changes)
 
 
@@ -70,14 +70,14 @@ def roster_1(num_members: int, *, reduces: bool = True, **changes: object) -> Ce
 def proof_of(
     peer: PeerId, prover: PeerId | None = None, *, cycle: int = 0, place: bytes = NO_PLACE, run: Digest = RUN
 ) -> ReachProof:
-    """The proof of the bootstrap, or of another prover, that it has dialled `peer`."""
+    """The proof by the bootstrap, or by another prover, that it has dialled `peer`."""
     prover = prover if prover is not None else peer_id("boot")
     proof = ReachProof(prover=prover, place=place, cycle=cycle, signature=NO_SIGNATURE)
     return replace(proof, signature=sign_as(prover, proof.statement(run, peer)))
 
 
 def declaration(peer: PeerId, *, reachable: bool = True, **changes: object) -> Declaration:
-    """A declaration of a peer; one that is reachable shows a proof of the bootstrap, unless the changes name others."""
+    """A declaration of a peer; if reachable, with a proof by the bootstrap, unless the changes name others."""
     word = Declaration(
         run=RUN,
         peer=peer,

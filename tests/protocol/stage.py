@@ -1,4 +1,4 @@
-"""The stage of a simulated swarm: one clock, all links, and the actions of the engines played on fake vectors."""
+"""The stage of a simulated swarm: one clock, all links, and the engines' actions performed on fake vectors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MOST_FRAMES = 512
 
 
 class Stage:
-    """One clock, all links; plays what the engines want done."""
+    """One clock and all links; performs the actions of the engines."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Stage:
         self.at(self.now + 1.0 + self.random.random(), self._dial)
 
     def _wanted(self, a: str, b: str) -> bool:
-        """Tell whether one of two would dial the other."""
+        """Return whether one of two machines would dial the other."""
         for here, there in ((a, b), (b, a)):
             wanted = self.machines[here].rules_engine.wanted_links()
             if wanted is None or self.machines[there].peer in wanted:
@@ -180,7 +180,7 @@ class Stage:
         return self.now + machine.offset
 
     def _later(self, machine: Machine, delay: float, event: Callable[[], None]) -> None:
-        """Let something happen at a machine if it still lives the same life; when paused, once it goes on."""
+        """Schedule an event at a machine for its current life; while the machine is paused, the event waits."""
         life = machine.life
 
         def happen() -> None:
@@ -280,7 +280,7 @@ class Stage:
                 self._later(target, delay, lambda: self._receive(target, machine.peer, arriving))
 
     def _carried(self, message: Message) -> Message:
-        """Return a message as it comes out of its frame, once for all who receive it: messages are frozen."""
+        """Return a message as decoded from its frame, once for all receivers: messages are frozen."""
         sent, arriving = self._frames.get(id(message), (None, message))
         if sent is not message:
             if len(self._frames) >= MOST_FRAMES:
@@ -421,7 +421,7 @@ class Stage:
         self._later(machine, self.random.uniform(5.0, 20.0), checkpoint)
 
     def included_once(self) -> bool:
-        """Tell whether every member's contribution to a span and round is in at most one entry (I2)."""
+        """Return whether every member's contribution to a span and round is in at most one entry (I2)."""
         seen: set[tuple[SpanId, int, PeerId]] = set()
         for entry in self.entries.values():
             roster = self.rosters[entry.roster]

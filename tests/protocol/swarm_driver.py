@@ -1,8 +1,8 @@
-"""A swarm in one heap of virtual time: the real `PeerEngine`s, fake vectors, links that break, machines that die.
+"""A swarm in one heap of virtual time: the real `PeerEngine`s, fake vectors, links that break, machines that fail.
 
-Everything follows from the seed. The driver checks on the way what must hold at every moment: entries reach an island
-in parent order and equal chain digests mean equal bytes (I1, I3), no contribution is counted twice (I2), at most one
-child of a roster is certified by a majority (I8).
+Everything follows from the seed. The driver checks invariants at every moment: entries reach an island in parent order,
+and equal chain digests mean equal bytes (I1, I3); no contribution is counted twice (I2); at most one child of a roster
+is certified by a majority (I8).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from p2p_diloco.protocol.membership.attendance import Self
 
 
 class Swarm(Stage):
-    """All machines: started, killed, put to sleep, split; and what can be claimed of them."""
+    """All machines: start, kill, suspend and partition them, and check claims about them."""
 
     def run_until(self, claim: Callable[[], bool], within: float, step: float = 0.5) -> float:
         begin = self.now
@@ -119,7 +119,7 @@ class Swarm(Stage):
     # -- claims
 
     def agreed(self, names: Iterable[str] | None = None) -> bool:
-        """Tell whether these machines hold the same bytes of every span at the same heads."""
+        """Return whether these machines hold the same bytes of every span at the same heads."""
         machines = [self.machines[name] for name in names] if names is not None else self.running()
         first = machines[0].vectors
         return len(first) == len(ALL_SPANS) and all(machine.vectors == first for machine in machines)
@@ -128,7 +128,7 @@ class Swarm(Stage):
         return {self.by_id[peer].name for peer in self.machines[name].roster.peers()}
 
     def all_members(self) -> bool:
-        """Tell whether the roster in force everywhere lists exactly those that train, at their incarnations."""
+        """Return whether each roster in force lists exactly the trainers, at their incarnations."""
         running = self.running()
         wanted = {(m.peer, m.rules_engine.me.incarnation) for m in running}
         return all(

@@ -1,4 +1,4 @@
-"""What the rules want done: frozen values."""
+"""Actions, which the rules return, are frozen values."""
 
 from __future__ import annotations
 

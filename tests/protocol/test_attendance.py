@@ -1,4 +1,4 @@
-"""Who is here, as one peer hears it, and what the entries say of each member."""
+"""The peers that are alive, as one peer hears them, and what entries show about each member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single-decree Paxos among the electorate of a roster: one child, which follows from what its promises show."""
+"""Single-decree Paxos among the electorate of a roster: one child, which follows from the promises shown."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FRESH = replace(PARENT, members=(*PARENT.members[:3], member(D, counts=False)))
 
 
 def rule_of(parent: Roster, *, degraded: bool = False) -> Rule:
-    """A rule for tests: the next roster has absorbed what its promises say together, and says who was heard."""
+    """A rule for tests: the next roster's height is the sum of the heights that its promises report."""
 
     def rule(promises: tuple[Promise, ...]) -> Roster | None:
         total = sum(each.view.height for each in promises)
@@ -105,7 +105,7 @@ def candidacy(ballot: int, *words: Promised, parent: Roster = PARENT) -> Candida
 
 
 def proposal(ballot: int, height: int = 1, peers: Collection[PeerId] = (A, B, C)) -> Proposal:
-    """What follows from these peers' promises, each of which says this height."""
+    """The proposal that follows from these peers' promises, each of which reports this height."""
     found = candidacy(ballot, *(said(peer, ballot, seen=view(height)) for peer in peers)).proposal
     assert found is not None
     return found
@@ -348,7 +348,7 @@ def test_the_promise_of_a_member_without_a_vote_does_not_count() -> None:
 
 
 def test_a_leader_cannot_count_one_promise_twice() -> None:
-    """The rule counts promises: its own word shown often would be more than half."""
+    """The rule counts promises: the leader's own promise, repeated, would be more than half."""
     words = (*WORDS_8, WORDS_8[0])
     roster = RULE(words)
     assert roster is not None
@@ -367,7 +367,7 @@ def test_a_leader_cannot_count_a_promise_behind_an_earlier_vote_twice() -> None:
 
 
 def test_a_proposal_is_judged_the_same_by_every_voter_at_any_time() -> None:
-    """It carries all that is needed: a voter that has seen something else checks it all the same."""
+    """It carries all that is needed: a voter that has seen something else can still check it."""
     for found in (proposal(8), WITH_VOTE):
         assert found is not None
         for _ in range(2):
@@ -390,7 +390,7 @@ def test_with_many_members_a_proposal_shows_as_many_promises_as_fit() -> None:
 
 
 def test_with_more_promises_than_a_proposal_shows_the_one_with_a_vote_is_shown() -> None:
-    """Nothing changed for the first of an electorate of 32, and then one tells of a vote."""
+    """Nothing changed for the first voters of an electorate of 32, and then one reports a vote."""
     parent = replace(PARENT, members=tuple(map(member, sorted(peer_id(f"m{number}") for number in range(32)))))
     *first, last = (each.peer for each in parent.members)
     rule, quorum, bitmaps = rule_of(parent), quorum_of(parent), bytes(4)
@@ -409,7 +409,7 @@ def test_with_more_promises_than_a_proposal_shows_the_one_with_a_vote_is_shown()
 
 @pytest.mark.parametrize("num_voters_here", [8])
 def test_with_more_promises_than_a_proposal_shows_those_shown_are_enough(num_voters_here: int) -> None:
-    """A quarter of the electorate, or of two hundred members where none of it is left."""
+    """A quarter of the electorate, or of two hundred members if none of the electorate is left."""
     peers = sorted(peer_id(f"m{number}") for number in range(200))
     parent = replace(PARENT, members=tuple(member(peer, counts=place >= 168) for place, peer in enumerate(peers)))
     assert parent.voters == set(peers[168:])
@@ -469,7 +469,7 @@ def test_a_member_without_a_vote_votes_only_for_a_degraded_child() -> None:
 class Election:
     """Voters with ballots on disk, leaders that come and go, messages that are lost or late.
 
-    A leader that lies shows different voters different proposals in one ballot; each follows from promises of it.
+    A leader that lies shows different voters different proposals in one ballot; each follows from some of its promises.
     """
 
     def __init__(self, seed: int, *, lies: bool = False) -> None:
@@ -489,7 +489,7 @@ class Election:
             self.leads.append(Candidacy(parent=self.parent, degraded=False, ballot=ballot))
 
     def _fork(self, place: int) -> None:
-        """Propose something else too, as it follows from some of the promises."""
+        """Propose something else too, which follows from some of the promises."""
         lead = self.leads[place]
         some = {peer: word for peer, word in lead.promises.items() if self.random.random() < 0.8}
         other = propose(replace(lead, promises=some, proposal=None, votes={}), self.rule, self.quorum)
@@ -497,7 +497,7 @@ class Election:
             self.leads.append(other)
 
     def step(self) -> None:
-        """One phase of one ballot, old or new, with whom it happens to reach."""
+        """Run one phase of one ballot, old or new, with a random set of reachable members."""
         what = self.random.random()
         if what < 0.2 or not self.leads:
             self._new_lead()

@@ -1,4 +1,4 @@
-"""The one repair: what is asked of whom, and what answers may do."""
+"""Catching up: what is requested from which peer, and what answers may do."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_log_does_not_go_back() -> None:
 
 
 def differs(fetch: CatchUp, peer: PeerId, head: SpanHead, now: float) -> list[Action]:
-    """Take from a peer where it stands, and return what follows."""
+    """Record the heads of a peer, and return the actions that follow."""
     fetch.ask_heads(0, peer, now)
     reply = HeadsReply(fragment=0, heads=(head,))
     return fetch.note_differences(peer, reply, now) if fetch.take_heads(peer, reply) else []
@@ -303,7 +303,7 @@ def test_a_majority_is_followed_once_no_peer_has_its_entries() -> None:
 
 
 def test_a_peer_at_a_greater_height_is_asked_for_entries_that_another_lacked() -> None:
-    """Two members differed in memory, so no majority named a span; entries that one of them had led to its tip."""
+    """Two members differed in memory, so no majority named a span; entries of one of them led to its tip."""
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))
     chains.set_head(SPAN, head_of())
@@ -423,7 +423,7 @@ def test_an_entry_that_arrives_unrequested_is_no_longer_requested() -> None:
 
 
 def test_one_lost_request_does_not_delay_the_repeat_of_the_next() -> None:
-    """What answers take was learnt from the one that came after all; the next that was lost was waited for as long."""
+    """The timeout was learnt from the late answer; the next lost request was waited for as long."""
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A], 0.0)
@@ -467,7 +467,7 @@ def test_a_donor_of_bytes_that_a_majority_does_not_hold_is_reported_and_dropped(
 
 
 def test_after_wrong_bytes_all_peers_are_asked_again_what_they_hold() -> None:
-    """The only voter had named what its damaged memory held: a joiner fetched its mended bytes over and over."""
+    """The only voter had named its damaged memory: a joiner fetched the corrected bytes again and again."""
     fetch, chains = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(A))
@@ -604,7 +604,7 @@ def test_a_tie_is_checked_against_the_own_disk_once() -> None:
 
 
 def test_half_of_the_electorate_on_another_child_is_a_tie_even_if_all_dialable_peers_agree_with_us() -> None:
-    """A peer behind a router dials the bootstrap alone, which does not vote."""
+    """A peer behind a router dials only the bootstrap, which does not vote."""
     fetch, chains = catch_up()
     electorate = replace(voices(A, B, C, needed=3), half=2.0)  # this peer is the fourth
     bootstrap = ids(4)[3]
@@ -628,7 +628,7 @@ def test_the_highest_tip_is_followed() -> None:
 
 
 def undecided(*tips: SpanHead, mine: SpanHead, seconds: float = 40.0) -> tuple[CatchUp, list[str]]:
-    """Stand at a tip for a while, while others stand at theirs and nobody's disk can go back; return what is said."""
+    """Hold a tip for a while, while others hold theirs and no disk can go back; return what is reported."""
     fetch, chains = catch_up()
     peers = ids(len(tips) + 1)[1:]
     fetch.listen_to(replace(voices(*peers), needed=max(len(peers) // 2 + 1, 2)))
@@ -680,7 +680,7 @@ def test_no_tip_is_adopted_without_a_majority_before_two_cycles_or_with_few_peer
 
 
 def test_a_span_of_the_only_other_member_is_requested_again_after_it_has_moved_on() -> None:
-    """It vouches for where it stands now; who had fetched the span before waited for ever."""
+    """It confirms only its current tip; a peer that had fetched the span earlier waited forever."""
     fetch, _ = catch_up()
     fetch.listen_to(voices(A, needed=2))
     fetch.want_everything()

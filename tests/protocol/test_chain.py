@@ -18,7 +18,7 @@ from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head
 ROSTER = roster_of(1)
 BOOK = book_with(founding(), roster_1(1))
 NOW = 1000
-"""The latest round of which an entry may be absorbed."""
+"""The latest round whose entries may be absorbed."""
 OWNER = ids(1)[0]
 START = head_of()
 
@@ -40,7 +40,7 @@ def log(length: int) -> list[Entry]:
 
 @given(st.permutations(range(5)))
 def test_entries_are_absorbed_in_parent_order_whatever_the_order_of_arrival(order: list[int]) -> None:
-    """One that waits is kept; of any other it is noted who has it, and it comes again."""
+    """The entry that waits is kept. For any other, only its source is recorded, and it is fetched again."""
     chains, entries = book(), log(5)
     absorbed: list[Entry] = []
     for _ in entries:
@@ -123,7 +123,7 @@ def test_of_two_waiting_entries_the_one_of_a_near_round_stays() -> None:
 
 
 def test_waiting_entries_are_bounded_by_their_total_payload_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of near rounds none makes room for another; those of far rounds make room for them."""
+    """Entries of near rounds do not displace each other; those of far rounds make room for them."""
     monkeypatch.setattr("p2p_diloco.protocol.round.chain.MOST_WAITING_BYTES", 20)
     chains = book()
     spans = [SpanId(0, index) for index in range(3)]

@@ -1,4 +1,4 @@
-"""A grid of which reducers have died: whoever is left and linked with a lead can still certify the next roster."""
+"""A grid whose reducers have partly died: live peers linked with a leader can still certify the next roster."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MATES = row_mates(GRID, LEAD)
 
 
 def elect(living: frozenset[PeerId], *, void_cycles: int, lead_remembers: bool = True) -> Roster:
-    """Let those who live take part in one ballot by links between its lead and each of them; return what the lead has.
+    """Run one ballot of the live peers over links between its leader and each of them; return the leader's result.
 
-    They have listened for longer than a cycle, and heard whoever lives and can be heard.
+    They have listened for longer than a cycle, and heard every live peer that can be heard.
     """
     chosen = lead_of(degraded=void_cycles >= STALLED)
     assert chosen in living
@@ -102,7 +102,7 @@ def test_nothing_is_certified_if_no_member_is_dead() -> None:
 
 @pytest.mark.parametrize("lead_remembers", [True, False])
 def test_a_quarter_linked_with_a_leader_continues_a_stalled_run(lead_remembers: bool) -> None:
-    """A lead whose disk was lost has no vote, and needs none: those who promised get its proposal all the same."""
+    """A leader that lost its disk has no vote and needs none: the peers that promised still get its proposal."""
     chosen = lead_of(degraded=True)
     two = frozenset(sorted(ROSTER.peers() - REDUCERS - {chosen})[:2])
     in_force = elect(two | {chosen}, void_cycles=STALLED, lead_remembers=lead_remembers)

@@ -1,4 +1,4 @@
-"""What a run asks of a line: the formula against a count over real grids, and the rates that follow."""
+"""The rate that a run needs: the formula against a count over real grids, and the rates that follow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def grid_of(
 
 
 def counted(grid: Grid, num_spans: int, encoded: Encoded) -> dict[PeerId, dict[str, float]]:
-    """Play one exchange message by message; return what each peer moves, of a vector of `num_spans` equal spans.
+    """Simulate one exchange message by message; return what each peer moves of a vector of `num_spans` equal spans.
 
     The bootstrap contributes nothing.
     """

@@ -1,4 +1,4 @@
-"""What is learnt of donors: the length of pieces, silence, whom to leave alone."""
+"""Observations of donors: the size of pieces, silence, and which donors to avoid."""
 
 from __future__ import annotations
 

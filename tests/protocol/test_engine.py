@@ -84,7 +84,7 @@ def test_members_and_the_founder_are_not_strangers_and_no_peer_is_before_a_roste
 
 
 def test_a_recent_member_is_a_stranger_but_not_unknown() -> None:
-    """Both sides of a split drop the other one, and must dial it again."""
+    """Each side of a split drops the other, and must dial it again."""
     first = roster_1(3)
     smaller = certify(child_of(first.roster, first.roster.members[:2]), ids(3), ballot=ballot_number(4, 0))
     engine, gone = with_roster(engine_of(), first), ids(3)[2]
@@ -200,7 +200,7 @@ def test_a_peer_that_adopts_another_branch_reports_no_state_until_it_is_compared
 
 
 def test_an_entry_absorbed_this_round_is_given_up_with_its_branch() -> None:
-    """Where the round began both lines stood at one tip: the boundary says nothing of what was absorbed since."""
+    """When the round began, both lines had the same tip: the boundary does not show what was absorbed since."""
     ann, bob = ids(2)
     parent, start, now = roster_1(2).roster, head_of(), 65.0
     ours = certify(child_of(parent, [member(ann)], cycle=3, degraded=True), [ann], ballot_number(7, 0))
@@ -246,7 +246,7 @@ def test_a_declared_leaving_is_reported_once_and_forwarded_to_the_other_voters()
 
 
 def following(engine: PeerEngine, *rosters: CertifiedRoster) -> tuple[SpanId, SpanHead]:
-    """Let an engine hold a start and hear ann, a donor; return a span and where it stands."""
+    """Let an engine hold an initial state and hear ann, a donor; return a span and its head."""
     span, start, ann = next(iter(engine.rules.span_elements)), head_of(), peer_id("ann")
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, start))
     engine.link_up(ann)
@@ -266,7 +266,7 @@ def asked_spans(actions: list[Action]) -> list[SpanRequest]:
 
 
 def test_an_entry_of_an_unknown_roster_is_requested_again_once_the_roster_is_known() -> None:
-    """Anybody can send such, so their vectors are not kept."""
+    """Any peer can send such entries, so their vectors are not kept."""
     ann, later = peer_id("ann"), certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
@@ -348,7 +348,7 @@ def test_an_entry_of_a_far_round_waits_and_is_absorbed_when_its_round_is_near() 
 
 
 def test_a_reducer_that_makes_entries_is_not_dropped_while_a_roster_lists_its_last_incarnation() -> None:
-    """A restarted bootstrap made the entries but was present in none: it was dropped, and handed none to others."""
+    """A restarted bootstrap made the entries but was present in none: it was dropped, and sent none to others."""
     boot, ann, bob, cat = (peer_id(name) for name in ("boot", "ann", "bob", "cat"))
     others = [member(peer, reduces=False) for peer in (ann, bob, cat)]
     parent = certify(child_of(founding().roster, [member(boot, trains=False, counts=False), *others]), [boot])
@@ -363,7 +363,7 @@ def test_a_reducer_that_makes_entries_is_not_dropped_while_a_roster_lists_its_la
 
 
 def test_a_requested_entry_that_is_refused_is_not_an_answer() -> None:
-    """A peer whose log holds what does not count cannot give us the next entry: it is not asked again and again."""
+    """A peer whose log holds an invalid entry cannot give us the next one, so it is not asked again and again."""
     ann = peer_id("ann")
     later = certify(child_of(roster_1(1).roster, [member(ann)]), [ann], ballot=ballot_number(1, 0))
     engine = engine_of("cat")
@@ -430,7 +430,7 @@ def test_only_an_entry_of_the_founder_or_another_member_shows_that_a_peer_is_ali
 
 
 def test_repeated_entries_of_a_stranger_make_no_peer_wait_for_their_parents() -> None:
-    """They are true ones that this peer has lost; one is kept, and each other one is news whenever it comes."""
+    """These are valid entries that this peer has lost. One is kept, and each other one is news whenever it arrives."""
     engine, entries = engine_that_lost_entries()
     for entry in (*entries, *entries):
         engine.entry_checked(peer_id("mallory"), entry, 1.0, 1.0)
@@ -438,7 +438,7 @@ def test_repeated_entries_of_a_stranger_make_no_peer_wait_for_their_parents() ->
 
 
 def engine_that_lost_entries() -> tuple[PeerEngine, list[Entry]]:
-    """Return the only member of a run at its start, and the second and third entry that it made of a span before."""
+    """Return the only member of a run at its initial state, and the second and third entry that it had made."""
     certified = roster_1(1)
     engine = with_roster(engine_of(), certified)
     span = next(iter(engine.rules.span_elements))
@@ -459,7 +459,7 @@ def test_a_peer_with_few_links_needs_a_link_to_any_peer() -> None:
 
 
 def test_an_entry_of_an_abandoned_branch_is_not_an_answer_and_the_span_is_fetched() -> None:
-    """Its roster lies on no chain that anybody would tell us of; we asked for it again and again."""
+    """Its roster is on no chain that any peer would send; we requested it again and again."""
     certified, given_up = roster_1(1), roster_1(1, height=7).roster
     (ann,) = ids(1)
     engine = with_roster(engine_of("cat"), certified)
@@ -500,8 +500,7 @@ def test_an_entry_that_its_own_owner_rejects_is_not_sent() -> None:
 
 
 def row_means(me: PeerId) -> tuple[dict[SpanId, PeerId], dict[SpanId, PeerId]]:
-    """Let one of six in a grid of two rows average alone for its row; return who gets the mean of each span, and who
-    owns it."""
+    """Let one of six in a grid of two rows average alone; return the receiver of each span's mean, and its owner."""
     roster = roster_1(6)
     engine = PeerEngine(me=self_of(me), rules=run_rules(group_size=2), verify=verify)
     with_roster(engine, roster)
@@ -636,7 +635,7 @@ def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_
 
 
 def test_after_a_clock_far_ahead_is_set_right_nothing_waits_for_a_future_time() -> None:
-    """What was asked and heard then is years old: it would be neither asked again nor taken for silent."""
+    """Timestamps from then are in the future: requests would not be repeated, and silence would go unnoticed."""
     bob, engine, ahead = peer_id("bob"), with_roster(engine_of(), roster_1(2)), 1e6
     engine.link_up(bob)
     roster = roster_1(2).roster.digest()
@@ -670,7 +669,7 @@ def test_a_clock_set_back_slightly_changes_nothing() -> None:
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])
 def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) -> None:
-    """Neither do those of the founder, which is no member any more: its word counts for the start alone."""
+    """Nor do those of the founder, which is no longer a member: only its answer about the initial state counts."""
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
     engine.membership.ready = True

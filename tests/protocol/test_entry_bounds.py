@@ -1,4 +1,4 @@
-"""What an entry's numbers may be, whoever signs it: no honest entry is refused, and no other can end training."""
+"""Bounds on an entry's numbers, whoever signs it: no honest entry is refused, and no other can end training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REDUCTION = ReductionRules(weight_clip=CLIP, radius_limit=KAPPA)
 ROSTER = roster_of(5)
 GRID = fold_roster(ROSTER, 16)
 MOST_LENGTHENED = 1.32
-"""By rounding to four bits: 63 elements of a block that are a little over half a step of its largest."""
+"""Lengthening by rounding to four bits: 63 elements of a block are a little over half a step of its largest."""
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 radii = st.just(0.0) | st.floats(0, 2.0**126, width=32)
 heads = st.builds(lambda radius, weight: replace(head_of(radius=radius), median_weight=weight), radii, radii)
@@ -63,7 +63,7 @@ def collected(
     told: list[tuple[int, int, float]], head: SpanHead, *, roster: Roster = ROSTER, grid: Grid = GRID, row: int = 0,
     newcomers: frozenset[PeerId] = frozenset(),
 ) -> Collection:  # fmt: skip
-    """Return what a reducer holds of members that say (tokens, steps, norm), in roster order."""
+    """Return what a reducer holds from members that report (tokens, steps, norm), in roster order."""
     found = Collection(
         round=0,
         fragment=0,
@@ -96,9 +96,9 @@ def entry_by(gathered: Gathered, sound: frozenset[PeerId], head: SpanHead, roste
 def test_an_honest_entry_is_never_refused_in_any_state_of_its_span(
     head: SpanHead, told: list[tuple[int, int, float]], unsound: set[int], num_new: int
 ) -> None:
-    """Whatever earlier owners published and contributors say, whoever is new or dropped: the next entry is valid.
+    """Whatever earlier owners published and contributors report, whoever is new or dropped, the next entry is valid.
 
-    So there is no state from which a span never gets entries again.
+    So there is no state after which a span never gets entries again.
     """
     newcomers = frozenset(ids(5)[:num_new])
     gathered = gather_contributions(collected(told, head, newcomers=newcomers), SPAN, head, REDUCTION)
@@ -141,12 +141,12 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
 
 FOUNDED = genesis_state(np.zeros(2**14, np.float32), ROSTER.digest()).head
 ONE_RMS = 2.0**7
-"""Norm of a vector of so many elements whose root mean square is 1."""
+"""Norm of a vector of the test's size whose root mean square is 1."""
 
 
 @pytest.mark.parametrize("grid", [GRID, fold_roster(ROSTER, 2)], ids=["one row", "two rows"])
 def test_the_first_entry_of_a_span_is_too_short_to_ruin_a_model(grid: Grid) -> None:
-    """Whoever owns it, and whatever its contributors say: a first entry may not be free of limits."""
+    """This holds for every owner and all contributors: a first entry has limits too."""
     check(entry_on(FOUNDED, ROSTER, owner_of(grid), median_norm=FOUNDED.radius, median_weight=FOUNDING_WEIGHT), FOUNDED,
           0.24 * ONE_RMS, ROSTER, grid)  # fmt: skip
     for huge in (0.26 * ONE_RMS, 2.0**64, math.inf):
@@ -164,7 +164,7 @@ def test_the_first_entry_of_a_span_is_too_short_to_ruin_a_model(grid: Grid) -> N
 def test_a_run_whose_norms_are_far_from_the_founding_radius_gets_an_entry_in_every_round(
     rms: float, tokens: int
 ) -> None:
-    """Longer contributions are clipped by their senders, and the limits are where they belong within a few entries."""
+    """Senders clip longer contributions, and the limits reach the right values within a few entries."""
     norm, head = as_float32(rms * ONE_RMS), FOUNDED
     heads = []
     for _ in range(20):
@@ -306,7 +306,7 @@ def test_rows_of_a_grid_are_balanced_separately() -> None:
 
 
 def test_members_that_the_roster_lacks_are_not_weighed() -> None:
-    """A bitmap that names members the roster lacks is refused as such: nobody looks for their rows."""
+    """A bitmap that names members missing from the roster is refused as such: their rows are not looked up."""
     entry = replace(entry_on(head_of(), ROSTER, owner_of(GRID)), included=b"\xff", present=b"\xff", weights=(1.0,) * 8)
     with pytest.raises(PeerError, match="names members that the roster lacks"):
         check(entry, head_of())

@@ -185,7 +185,7 @@ def test_a_second_vector_for_a_settled_span_changes_nothing() -> None:
 
 
 def grid_round(me: PeerId = ANN) -> Exchange:
-    """The round of one of six peers in a grid of two rows."""
+    """The round at one of six peers in a grid of two rows."""
     roster = certify(roster_of(6), [peer_id("boot")])
     rules = replace(run_rules(), group_size=2)
     membership = membership_of(me, founding(), roster, group_size=2)
@@ -260,7 +260,7 @@ def test_an_invalid_row_mean_is_refused() -> None:
 
 
 def test_a_voter_for_the_next_roster_sends_an_empty_opening() -> None:
-    """Reducers need not wait for it, and it is counted nowhere."""
+    """Reducers need not wait for it, and it counts nowhere."""
     rounds, _ = exchange(2)
     membership = rounds.membership
     rounds.begin(0, True)
@@ -283,7 +283,7 @@ def test_a_leaving_peer_no_longer_names_parents() -> None:
 
 
 def test_rounds_with_named_parents_are_remembered_when_the_clock_steps_back() -> None:
-    """It voted in the round that came again, for a roster that governed the later one, in which it had named some."""
+    """It voted in the repeated round for a roster that governed the later round, in which it had named parents."""
     rounds, _ = exchange(2)
     rounds.begin(0, True)
     rounds.begin(2, True)

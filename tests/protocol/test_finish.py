@@ -189,7 +189,7 @@ def with_voters(*voters: PeerId) -> Roster:
 
 
 def test_a_row_without_voters_blocks_no_entry_and_makes_no_majority() -> None:
-    """Silent, or on a parent of its own, however many they are."""
+    """Its members may be silent or on their own parent, however many they are."""
     roster = with_voters(*GRID.rows[0])
     for other in (None, row_mean(1, parent=sha256(b"other"))):
         owner = finish(roster=roster)
@@ -208,7 +208,7 @@ def test_a_row_without_voters_blocks_no_entry_and_makes_no_majority() -> None:
 
 
 def test_the_voters_of_all_rows_together_choose_the_parent() -> None:
-    """Not the larger number of members: here one voter brings three of them, two voters bring two."""
+    """The number of members does not decide: one voter brings three of them here, two voters bring two."""
     first, second = (sorted(row_members(ROSTER, GRID, row)) for row in ROWS)
     peers = [each.peer for each in ROSTER.members]
     owner = finish(roster=with_voters(peers[first[0]], *(peers[place] for place in second[:2])))
@@ -248,7 +248,7 @@ def test_a_row_without_contributions_reports_presence_and_blocks_no_entry() -> N
 
 
 def test_without_any_contribution_there_is_no_entry() -> None:
-    """As when all first steps still compile: everybody is there, and empty-handed."""
+    """As when first steps still compile: all members are present, without contributions."""
     owner = finish()
     for row in ROWS:
         owner.add(only_there(row))

@@ -1,4 +1,4 @@
-"""Who fetches from this peer, and what waits for them."""
+"""The peers that fetch from this one, and what waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities that only send heartbeats, or apply and do no work: they never vote, and void no round."""
+"""Identities that only send heartbeats, or apply but do no work: they never vote, and cause no skipped round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GHOSTS = [peer_id(f"ghost {number}") for number in range(8)]
 
 
 def haunt(swarm: Swarm, seconds: int, *, apply: bool) -> set[PeerId]:
-    """Let ghosts send heartbeats to everybody, and applications where they apply; return which were ever listed."""
+    """Let ghosts send heartbeats to all peers, and applications if they apply; return those that were ever listed."""
     listed: set[PeerId] = set()
     clock = swarm.rules.clock
     for second in range(seconds):

@@ -1,4 +1,4 @@
-"""Who averages with whom and who owns which span."""
+"""The averaging groups and the owners of spans."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_observer_is_assigned_to_a_row() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_owners_rotate_with_each_cycle(n: int) -> None:
-    """Rosters change seldom, so it is not they that move the work on."""
+    """Rosters change rarely, so they do not rotate the work."""
     grid = fold_roster(roster_of(n), ROW)
     assert {grid.turned(cycle).owner(SpanId(0, 0)) for cycle in range(n)} == set(ids(n))
     assert grid.turned(0) == grid
@@ -126,7 +126,7 @@ def test_only_members_that_reduce_own_spans() -> None:
 
 
 def test_all_members_reduce_if_none_is_marked_as_a_reducer() -> None:
-    """By their own word, for somebody must: it is links that will tell."""
+    """They reduce by their own claim, since some member must: links will show whether it is true."""
     grid = fold_roster(roster_of(3, reduces=False), ROW)
     assert grid.reducers() == set(ids(3))
     assert grid.rows == (tuple(ids(3)),)
@@ -220,7 +220,7 @@ def test_a_peer_with_an_eighth_of_a_share_averages_an_eighth_as_often() -> None:
 
 @pytest.mark.parametrize("shares", [[8, 8, 8, 1], [8, 1, 1, 1], [4, 4, 3, 4]])
 def test_no_span_stays_with_one_owner_beyond_its_share(shares: list[int]) -> None:
-    """Should that owner be dead and not known to be."""
+    """This matters if that owner is dead without being known to be."""
     grid = fold_roster(with_shares(roster_of(4), shares), ROW)
     for index in range(4):
         owners = [grid.turned(cycle).owner(SpanId(0, index)) for cycle in range(200)]
@@ -229,7 +229,7 @@ def test_no_span_stays_with_one_owner_beyond_its_share(shares: list[int]) -> Non
 
 
 def test_a_column_has_the_shares_of_all_its_reducers() -> None:
-    """A few thin ones, one in each column, must not leave all averaging to the last."""
+    """A few thin lines, one in each column, must not leave all averaging to the last column."""
     roster = big_roster(64, 64)
     even = fold_roster(roster, 8)
     assert len(even.columns) == 8

@@ -1,4 +1,4 @@
-"""Heads are asked of one donor at a time, and of each once while a fragment is replayed."""
+"""Heads are requested from one donor at a time, and from each once while a fragment is replayed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_forgotten_request_may_be_repeated() -> None:
 
 
 def heard(fetch: CatchUp, donor: PeerId, head: SpanHead) -> bool:
-    """Ask a donor, if it may be asked, and hear what it says."""
+    """Ask a donor, if it may be asked, and record its answer."""
     if not fetch.ask_heads(0, donor, 0.0):
         return False
     reply = HeadsReply(fragment=0, heads=(head,))
@@ -72,7 +72,7 @@ def test_a_donor_is_asked_once_while_a_fragment_is_replayed() -> None:
 
 
 def test_an_entry_missed_during_a_replay_does_not_stop_comparisons() -> None:
-    """Who was heard in a replay of long ago is asked again: else a sleeper would make one entry a round for ever."""
+    """A donor heard in an earlier replay is asked again; otherwise a sleeper would follow one entry a round forever."""
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
     assert heard(fetch, A, NEW)
@@ -85,7 +85,7 @@ def test_an_entry_missed_during_a_replay_does_not_stop_comparisons() -> None:
 
 
 def two_spans() -> tuple[CatchUp, ChainBook]:
-    """A page that replays the other span of the fragment, so that whoever was heard is not asked again."""
+    """A `CatchUp` that replays the other span of the fragment, so that donors that answered are not asked again."""
     _, chains = catch_up()
     fetch = CatchUp(far=far_voters((2,)), rules=what_is_fetched(SPAN, OTHER), chains=chains)
     for span in (SPAN, OTHER):

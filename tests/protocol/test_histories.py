@@ -1,4 +1,4 @@
-"""Which of two lines of rosters is gone by: one vote makes no roster, and honest halves come together again."""
+"""The choice between two lines of rosters: one vote makes no roster, and honest halves agree again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOOT = peer_id("boot")
 # -- the rule
 
 HOUR, NIGHT, WEEK = 225, 1_800, 37_800
-"""In cycles of sixteen seconds."""
+"""Numbers of cycles of sixteen seconds."""
 BEGIN = 1_000
 PER_CYCLE = len(ALL_SPANS)
 
@@ -50,12 +50,12 @@ def line(
     degraded: bool = False,
     signers: Iterable[PeerId] = (),
 ) -> list[CertifiedRoster]:
-    """What these voters went on with: a roster in cycle `first`, one in each 64 cycles, one in cycle `last`.
+    """The line that these voters continued: a roster in cycle `first`, one in each 64 cycles, one in cycle `last`.
 
     Args:
-        entries: made in each of the cycles.
-        degraded: the first roster went without a majority.
-        signers: sign the first roster too.
+        entries: number of entries made in each of the cycles.
+        degraded: whether the first roster had no majority.
+        signers: members that signed the first roster too.
     """
     found: list[CertifiedRoster] = []
     parent, voters = parting, list(voters)
@@ -168,10 +168,10 @@ DAY = 24 * HOUR
 
 
 def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster]]:
-    """One of three that went on for a day, and another child of the founding roster of its only voter, as if in time.
+    """One of three that continued for a day, and a forged child of the founding roster by its only voter.
 
     Args:
-        every: cycles from one forged roster to the next; each claims all entries that can be.
+        every: cycles from one forged roster to the next; each claims the largest possible number of entries.
     """
     start = founding_of()
     first = child_of(start.roster, [*start.roster.members, *(member(peer, counts=False) for peer in (A, B, C))])
@@ -192,7 +192,7 @@ def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster
 
 @pytest.mark.parametrize("every", [1, REFRESH_CYCLES])
 def test_no_past_voters_key_displaces_a_living_majority(every: int) -> None:
-    """Whose key was the only vote can certify a line afterwards that has no gap and says what it likes."""
+    """The holder of the only voting key can later certify a line without gaps that claims anything."""
     here, forged = hears_of_a_forged_line(every)
     for cycle in range(DAY):
         here.entry_absorbed(2 * cycle)
@@ -327,7 +327,7 @@ def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks(
 
 @pytest.mark.parametrize("num_members", [5, 4], ids=["a member", "who follows and is no member"])
 def test_a_peer_that_has_seen_a_stall_follows_a_degraded_child_at_once(num_members: int) -> None:
-    """Two members that cannot reach each other may be linked with such a peer alone, which hands rosters on to them."""
+    """Two members that cannot reach each other may share only such a peer as a link, which forwards rosters to them."""
     me = ids(5)[4]
     parent = roster_1(num_members)
     child = after(parent.roster, (B, C), 10, degraded=True)
@@ -342,7 +342,7 @@ def test_a_peer_that_has_seen_a_stall_follows_a_degraded_child_at_once(num_membe
 
 
 def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its_parent() -> None:
-    """Two liars among three links: the third carries what the voters have signed that are not linked."""
+    """Two of three links are liars: the third forwards what unlinked voters have signed."""
     parent = roster_of(5)
     child = after(parent, (B, C), 10, degraded=True)
     here = membership_of(ids(6)[5], founding_of(), roster_1(5))
@@ -367,7 +367,7 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its
 def test_a_degraded_child_that_most_voters_follow_is_followed_even_if_others_wait(
     num_counting: int, gone: Sequence[PeerId], *, is_signed: bool, wins: bool
 ) -> None:
-    """Wiped members all go by the same old roster, and were half of all that each of them heard."""
+    """Wiped members all followed the same old roster, and were half of all peers that each of them heard."""
     members = [member(peer, counts=n < num_counting) for n, peer in enumerate((B, C, D, A, E, F))]
     first = child_of(founding_of().roster, [member(BOOT, counts=False, trains=False), *members])
     child = after(first, gone, 10, degraded=True)
@@ -454,12 +454,12 @@ def test_a_certificate_from_the_far_future_is_refused_by_a_member() -> None:
 
 
 def num_degraded(swarm: Swarm, names: Iterable[str]) -> set[int]:
-    """How many rosters of their chains went without a majority."""
+    """The number of rosters of their chains without a majority."""
     return {swarm.machines[name].rules_engine.book.num_degraded() for name in names}
 
 
 def self_voted(swarm: Swarm, parent: Roster, voter: str) -> CertifiedRoster:
-    """Return a degraded child of `parent` that one of its members alone has certified, as good as it may be."""
+    """Return a degraded child of `parent` that only one member has certified, as plausible as possible."""
     current = swarm.rules.clock.round_at(swarm.now)
     cycle = max(swarm.rules.clock.cycle(current), parent.cycle + swarm.rules.stalled_cycles)
     height = parent.height + len(ALL_SPANS) * (cycle - parent.cycle + 2)
@@ -477,7 +477,7 @@ def tell(swarm: Swarm, names: Iterable[str], lies: Sequence[CertifiedRoster], li
 
 
 def insist(swarm: Swarm, names: list[str], lies: Sequence[CertifiedRoster], liar: str, seconds: float = MINUTE) -> None:
-    """Tell some of rosters again and again, as whoever is heard at each heartbeat."""
+    """Send rosters to some peers again and again, as a peer does that is heard at each heartbeat."""
     for _ in range(int(seconds)):
         tell(swarm, names, lies, liar)
         swarm.run(1.0)

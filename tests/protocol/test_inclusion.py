@@ -1,4 +1,4 @@
-"""Who is in a mean and with what."""
+"""The members of a mean, and their numbers."""
 
 from __future__ import annotations
 

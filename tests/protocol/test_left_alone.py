@@ -1,4 +1,4 @@
-"""Who is shunned, or left alone: what is still asked of whom, and what is not waited for any more."""
+"""Peers that are shunned or alone: what is still requested, and what is no longer waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who fetches something of some spans leaves them out of its contribution, and only them."""
+"""A peer that fetches parts of some spans leaves only those out of its contribution."""
 
 from __future__ import annotations
 

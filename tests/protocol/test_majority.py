@@ -1,4 +1,4 @@
-"""Whose word about the state counts, and how many must say the same, in runs of every size."""
+"""Whose answers about the state count, and how many must agree, in runs of every size."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_founder_is_believed_about_the_initial_state_only() -> None:
 
 
 def test_only_the_founder_counts_if_no_reachable_member_holds_state() -> None:
-    """All who can be reached have gone or are empty; those at home have nobody else to fetch from."""
+    """All reachable members have gone or are empty; peers at home can fetch from no other."""
     at_home = roster(2, num_reducing=0)
     for me in (JOINER, peers(2)[0]):
         found = voices(at_home, me, heard=[BOOT], can_be_dialled=False)
@@ -123,7 +123,7 @@ def test_a_bootstrap_that_is_a_member_counts_as_one_voter() -> None:
 
 
 def test_in_one_row_only_voters_count() -> None:
-    """A crowd of fresh identities names no state."""
+    """A crowd of fresh identities cannot name a state."""
     whole = roster(12, num_voters=4)
     crowd = peers(12)[4:]
     for me in (JOINER, crowd[0]):
@@ -137,7 +137,7 @@ def test_in_one_row_only_voters_count() -> None:
 
 
 def test_all_members_count_if_no_other_voter_holds_state() -> None:
-    """Voters that have all lost the state would otherwise wait for one another for ever."""
+    """Voters that have all lost the state would otherwise wait for each other forever."""
     whole = roster(8, num_voters=3)
     voters, others = peers(8)[:3], peers(8)[3:]
     found = voices(whole, voters[0], heard=others, empty=voters[1:])
@@ -151,7 +151,7 @@ def test_all_members_count_if_no_other_voter_holds_state() -> None:
 
 
 def test_in_a_grid_members_without_a_vote_count_too() -> None:
-    """Rows are drawn, so nobody chooses whom he may tell lies."""
+    """Rows are drawn, so no peer chooses which peers it can lie to."""
     whole = roster(40, num_voters=4)
     grid = fold_roster(whole, 4)
     me = peers(40)[9]
@@ -181,7 +181,7 @@ def test_a_non_member_relies_on_the_peers_it_hears_once_it_has_listened() -> Non
 
 
 def test_a_member_that_has_lost_its_state_does_not_wait_for_others_that_have_lost_theirs() -> None:
-    """Most members of a run were wiped: each waited for a majority that only they together would have been."""
+    """Most members of a run were wiped: each waited for a majority that included the others that were wiped."""
     members = peers(6)
     waiting = voices(roster(6), members[0], heard=members[4:], empty=members[1:4])
     assert waiting.are_enough(members[4:])
@@ -205,7 +205,7 @@ def test_in_a_grid_of_two_hundred_a_peer_relies_on_its_row_and_column() -> None:
 
 
 def test_a_newcomer_to_a_grid_relies_on_members_of_any_row() -> None:
-    """It has no place in the grid yet: the row that it is dealt to may be out of its reach."""
+    """It has no place in the grid yet: the row that it will be assigned to may be out of its reach."""
     whole = roster(200, num_voters=20)
     row = fold_roster(whole, 16).neighbours(JOINER)
     voters = [peer for peer in peers(200)[:20] if peer not in row]

@@ -1,4 +1,4 @@
-"""Whole swarms whose members are there, whatever becomes of their vectors."""
+"""Whole swarms whose members are present, whatever happens to their vectors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recent(swarm: Stage, since: float) -> list[Entry]:
 
 
 def play_cycles(swarm: Swarm, num_cycles: int) -> list[Entry]:
-    """Play whole cycles and return the entries of their rounds."""
+    """Run whole cycles and return the entries of their rounds."""
     swarm.run_to_cycle_end()
     begin = swarm.now
     swarm.run(num_cycles * len(swarm.rules.num_spans) * ROUND_SECONDS)
@@ -41,7 +41,7 @@ def play_cycles(swarm: Swarm, num_cycles: int) -> list[Entry]:
 
 
 def assert_nothing_was_void(swarm: Swarm, entries: list[Entry]) -> None:
-    """Claim that every span moved in every round; of the last one some may still be on their way."""
+    """Check that every span got an entry in every round; those of the last round may still be on their way."""
     moved = Counter(entry.round for entry in entries)
     first, last = min(moved), max(moved)
     assert last - first >= 10
@@ -176,7 +176,7 @@ def test_islands_without_a_step_border_are_present_and_the_others_continue(num_p
 
 @pytest.mark.parametrize("num_peers", [1, 2])
 def test_a_bootstrap_is_present_and_its_spans_advance_with_what_arrives(num_peers: int) -> None:
-    """It has no contribution of its own, so what it reduces is void only where nothing came at all."""
+    """It has no contribution of its own, so spans that it reduces are skipped only if nothing arrives at all."""
     swarm = founded(num_peers)
     entries = play_cycles(swarm, 6)
     assert_nothing_was_void(swarm, entries)

@@ -1,4 +1,4 @@
-"""A member in bytes, and what a peer declares of itself."""
+"""The encoding of members and declarations."""
 
 from __future__ import annotations
 

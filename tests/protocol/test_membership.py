@@ -1,4 +1,4 @@
-"""One member's part in certifying rosters: what it has seen, to whom it promises, for what it votes, what it takes."""
+"""One member's part in certifying rosters: what it has seen, what it promises and votes for, what it accepts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def topics(actions: Iterable[Action]) -> list[str]:
 
 
 class Council:
-    """Members that talk with each other at once: what each is sent reaches it, unless it is lost."""
+    """Members that exchange messages at once: each message arrives unless it is lost."""
 
     def __init__(self, certified: CertifiedRoster, *others: PeerId) -> None:
         roster = certified.roster
@@ -95,7 +95,7 @@ class Council:
             one.ready = True
 
     def tick(self, now: float) -> list[Action]:
-        """Let all hear each other and act; return what they all did, what came of it included."""
+        """Let all members hear each other and act; return all their actions, including those that follow."""
         self.sequence += 1
         before = len(self.actions)
         for peer, one in self.here.items():
@@ -106,7 +106,7 @@ class Council:
         return [action for _, action in self.actions[before:]]
 
     def do(self, peer: PeerId, actions: Iterable[Action], now: float) -> None:
-        """Deliver what a member sends, and what comes of that."""
+        """Deliver what a member sends, and what follows from that."""
         for action in actions:
             self.actions.append((peer, action))
             if (
@@ -133,11 +133,11 @@ class Council:
         raise AssertionError(f"members do not send each other {message!r}")
 
     def declare(self, peer: PeerId, to: PeerId, now: float, **changes: object) -> None:
-        """Let a peer tell a member what it declares."""
+        """Deliver a peer's declaration to a member."""
         self.do(peer, self.here[to].pass_on(declaration(peer, **changes), peer, now), now)
 
     def in_force(self) -> Roster:
-        """Return the roster that all go by."""
+        """Return the roster in force at all members."""
         (roster,) = {one.book.in_force for one in self.here.values()}
         assert roster is not None
         return roster
@@ -301,7 +301,7 @@ def test_a_leader_learns_declarations_from_promises() -> None:
 
 
 def proposal(*promises: Promise, **changes: object) -> Proposal:
-    """What follows from the promises of all, of which one shows an application; what they say, changed or not."""
+    """The proposal that follows from all promises, one of which shows an application; the promises may be changed."""
     promises = promises or (promise_of(LEAD, applicant()), promise_of(OTHER))
     roster = next_roster(ROSTER, promises, run_rules(), BOOT, before=None, degraded=False)
     assert roster is not None
@@ -406,7 +406,7 @@ def test_a_later_vote_does_not_let_a_member_name_parents_again() -> None:
 
 
 def test_no_peer_votes_in_a_ballot_before_the_last_round_in_which_it_named_parents() -> None:
-    """Certified in that ballot, the child would govern a round in which this peer has named parents under another."""
+    """Certified in that ballot, the child would govern a round in which this peer named parents under its parent."""
     here = member_of_three()
     here.named_round = VOTING + 1
     assert here.take_proposal(LEAD, proposal(), NOW + ROUND_SECONDS) == []
@@ -418,7 +418,7 @@ def test_no_peer_votes_in_a_ballot_before_the_last_round_in_which_it_named_paren
 
 
 def without_certificate(council: Council) -> None:
-    """Let all vote for a newcomer, and let nobody but the leader learn that it was certified."""
+    """Let all vote for a newcomer, and let only the leader learn that it was certified."""
     council.declare(NEW, OTHER, NOW, cycle=1)
     council.is_lost = lambda sender, to, message: isinstance(message, RosterReply)
     council.tick(NOW)
@@ -704,7 +704,7 @@ def named(bitmap: bytes, roster: Roster = ROSTER) -> set[PeerId]:
 
 
 def seeing(*rosters: CertifiedRoster, num_entries: int = 0) -> Membership:
-    """One that has listened for three cycles; of the last one it has so many entries, for which it alone was there."""
+    """A member that has listened for three cycles, and was the only one present in `num_entries` of the last one."""
     peer = A
     here = membership_of(peer, founding(), *(rosters or (roster_1(3),)))
     here.ready = True
@@ -857,7 +857,7 @@ def test_clocks_of_voters_count_and_without_voters_those_of_all_members() -> Non
 
 
 def hidden_member(peer: PeerId, *members: PeerId) -> Membership:
-    """Return a peer that cannot be dialled, under a roster of which nobody reduces."""
+    """Return a peer that cannot be dialled, under a roster without reducers."""
     roster = certify(child_of(founding().roster, [member(one, reduces=False) for one in members]), [BOOT])
     here = membership_of(peer, founding(), roster)
     here.can_be_dialled = False
@@ -1051,7 +1051,7 @@ def test_an_invalid_roster_is_reported_once_and_ends_the_list() -> None:
 
 
 def test_an_own_vote_that_is_not_on_disk_is_reported_once() -> None:
-    """A backup that was put back, or a copy that runs elsewhere: nothing else tells the user."""
+    """This means a restored backup, or a copy that runs elsewhere: nothing else tells the user."""
     first = roster_1(3)
     second = certify(child_of(first.roster, first.roster.members), [A, B], ballot=BALLOT)
     third = certify(child_of(second.roster, second.roster.members), [A, B], ballot=BALLOT + 1)

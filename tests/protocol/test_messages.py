@@ -1,4 +1,4 @@
-"""What peers say to each other: every message comes back as it went, and a stranger's bytes only raise FrameError."""
+"""Messages: each survives encoding and decoding, and a stranger's bytes raise only FrameError."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who has voted for a child names no parent under the roster before it: lost words, dead leaders, halves.
+"""A voter for a child names no parent under the previous roster: lost messages, dead leaders, split votes.
 
-The driver checks at every entry and certificate that no round goes under two rosters.
+The driver checks at every entry and certificate that no round runs under two rosters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def voting(num_peers: int, group_size: int = 16) -> Swarm:
 
 
 def voting_round(swarm: Swarm) -> int:
-    """Run to just before the last round of a cycle and let something change by then; return that round."""
+    """Run to just before the last round of a cycle, with a change to vote on by then; return that round."""
     clock = swarm.rules.clock
     cycle = clock.cycle(clock.round_at(swarm.now)) + 1
     last = (cycle + 1) * clock.num_fragments - 1
@@ -66,7 +66,7 @@ def test_a_certificate_that_only_its_leader_holds_is_sent_again(num_peers: int, 
 
 @pytest.mark.parametrize("num_peers", [2, 4, 5])
 def test_half_of_the_votes_block_entries_for_a_round_and_then_take_effect(num_peers: int) -> None:
-    """Neither voters nor the others are a majority; a quarter of a round later they all promise again."""
+    """Neither the voters nor the others are a majority; a quarter of a round later, they all promise again."""
     swarm = voting(num_peers)
     last, k = voting_round(swarm), newest(swarm)
     deaf = {f"p{place}" for place in range(num_peers // 2, num_peers)}
@@ -100,7 +100,7 @@ def test_if_few_have_voted_the_others_continue_under_the_previous_roster() -> No
 
 
 def has_voted(machine: Machine, round_index: int) -> bool:
-    """Tell whether a peer has voted in a round, and so names no parent under its roster in the next one."""
+    """Return whether a peer has voted in a round, and so names no parent under its roster in the next one."""
     membership = machine.rules_engine.membership
     return not membership.may_name_parents(machine.roster.digest(), round_index + 1)
 

@@ -1,4 +1,4 @@
-"""Who is there for a round, and what its opening says of the spans that it sends and holds back."""
+"""Presence in a round, and what an opening reports about the spans that are sent and held back."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def with_bootstrap(me: PeerId, *others: Member) -> tuple[Exchange, Digest]:
 
 
 def test_a_bootstrap_sends_an_empty_opening_at_the_start_of_the_round() -> None:
-    """It is there for all that it holds, and needs no worker to say so."""
+    """It is present for all that it holds, and needs no worker for that."""
     rounds, digest = with_bootstrap(BOOT, member(ANN), member(BOB))
     actions = rounds.begin(0, True)
     assert not [action for action in actions if isinstance(action, TakeSnapshot)]

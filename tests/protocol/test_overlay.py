@@ -1,4 +1,4 @@
-"""Ways through the grid."""
+"""Routes through the grid."""
 
 from __future__ import annotations
 

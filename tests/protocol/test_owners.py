@@ -1,4 +1,4 @@
-"""Owners whose spans get no entries lose *reduces*: the log is the evidence, and somebody always keeps it."""
+"""Owners whose spans get no entries lose *reduces*: the log is the evidence, and one member always keeps it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = 16
 
 
 def play(log: OwnerLog, roster: Roster, silent: Collection[PeerId], rounds: range) -> dict[int, tuple[PeerId, ...]]:
-    """Play rounds, with other owners in each cycle; spans of owners in `silent` get no entries. Tell who loses."""
+    """Run rounds with rotating owners; spans of owners in `silent` get no entries. Return the owners that lose."""
     losers = {}
     folded = fold_roster(roster, GROUP)
     for round_index in rounds:

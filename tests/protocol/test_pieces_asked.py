@@ -1,4 +1,4 @@
-"""How much is asked of whom at once: pieces that follow the line, donors that fell silent."""
+"""How much is requested at once from which donor: pieces that follow the line, and donors that fell silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE_BYTES = 1 << 24
 
 
 def large(*spans: SpanId) -> CatchUp:
-    """Return a page that fetches spans of many pieces."""
+    """Return a `CatchUp` that fetches spans of many pieces."""
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     page = CatchUp(far=far_voters(), rules=what_is_fetched(*spans, span_bytes=STATE_BYTES), chains=chains)
@@ -29,7 +29,7 @@ def large(*spans: SpanId) -> CatchUp:
 
 
 def answer(send: Action, head: SpanHead = NEW) -> SpanReply:
-    """Return all that a question asks for."""
+    """Return everything that a request asks for."""
     assert isinstance(send, Send)
     asked_for = send.message
     assert isinstance(asked_for, SpanRequest)

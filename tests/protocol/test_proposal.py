@@ -1,4 +1,4 @@
-"""The next roster as it follows from promises: who is dropped, listed, counts and reduces, and what makes a roster."""
+"""The next roster as it follows from promises: who is dropped, listed, counts and reduces, and when one follows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def said(
     declared: Iterable[Declaration] = (),
     cycle: int = CYCLE,
 ) -> Promise:
-    """A promise of a voter that hears everybody but those whom it would drop, unless it says something else."""
+    """A promise of a voter that hears all members except those it would drop, unless specified otherwise."""
 
     def bitmap(named: Collection[PeerId]) -> bytes:
         return pack_included({n for n, m in enumerate(parent.members) if m.peer in named}, len(parent.members))
@@ -153,7 +153,7 @@ def test_the_grid_is_redrawn_every_sixty_four_cycles() -> None:
 def test_the_first_entries_since_the_previous_roster_make_a_new_roster(
     before: int, said_by_each: tuple[int, int, int], is_told: bool
 ) -> None:
-    """Else a line that goes on would be worth nothing beside another one until the grid is drawn anew."""
+    """Otherwise a line that continues would be worth nothing next to another until the grid is redrawn."""
     parent = replace(FOUR, height=6)
     words = [said(peer, parent, height=height) for peer, height in zip((A, B, C), said_by_each, strict=True)]
     earlier = replace(FOUR, k=FOUR.k - 1, height=before)
@@ -353,7 +353,7 @@ def test_a_declaration_of_an_earlier_incarnation_changes_nothing() -> None:
 
 
 def test_an_old_declaration_of_this_incarnation_changes_nothing() -> None:
-    """Each peer begins as one that can only dial out: a voter that kept that word could take *reduces* from anybody."""
+    """Each peer begins as one that only dials out: a voter that kept that declaration could take *reduces* from any."""
     old = applies(D, reachable=False, share=1, cycle=CYCLE - FRESH_CYCLES - 1)
     assert nothing_follows(FOUR, said(A), said(B, declared=[old]), said(C))
 
@@ -366,7 +366,7 @@ def test_the_newest_of_several_declarations_is_used() -> None:
 
 
 def test_two_declarations_of_one_cycle_resolve_alike_in_any_order_of_promises() -> None:
-    """A peer may change twice in a cycle; a leader must not choose which of its words counts."""
+    """A peer may change twice in a cycle; a leader must not choose which of its declarations counts."""
     one, other = said(A, declared=[applies(D, share=2)]), said(B, declared=[applies(D, share=5)])
     assert child(FOUR, one, other, said(C)) == child(FOUR, other, one, said(C))
 
@@ -574,7 +574,7 @@ def test_the_bootstrap_stays_if_all_possible_reducers_are_on_one_machine() -> No
 
 
 def test_repeated_claims_without_enough_proofs_change_nothing() -> None:
-    """Where only the bootstrap can be reached, fresh identities that prove each other would own spans at once."""
+    """If only the bootstrap were reachable, fresh identities that prove each other would own spans at once."""
     parent = listing(
         bootstrap(), *(member(peer, reduces=False) for peer in (A, B)), *(fresh(p, reduces=False) for p in NEW)
     )
@@ -640,7 +640,7 @@ def parents(draw: st.DrawFn) -> Roster:
 
 @st.composite
 def words_on(draw: st.DrawFn, parent: Roster) -> tuple[Promise, ...]:
-    """Promises of a majority of the electorate; a declaration says the same wherever it is shown."""
+    """Promises of a majority of the electorate; a declaration is the same wherever it is shown."""
     voters = draw(st.permutations(sorted(parent.voters)))
     num = draw(st.integers(len(voters) // 2 + 1, len(voters)))
     some = st.lists(st.sampled_from(sorted(parent.peers())), unique=True)

@@ -1,4 +1,4 @@
-"""What a capped peer contributes: what fits, the spans that waited longest first, never what it cannot send."""
+"""The contribution of a capped peer: what fits, longest-waiting spans first, never what it cannot send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether others can reach this peer: whom it asks, and what their answers come to."""
+"""Whether others can reach this peer: which peers it asks, and how their answers combine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer(host: str = PUBLIC, *, reason: str = "", at: float = 0.0) -> Answer:
 
 
 def asked(*peers: PeerId) -> Reach:
-    """Return a peer's reach after it has asked `peers`, each of whom is seen from a public address."""
+    """Return a peer's reach after it has asked `peers`, each of which is seen from a public address."""
     reach = Reach()
     for peer in peers:
         assert reach.due({peer}, 0.0) in ((peer,), ()), "it asks whom it knows"

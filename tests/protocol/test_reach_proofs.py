@@ -1,4 +1,4 @@
-"""What proofs of reachability are worth: whose word counts, how many it takes, for how long and for which place."""
+"""The value of proofs of reachability: whose count, how many are needed, for how long and for which place."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_no_peer_proves_itself() -> None:
 def test_proofs_for_a_private_address_need_members_that_count() -> None:
     """The rule cannot tell a proof from within one machine from one of a home network that all share.
 
-    It takes members that count, two of them where three or more do, to lie so; a fresh identity on the same machine is
-    believed nothing. An owner that nobody can reach loses *reduces* by the log, after two cycles.
+    Such a lie takes members that count, two of them if three or more do; a fresh identity on the same machine is not
+    believed. An owner that no peer can reach loses *reduces* by the log, after two cycles.
     """
     assert place_of(RUN, "127.0.0.1") == place_of(RUN, "192.168.0.7") == NO_PLACE
     assert not judge(FOUR).is_proved(word(NEW, A, ACCOMPLICE))

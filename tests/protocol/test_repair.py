@@ -154,7 +154,7 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
 
 
 def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> None:
-    """Two of three voters, started again, stood an entry above all that were ready, and waited for these."""
+    """Two of three voters, restarted, were an entry above all ready peers, which waited for these two."""
     page = repair(num_members=3)
     page.membership.ready = True
     page.linked.add(C)
@@ -179,7 +179,7 @@ def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> 
 
 
 def test_an_unready_founder_is_asked_for_entries_if_no_member_is_linked() -> None:
-    """Between members behind routers stands the founder alone; an entry proves itself, whoever gives it."""
+    """Only the founder links members behind routers; an entry proves itself, whoever sends it."""
     page, boot = repair(), peer_id("boot")
     page.linked.clear()
     page.linked.add(boot)
@@ -195,7 +195,7 @@ HIGHER = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of()
 
 
 def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, Heartbeat]:
-    """Return the page of the only member, linked with the founder since then and with B, who stands higher."""
+    """Return the `Repair` of the only member, linked with the founder and with B, whose height is greater."""
     page, boot, roster = repair(num_members=1), peer_id("boot"), roster_1(1).roster.digest()
     page.membership.ready = is_ready
     page.linked.add(boot)
@@ -241,7 +241,7 @@ def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_
 
 @pytest.mark.parametrize("is_listed", [False, True])
 def test_a_ready_peer_left_out_of_the_roster_starts_afresh_if_no_entries_follow(is_listed: bool) -> None:
-    """After a power cut it was ready alone; then it was linked with one of many, and followed nobody, for ever."""
+    """After a power cut it was ready alone; then it was linked with one of many, and followed no peer, forever."""
     members = ids(4)[not is_listed :]
     listed = certify(child_of(founding().roster, [member(peer) for peer in members]), [peer_id("boot")])
     page = repair(listed=listed)
@@ -284,7 +284,7 @@ def test_the_only_member_becomes_ready_when_the_founder_holds_the_same() -> None
 
 @pytest.mark.parametrize("voters", [(A,), (A, B, C)], ids=["one voter", "three voters"])
 def test_the_only_voter_does_not_wait_forever_for_donors_that_differ(voters: tuple[PeerId, ...]) -> None:
-    """It came back with what its disk held, and ready members without a vote stand elsewhere."""
+    """It came back with the state on its disk, and ready members without a vote hold another one."""
     listed = [member(peer, counts=peer in voters) for peer in (A, B, C)]
     roster = certify(child_of(founding().roster, listed), [peer_id("boot")])
     page = repair(listed=roster)
@@ -335,9 +335,9 @@ def test_a_leaving_peer_does_not_become_ready_again() -> None:
 
 
 def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repair:
-    """Return the page of the founder of a run, which does not train and holds the start, and has heard of others.
+    """Return the `Repair` of a founder that does not train, holds the initial state, and has heard others.
 
-    Unless the roster says otherwise three members count and reduce, and the founder is needed no more.
+    Unless the roster says otherwise, three members count and reduce, and the founder is no longer needed.
     """
     page = repair()
     page.membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False)
@@ -393,7 +393,7 @@ def test_a_founder_that_is_needed_again_becomes_ready_like_a_joiner_and_keeps_wh
 
 
 def is_needless(page: Repair) -> bool:
-    """Tell whether a founder may drop the start, in the eyes of one that asks for as long as it takes."""
+    """Return whether a founder may drop the initial state at one of several times of asking."""
     return any(page.is_needless(now) for now in (0.0, 0.5 * SILENCE, SILENCE))
 
 
@@ -441,7 +441,7 @@ def test_the_state_is_not_handed_over_to_strangers() -> None:
 
 
 def test_the_state_is_not_handed_over_to_a_ready_peer_that_does_not_train() -> None:
-    """Only a founder is, and that one is needed no more than this one."""
+    """Only a founder is ready without training, and it is no more needed than this one."""
     assert not is_needless(bystander(ready(peer_id("other"), trains=False)))
 
 
@@ -477,7 +477,7 @@ def test_spans_are_fetched_over_fast_lines_or_from_the_founder() -> None:
 
 
 def test_spans_are_fetched_from_an_unready_founder_if_all_members_are_empty() -> None:
-    """It left, and came back when all members had lost their disks: nobody else holds anything."""
+    """It left, and came back when all members had lost their disks: no other peer holds anything."""
     page, boot = repair(holds=False), peer_id("boot")
     page.linked.add(boot)
     empty = heartbeat(B, roster=ROSTER.digest(), ready=False, sequence=2)
@@ -522,7 +522,7 @@ def test_an_unready_peer_believes_the_only_other_member_over_its_disk() -> None:
 
 
 def among_four(*, is_ready: bool = True) -> Repair:
-    """Return the page of one of four members that hears all others, of which `D` has not said anything yet."""
+    """Return the `Repair` of one of four members that hears all others; `D` has not answered yet."""
     page = repair(num_members=4)
     page.linked.update({C, D})
     roster = roster_1(4).roster.digest()
@@ -544,7 +544,7 @@ def test_memory_that_agrees_with_the_disk_stays_unless_a_majority_differs() -> N
 
 
 def test_a_peer_that_differs_with_a_sound_disk_asks_all_voters_including_unlinked_ones() -> None:
-    """A bit that flipped before the checkpoint is wrong on the disk as well; a peer behind a router has one link."""
+    """A bit that flipped before the checkpoint is wrong on disk as well; a peer behind a router has one link."""
     page = among_four()
     page.linked.intersection_update((B, C))
     differing(page)
@@ -594,14 +594,14 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
 
 
 def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> list[type]:
-    """Let a peer say at which chain digests it holds fragment 0; return what comes of it."""
+    """Let a peer report the chain digests of fragment 0; return the actions that follow."""
     page.catch_up.ask_content(0, peer, now)
     actions = page.take(peer, ContentReply(fragment=0, digests=tuple((chain, sha256(b"x")) for chain in said)), now)
     return [type(action.message if isinstance(action, Send) else action) for action in actions]
 
 
 def test_a_donor_that_has_advanced_is_asked_for_its_heads() -> None:
-    """A peer that was a little ahead of the only donor compared its contents with what that had left, for ever."""
+    """A peer slightly ahead of the only donor compared its contents with what that had left, forever."""
     page, elsewhere = repair(), sha256(b"elsewhere")
     page.linked.add(C)
     assert answer(page, HEAD.digest, HEAD.digest, HEAD.digest) == [CompareContent]
@@ -746,7 +746,7 @@ def test_a_damaged_span_with_an_abandoned_transfer_is_retried_in_the_next_round(
 
 
 def test_adopting_a_branch_continues_when_the_clock_is_set_back() -> None:
-    """Else this peer would go on with what it has given up, and tell others of it."""
+    """Otherwise this peer would continue with what it has given up, and report it to others."""
     page = repair()
     page.adopt_branch()
     page.set_back(0.0)

@@ -1,4 +1,4 @@
-"""Every message that is a list fits the frame that it goes in, however many members there are."""
+"""Every message that is a list fits its frame, however many members there are."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def certified_by_enough(roster: Roster, parent: Roster) -> CertifiedRoster:
 
 
 def chain_of(num_members: int, length: int) -> list[CertifiedRoster]:
-    """Return the founding roster and rosters of so many members, each certified by as many as are needed."""
+    """Return the founding roster and a number of rosters, each certified by as many voters as are needed."""
     chain = [founding()]
     for _ in range(length):
         parent = chain[-1].roster
@@ -92,7 +92,7 @@ def test_a_roster_that_would_not_fit_a_frame_is_refused_before_it_is_in_force() 
 
 
 def promises_on(parent: Roster, num_promises: int) -> tuple[Promise, ...]:
-    """Return promises of so many, each with as many declarations as it may show."""
+    """Return a number of promises, each with as many declarations as it may show."""
     bitmap = bytes(len(parent.members) // 8)
     words: list[Declaration] = []
     for number in range(MOST_DECLARATIONS):
@@ -116,7 +116,7 @@ def promises_on(parent: Roster, num_promises: int) -> tuple[Promise, ...]:
 
 
 def proposal_of(num_promises: int) -> Proposal:
-    """Return the proposal of a full roster that shows so many promises, and as many of its first ballot."""
+    """Return the proposal of a full roster with a number of promises, and as many of its first ballot."""
     parent = chain_of(MOST_MEMBERS, 1)[-1].roster
     words = promises_on(parent, num_promises)
     return Proposal(ballot=9, roster=child_of(parent, parent.members), promises=words, origin=words)
@@ -142,7 +142,7 @@ def test_the_longest_message_of_each_kind_fits_a_frame(word: Message) -> None:
 
 
 def test_a_proposal_with_the_maximum_of_promises_fits_a_frame_alone_and_in_a_promise() -> None:
-    """All voters promise where nothing changes, until one brings news: a leader then holds more than it needs."""
+    """All voters promise if nothing changes, until one brings news: a leader then holds more than it needs."""
     assert MOST_PROMISES >= ENOUGH_VOTES
     asked = proposal_of(MOST_PROMISES)
     assert len(encode_message(asked)) <= FRAME_BYTES

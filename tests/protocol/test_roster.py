@@ -1,4 +1,4 @@
-"""What a roster says, who may vote for the next one, what makes it valid, who leads."""
+"""Rosters: their content, the electorate of the next one, validity, and leaders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listing(*members: Member) -> Roster:
 
 
 def fresh(peer: PeerId, since: int = 9) -> Member:
-    """One that trains and does not count yet."""
+    """A member that trains and does not count yet."""
     return member(peer, counts=False, since=since)
 
 

@@ -1,4 +1,4 @@
-"""All certified rosters that a peer knows, and which is in force."""
+"""All certified rosters that a peer knows, and the one in force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 
 def chain_of(first: CertifiedRoster, length: int, **changes: object) -> list[CertifiedRoster]:
-    """Return `first`, and so many that follow it."""
+    """Return `first`, and a number of rosters that follow it."""
     chain = [first]
     for _ in range(length):
         parent = chain[-1].roster
@@ -81,7 +81,7 @@ def test_owners_rotate_with_each_cycle_under_one_roster() -> None:
 
 
 def split_book() -> tuple[RosterBook, list[CertifiedRoster], list[CertifiedRoster], list[CertifiedRoster]]:
-    """A book that knows a trunk of four, and two lines from its second; the longer one is in force."""
+    """A book that knows a trunk of four, and two lines from its second roster; the longer line is in force."""
     trunk = chain_of(roster_1(3), 1)
     ours = chain_of(trunk[-1], 5)[1:]
     theirs = chain_of(trunk[-1], 2, height=9)[1:]
@@ -155,7 +155,7 @@ def test_rosters_without_a_majority_are_counted() -> None:
 
 
 def test_one_liar_that_fills_the_book_with_branches_excludes_no_line_of_more_members() -> None:
-    """Its first rosters come before those that make it win: refused, they would part two honest halves for good."""
+    """Its first rosters come before those that make it win: refusing them would part two honest halves for good."""
     parting, stalled = roster_1(4).roster, ballot_number(10, 0)
     (liar, *_), halves = ids(4), (ids(4)[:2], ids(4)[2:])
 

@@ -1,4 +1,4 @@
-"""What a reducer takes, and what becomes of it."""
+"""What a reducer accepts, and what results from it."""
 
 from __future__ import annotations
 
@@ -187,8 +187,7 @@ def test_newcomers_have_weight_if_no_other_contribution_arrived() -> None:
 def test_in_one_row_only_a_parent_named_by_a_majority_of_voters_gets_a_child(
     members: list[tuple[int, bool, bool, bool]], stands_there: bool
 ) -> None:
-    """Members by the parent that they name (0: none came), whether they send, whether that arrives, and whether they
-    count."""
+    """Members: the parent that they name (0: none), whether they send, whether that arrives, and whether they count."""
     roster = roster_of(len(members))
     listed = zip(roster.members, members, strict=True)
     roster = replace(roster, members=tuple(replace(each, counts=counts) for each, (*_, counts) in listed))
@@ -224,7 +223,7 @@ def with_voters(roster: Roster, *voters: PeerId) -> Roster:
 
 
 def test_members_without_a_vote_block_no_entry_in_one_row() -> None:
-    """However many of them stay away, or build on a parent of their own."""
+    """However many of them are absent, or build on their own parent."""
     eight = with_voters(roster_of(8), A, B, C)
     found = replace(collection(A, B, roster=eight), grid=fold_roster(eight, 16), members=dict(enumerate(eight.members)))
     assert {part.peer for part in gathered(found).reduce.parts} == {A, B}, "the others are away"
@@ -324,6 +323,6 @@ def test_newcomers_are_those_whose_incarnation_the_parent_lacks() -> None:
 
 
 def test_newcomers_are_new_only_in_the_first_cycle_of_a_roster() -> None:
-    """A roster may stay for ever now."""
+    """A roster may now stay in force forever."""
     late = replace(ROSTER, cycle=7)
     assert [newcomers_of(late, founding().roster, cycle) for cycle in (7, 8, 9, 70)] == [{A, B, C}] * 2 + [set()] * 2

@@ -1,4 +1,4 @@
-"""Whom a peer is linked with, and the ways of rosters and entries in a grid."""
+"""The links that a peer wants, and the routes of rosters and entries in a grid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 BOOT = peer_id("boot")
 NUM_MEMBERS = 24
 MEMBERS = [member(peer_id(f"m{n}"), counts=n < 3, reduces=n < 16) for n in range(NUM_MEMBERS)]
-"""Three vote; eight of those who reduce lead."""
+"""Three of them vote; eight of the reducers lead."""
 CERTIFIED = certify(child_of(founding().roster, MEMBERS), [BOOT])
 ROSTER = CERTIFIED.roster
 GRID = fold_roster(ROSTER, 3)
@@ -40,7 +40,7 @@ def routes_of(me: PeerId, *rosters: CertifiedRoster, linked: tuple[PeerId, ...] 
 
 
 def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
-    """Whom a peer needs a link to for ballots."""
+    """The peers that a peer needs links to for ballots."""
     may_lead = roster.leaders | {BOOT}
     wanted = frozenset[PeerId]()
     if me in roster.voters:

@@ -1,4 +1,4 @@
-"""What all peers agree on."""
+"""The rules that all peers agree on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents compared with others: who agrees, who accuses, and when the disk or a majority decides."""
+"""Contents compared with others: agreement, accusations, and when the disk or a majority decides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reply(content: bytes) -> ContentReply:
 
 
 def say(page: Scrub, peer: object, content: bytes, now: float = 0.0) -> tuple[list[object], list[object]]:
-    """Let a peer differ, as its reply says it."""
+    """Let a peer's reply show that it differs."""
     assert page.may_ask(0, peer, now)  # type: ignore[arg-type]
     assert isinstance(page.take(peer, reply(content)), CompareContent)  # type: ignore[arg-type]
     return page.compared(peer, 0, 0, [SPAN], now, ALL)  # type: ignore[arg-type,return-value]

@@ -1,4 +1,4 @@
-"""What voters that are not linked hold: signed for one asker, carried by others, and enough only as a majority."""
+"""Contents of unlinked voters: signed for one asker, forwarded by others, and sufficient only as a majority."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_repeated_request_takes_another_route() -> None:
 
 
 def test_an_answer_counts_even_if_its_request_has_since_taken_another_route() -> None:
-    """Otherwise a voter that answers more slowly than the question is repeated would never be heard."""
+    """Otherwise a voter that answers more slowly than the request is repeated would never be heard."""
     carrier = Carrier(seconds=2.0)
     for now in (0.0, 2.0):
         carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now)
@@ -250,7 +250,7 @@ def test_after_a_stall_a_peer_relies_on_those_it_could_ask_and_reports_it() -> N
 
 
 def test_with_too_few_ready_voters_a_member_relies_on_its_voices_after_waiting() -> None:
-    """Most voters came back with old disks, and nobody has the entries since."""
+    """Most voters came back with old disks, and no peer has the entries since."""
     three = (ANN, BOB, CAT)
     assert not namers(roster_of(4), DAN, heard=three, ready=(ANN,)).is_few
     late = namers(roster_of(4), DAN, heard=three, ready=(ANN,), has_waited=True)
@@ -282,7 +282,7 @@ def test_requests_are_forwarded_by_voters_before_other_members() -> None:
 
 
 def test_answers_over_a_link_take_precedence_over_signed_ones() -> None:
-    """Who signs that it holds nothing, and then links and says that it does, is not counted twice."""
+    """A voter that signs that it holds nothing, and then links and reports that it does, is not counted twice."""
     liars = (CAT, DAN)
     found = namers(roster_of(5), heard=(ANN, *liars), told_empty=liars)
     assert found.needed == 3
@@ -408,7 +408,7 @@ def test_a_peer_not_linked_with_the_voter_forwards_to_one_that_should_be() -> No
 
 
 def test_only_requests_to_voters_are_forwarded() -> None:
-    """Names cost nothing: who makes them up could use up what its carrier may send for all."""
+    """Names cost nothing: made-up ones could use up the forwarding budget that a peer has for all."""
     page = page_of(ANN, holds=True, linked={CAT, JOINER})
     assert sent(page.take(JOINER, question(peer_id("made up")), 0.0)) == []
     assert sent(page.take(JOINER, question(peer_id("boot")), 0.0)) != [], "it votes by the roster before"
@@ -463,7 +463,7 @@ def test_relying_on_a_few_is_reported_once() -> None:
 
 
 def named_by(pairs: tuple[tuple[Digest, Digest], ...], voters: tuple[PeerId, ...], fetch: CatchUp, now: float) -> None:
-    """Let voters that are linked name the bytes of what is fetched."""
+    """Let linked voters name the bytes of what is fetched."""
     fetch.pump([], now)
     for voter in voters:
         fetch.take_content(voter, ContentReply(fragment=0, digests=pairs), now)
@@ -473,7 +473,7 @@ TRUE, FALSE = (((piece().head.digest, sha256(b"content", state)),) for state in 
 
 
 def test_a_few_cannot_override_a_majority_of_the_electorate() -> None:
-    """A donor may take its time with the rest of a span, until all that was signed is old."""
+    """A donor may delay the rest of a span until all signed answers are old."""
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(CAT, DAN, EVE)))

@@ -1,4 +1,4 @@
-"""A split is reported once by each side, and once when it is healed."""
+"""A split is reported once by each side, and once when it has healed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_non_member_misses_no_peer() -> None:
 
 
 def reports_of(membership: Membership) -> list[str]:
-    """What is reported in a while in which nobody more is heard."""
+    """Return what is reported in a while without any further messages."""
     watch = watch_of(membership)
     return [text for step in range(6) for text in said(watch, 0.5 * SILENCE * step)]
 

@@ -1,4 +1,4 @@
-"""A span that comes in pieces ends as its bytes, in one piece of memory."""
+"""A span that arrives in pieces ends as its bytes, in one piece of memory."""
 
 from __future__ import annotations
 

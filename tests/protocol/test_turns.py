@@ -1,4 +1,4 @@
-"""One round after the other, and the cycles that were void."""
+"""One round after the other, and the count of stalled cycles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_cycles_without_entries_count_only_while_awake() -> None:
 
 
 def test_a_cycle_governed_by_another_roster_does_not_count_as_stalled() -> None:
-    """Who becomes a member in a cycle may say nothing in it; with one void cycle enough, all went below a majority."""
+    """A new member may send nothing in its first cycle; when one such cycle was enough, all went below a majority."""
     page, membership = turns()
     membership.in_force_since = membership.rules.clock.num_fragments * 3
     pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
@@ -65,7 +65,7 @@ def test_neither_cycles_asleep_nor_the_cycle_of_waking_count() -> None:
 
 
 def test_stalled_cycles_are_counted_after_a_clock_is_set_back() -> None:
-    """A peer whose clock had been ten minutes ahead counted no void cycle, and followed nobody, for ten minutes."""
+    """A peer whose clock had been ten minutes ahead counted no stalled cycle, and followed no peer, for ten minutes."""
     page, membership = turns()
     pass_time(page, 60 * CYCLE_SECONDS + 1.0, 62 * CYCLE_SECONDS + 1.0)
     membership.in_force_since = 61 * membership.rules.clock.num_fragments
@@ -78,7 +78,7 @@ def test_stalled_cycles_are_counted_after_a_clock_is_set_back() -> None:
 
 
 def hear_bob(page: Turns, membership: Membership, cycle: int, steps: int) -> None:
-    """Play a cycle in which the other voter is heard all the time."""
+    """Run a cycle in which the other voter is heard all the time."""
     for second in range(int(CYCLE_SECONDS)):
         now = cycle * CYCLE_SECONDS + second + 1.0
         pass_time(page, now, now + 1.0)
@@ -86,7 +86,7 @@ def hear_bob(page: Turns, membership: Membership, cycle: int, steps: int) -> Non
 
 
 def test_a_cycle_in_which_most_voters_are_present_without_a_step_is_not_stalled() -> None:
-    """First steps compile for longer than a stall takes: nobody need go on without the others for that."""
+    """First steps compile for longer than a stall takes: no peer need continue without the others for that."""
     page, membership = turns()
     for cycle in range(6):
         hear_bob(page, membership, cycle, steps=0)

@@ -1,4 +1,4 @@
-"""Peers that stand at different tips agree again: two children of one tip, a restart of all, entries that are lost."""
+"""Peers at different tips agree again: two children of one tip, a restart of all, lost entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2p_diloco.protocol.wire.entry import Entry, next_head
 
 
 def other_child(swarm: Swarm, last: Entry, *, wins: bool) -> Entry:
-    """Return another entry of the owner for the parent of the last one, which wins over it or does not."""
+    """Return another entry of the owner for the last entry's parent, which wins over it or does not."""
     _, grid = swarm.machines["p0"].rules_engine.book.folded(last.roster, last.round)
     owner = grid.owner(last.span)
     assert owner is not None
@@ -29,7 +29,7 @@ def other_child(swarm: Swarm, last: Entry, *, wins: bool) -> Entry:
 
 
 def split(swarm: Swarm, *, wins: bool) -> tuple[Machine, Machine]:
-    """Let p1 stand on another child of the parent of the tip where all others stand."""
+    """Put p1 on another child of the parent of the others' tip."""
     p0, p1 = swarm.machines["p0"], swarm.machines["p1"]
 
     def can_go_back() -> bool:
@@ -58,7 +58,7 @@ def said(machine: Machine) -> str:
 
 
 def grows(swarm: Swarm) -> None:
-    """Wait until the run goes on. That a contribution is in two entries is what this test has brought about."""
+    """Wait until the run continues. A contribution in two entries is expected, since this test causes it."""
     height = swarm.height("p0")
     swarm.run_until(lambda: swarm.agreed() and swarm.height("p0") >= height + 10, 2 * MINUTE)
 
@@ -180,7 +180,7 @@ def test_two_against_two_are_no_majority_and_one_pair_goes_back_from_disk(wins: 
 def test_a_peer_that_hears_one_member_leaves_its_abandoned_child_and_follows_it(
     can_go_back: bool,
 ) -> None:
-    """Behind a router it hears the one that can be dialled; its own child even won, but nobody else stood there."""
+    """Behind a router it hears only the dialable member; its own child even won, but no other peer was on it."""
     swarm = founded(4, "one", bootstrap=False)
     p0, p1 = split(swarm, wins=True)
     if not can_go_back:

@@ -1,4 +1,4 @@
-"""Whole swarms in virtual time: founded, joined, left, killed, slept through, split and healed."""
+"""Whole swarms in virtual time: founded, joined, left, killed, asleep, split and healed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"
 
 
 def num_degraded(swarm: Swarm, name: str = "p0") -> int:
-    """How many rosters of a peer's chain went without a majority."""
+    """The number of rosters of a peer's chain without a majority."""
     return swarm.machines[name].rules_engine.book.num_degraded()
 
 
@@ -27,7 +27,7 @@ def test_a_run_is_founded_by_a_bootstrap_and_joined_one_by_one(num_peers: int, w
 
 
 def voting(swarm: Swarm) -> Swarm:
-    """Let a swarm go on until all who train count, and so many as may reduce do."""
+    """Run a swarm until all trainers count, and as many as may reduce do so."""
     swarm.run(10 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     assert all(member.counts for member in swarm.machines["p0"].roster.members if member.trains)
     return swarm
@@ -261,7 +261,7 @@ def test_all_peers_agree_and_continue_once_faults_stop(seed: int) -> None:
 
 
 def grid_swarm(num_peers: int, who: str = "all", group_size: int = 2, seed: int = 0) -> Swarm:
-    """A swarm whose members fold into several rows."""
+    """A swarm whose members form several rows."""
     swarm = voting(founded(num_peers, who, group_size=group_size, seed=seed))
     grid = swarm.machines["p0"].rules_engine.book.grid()
     assert grid is not None
@@ -270,7 +270,7 @@ def grid_swarm(num_peers: int, who: str = "all", group_size: int = 2, seed: int 
 
 
 def included_share(swarm: Swarm, since: float) -> float:
-    """Return how many of all possible contributions the entries of the last rounds included."""
+    """Return the share of all possible contributions that the entries of the last rounds included."""
     recent = [entry for entry in swarm.entries.values() if swarm.rules.clock.begin(entry.round) >= since]
     included = sum(len(included_places(entry)) for entry in recent)
     return included / sum(member.trains for entry in recent for member in swarm.rosters[entry.roster].members)

@@ -1,4 +1,4 @@
-"""The number of requests under way follows what the line can carry."""
+"""The number of pending requests follows what the line can carry."""
 
 from __future__ import annotations
 

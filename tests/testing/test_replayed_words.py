@@ -16,7 +16,7 @@ REPLAYED_CYCLES = 8
 
 
 def test_a_replayed_application_does_not_list_a_peer_that_has_gone() -> None:
-    """One peer was killed as soon as it was listed, one declared its leaving; their messages are as recent as possible."""
+    """One peer was killed as soon as it was listed, one declared its leaving; their messages are still recent."""
 
     async def scene() -> None:
         rules = run_rules(num_spans=(1, 1), heartbeat_seconds=2.0)
