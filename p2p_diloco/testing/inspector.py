@@ -165,12 +165,12 @@ class Inspector:
         self.checks += 1
         entry = self.entries.get(update.absorbed.digest)
         if update.absorbed.round <= state.head.round:
-            text = f"an entry of round {update.absorbed.round} is absorbed on top of round {state.head.round}"
+            text = f"absorbed an entry of round {update.absorbed.round} on top of round {state.head.round}"
             self._broken("I2", f"{update.span}: {text}", machine)
         elif entry is None:
-            self._broken("I3", f"{update.span}: an entry is absorbed that no log has kept", machine)
+            self._broken("I3", f"{update.span}: absorbed an entry that no log has kept", machine)
         elif entry.parent != state.head.digest:
-            text = f"{update.span}: an entry of round {entry.round} is absorbed without its parent"
+            text = f"{update.span}: absorbed an entry of round {entry.round} without its parent"
             self._broken("I3", text, machine)
 
     def advanced(self, machine: Inspected, span: SpanId, after: SpanState) -> None:
@@ -222,7 +222,7 @@ class Inspector:
         self.checks += 1
         truth = self.truth(span, state.head)
         if truth is None:
-            self._broken("I1", f"{span} stands on a chain that nobody made", machine)
+            self._broken("I1", f"{span} is on an unknown chain", machine)
         elif self._is_same(truth, state):
             self.differing.pop((machine.name, span), None)
         elif self.has_flipped:
@@ -262,7 +262,7 @@ class Inspector:
         roster = self.rosters.get(entry.roster)
         where = f"the entry of {entry.span} in round {entry.round}"
         if roster is None:
-            self._broken("I8", f"{where} is of a roster that nobody keeps", machine)
+            self._broken("I8", f"{where} names a roster that no peer keeps", machine)
             return
         self._check_majority(machine, entry, roster, where)
         for place in roster.voter_places.intersection(_places(entry.present, roster)):
@@ -289,10 +289,10 @@ class Inspector:
         self.checks += 1
         there = {roster.members[place].peer for place in present} & roster.voters
         if 2 * len(there) <= len(roster.voters):
-            text = f"{where} has {len(there)} of {len(roster.voters)} voters there"
+            text = f"{where} has {len(there)} of {len(roster.voters)} voters present"
             self._broken("I8", text, machine)
         if not set(_places(entry.included, roster)) <= set(present):
-            self._broken("I8", f"{where} includes members that were not there", machine)
+            self._broken("I8", f"{where} includes members that were not present", machine)
         for place in present:
             peer = roster.members[place].peer
             self.checks += 1
@@ -300,7 +300,7 @@ class Inspector:
                 self.skipped += 1
             elif self._named.get((entry.span, entry.round, peer)) != (entry.roster, entry.parent):
                 name = self._machines[peer].name
-                self._broken("I8", f"{where} has {name} there, which did not name its parent", machine)
+                self._broken("I8", f"{where} lists {name} as present, which did not name its parent", machine)
 
     def _check_mean(self, machine: Inspected, entry: Entry, peers: list[PeerId], roster: Roster, where: str) -> None:
         """Recompute the mean from what was really sent; in a grid, by way of the means of the rows."""
@@ -312,7 +312,7 @@ class Inspector:
         payloads = [self._sent.get((entry.span, entry.round, peer)) for peer in peers]
         missing = [self._machines[peer].name for peer, sent in zip(peers, payloads, strict=True) if sent is None]
         if missing:
-            self._broken("I2", f"{where} counts {', '.join(missing)}, who sent nothing", machine)
+            self._broken("I2", f"{where} counts {', '.join(missing)}, which sent nothing", machine)
             return
         vectors = [maths.decode(maths.codecs.contribution, sent) for sent in payloads if sent is not None]
         mean_N = _mean_of(fold_roster(roster, self._rules.group_size), peers, vectors, entry, maths.codecs)
@@ -326,7 +326,9 @@ class Inspector:
         clock = self._rules.clock
         self.checks += 1
         if engine.round != clock.round_at(now) and not engine.only_listens:
-            self._broken("I4", f"in round {engine.round} in round {clock.round_at(now)}", machine)
+            self._broken(
+                "I4", f"the engine is in round {engine.round} and the clock in round {clock.round_at(now)}", machine
+            )
         collection = engine.exchange.collection
         if collection is not None and now >= clock.reduce_by(collection.round):
             unsettled = [str(span) for span in collection.reduced if span not in collection.settled]
@@ -357,7 +359,7 @@ class Inspector:
         parent = self.rosters.get(roster.parent)
         self.rosters[digest] = roster
         if parent is None:
-            self._broken("I8", f"roster {roster.k} has a parent that nobody certified", machine)
+            self._broken("I8", f"roster {roster.k} has a parent that was never certified", machine)
             return
         self._count_votes(machine, certified, parent)
         if not roster.degraded:

@@ -228,7 +228,7 @@ class SimulatedIsland:
         before = self.states.get(span)
         if before is None and not self._trains:
             return  # dropped meanwhile
-        assert before is not None, f"an entry of {span} is absorbed, which is not held"
+        assert before is not None, f"absorbed an entry of {span}, which is not held"
         self._watch.advancing(before, update)
         advanced = self.advance(before, update)
         if not self.local:

@@ -247,7 +247,7 @@ def _join(rules: RunRules, donor: RosterBook) -> tuple[list[int], float]:
         began = time.process_time()
         actions = engine.receive(donor.founder, decode_message(frame), now)
         seconds += time.process_time() - began
-        assert any(isinstance(action, KeepRoster) for action in actions), "every frame brings the joiner on"
+        assert any(isinstance(action, KeepRoster) for action in actions), "every frame must bring the joiner a roster"
     return frame_bytes, seconds
 
 

@@ -71,7 +71,7 @@ class Scenario:
         open_peers = sum(peer.place == OPEN for peer in self.peers)
         who = f"{len(self.peers)} peers ({open_peers} can be dialled{', a bootstrap' if self.bootstrap else ''})"
         spans = f"spans {self.num_spans}, {len(self.radial_spans)} of them radial"
-        cut = f"rows of {self.group_size}, {spans}, {self.codec}, void after {self.void_cycles} cycles"
+        cut = f"rows of {self.group_size}, {spans}, {self.codec}, stalled after {self.void_cycles} cycles"
         lines = [f"seed {self.seed}: {who}, {cut}; bad from {self.bad_from:.0f} to {self.bad_until:.0f} s"]
         return "\n".join([*lines, *(f"  at {trouble.at:.1f}: {trouble.describe()}" for trouble in self.troubles)])
 

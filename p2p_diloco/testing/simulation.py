@@ -298,7 +298,7 @@ class Simulation:
         with self._rack.aside():
             num_lost = machine.disk.cut_power(self.rng)
         if num_lost:
-            self.note(machine, "disk", f"{num_lost} files lost what was not synced")
+            self.note(machine, "disk", f"{num_lost} files lost unsynced data")
         machine.clock.boot(self.loop.true_seconds())
 
     def wipe(self, name: str) -> None:
@@ -354,7 +354,7 @@ class Simulation:
         machine.clock.wake(self.loop.true_seconds())
         if machine.process is None or not machine.is_stopped:
             return
-        self.note(machine, "goes on", f"{len(machine.process.waiting)} things have waited")
+        self.note(machine, "goes on", f"{len(machine.process.waiting)} callbacks have waited")
         machine.process.go_on()
         self.network.wake(machine.peer)
 

@@ -278,7 +278,7 @@ class Trial:
             await self._run_to_end_of_cycle(swarm.now + self.scenario.cycle_seconds)
             await self._check_agreement()
         if not all(now > then for now, then in zip(fragment_heights(swarm), before, strict=True)):
-            raise Violated("I6", f"the run does not go on within {cycles} quiet cycles; {swarm.describe()}")
+            raise Violated("I6", f"the run made no progress within {cycles} quiet cycles; {swarm.describe()}")
         if not swarm.inspector.differing:  # while two witnesses differ, no peer becomes ready
             check_ready(swarm)
 

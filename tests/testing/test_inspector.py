@@ -81,17 +81,17 @@ def test_entries_out_of_order_repeated_or_on_an_unknown_chain_are_violations() -
         entry = next(iter(swarm.inspector.entries.values()))
         state = machine.vectors.states[entry.span]
         swarm.inspector.advancing(machine, state, update_of(entry))
-        expect(found, "I2: .* is absorbed on top of round")
+        expect(found, "I2: .* absorbed an entry of round .* on top of round")
         ahead = replace(update_of(entry), absorbed=replace(entry.absorbed(), round=state.head.round + 2))
         swarm.inspector.advancing(machine, state, ahead)
-        expect(found, "I3: .* is absorbed without its parent")
+        expect(found, "I3: .* absorbed an entry of round .* without its parent")
         unknown = replace(ahead, absorbed=replace(ahead.absorbed, digest=sha256(b"unknown")))
         swarm.inspector.advancing(machine, state, unknown)
-        expect(found, "I3: .* is absorbed that no log has kept")
+        expect(found, "I3: .* absorbed an entry that no log has kept")
         head = replace(state.head, digest=ZERO_DIGEST)
         foreign = SpanState(head=head, anchor_N=state.anchor_N, momentum_N=state.momentum_N)
         swarm.inspector.advanced(machine, entry.span, foreign)
-        expect(found, "I1: .* a chain that nobody made")
+        expect(found, "I1: .* is on an unknown chain")
 
     with_grown_swarm(scene)
 
@@ -100,17 +100,17 @@ def test_entries_with_wrong_members_or_a_wrong_mean_are_violations() -> None:
     def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
         entry = list(swarm.inspector.entries.values())[-1]
         for wrong, text in (
-            (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 voters there"),
-            (replace(entry, present=pack_included({0, 1}, 3)), "I8: .* includes members that were not there"),
-            (replace(entry, parent=entry.roster), "I8: .* has p. there, which did not name its parent"),
-            (replace(entry, round=entry.round + 2000), "I8: .* has p. there, which did not name its parent"),
+            (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 voters present"),
+            (replace(entry, present=pack_included({0, 1}, 3)), "I8: .* includes members that were not present"),
+            (replace(entry, parent=entry.roster), "I8: .* lists p. as present, which did not name its parent"),
+            (replace(entry, round=entry.round + 2000), "I8: .* lists p. as present, which did not name its parent"),
             (replace(entry, tokens=1), "I2: .* is the second one that its owner signed"),
         ):
             swarm.inspector.entry_kept(machine, wrong)
             expect(found, text)
         swarm.inspector._sent.clear()
         swarm.inspector.entry_kept(machine, replace(entry, tokens=2))
-        expect(found, r"I2: .* counts p., p., p., who sent nothing")
+        expect(found, r"I2: .* counts p., p., p., which sent nothing")
 
     with_grown_swarm(scene)
 
@@ -132,7 +132,7 @@ def test_rosters_without_enough_votes_are_violations() -> None:
             (roster(1, cycle=99), "I8: roster .* has 1 votes of 3"),
             (roster(3, cycle=98), "a fork"),
             (roster(0, cycle=97, degraded=True), "I8: .* has 0 votes"),
-            (roster(3, parent=sha256(b"nobody")), "a parent that nobody certified"),
+            (roster(3, parent=sha256(b"nobody")), "a parent that was never certified"),
             (roster(3, k=0), "a second founding"),
         ):
             swarm.inspector.roster_kept(machine, wrong)
@@ -168,7 +168,7 @@ def test_an_open_round_and_an_unsettled_span_after_the_deadline_are_violations()
         collection = engine.exchange.collection
         assert collection is not None
         swarm.inspector.ticked(machine, engine, clock.begin(engine.round + 2))
-        expect(found, "I4: in round")
+        expect(found, "I4: the engine is in round")
         collection.settled.clear()
         swarm.inspector.ticked(machine, engine, clock.reduce_by(collection.round) + 0.1)
         expect(found, "I4: .* unsettled in round")
