@@ -103,7 +103,7 @@ def test_a_link_that_keeps_being_closed_is_redialled_less_and_less_often() -> No
         assert transport is not None
         for _ in range(600):
             await asyncio.sleep(1.0)
-            transport.hang_up(ANN.peer)  # another version of this program, say, sends frames that we cannot read
+            transport.hang_up(ANN.peer)  # for example, another version of this program sends unreadable frames
         assert len(scene.dials) < 20
 
     play(act)

@@ -102,7 +102,7 @@ def test_a_live_peer_listed_after_sixty_dead_ones_answers_in_time() -> None:
     async def act(scene: Scene) -> tuple[FetchedManifest, float]:
         dead = [PeerId(sha256(bytes([number]))) for number in range(60)]
         for peer in dead:
-            scene.network.cut(ME, peer)  # as addresses that nobody has any more: no refusal, only silence
+            scene.network.cut(ME, peer)  # like addresses no longer in use: no refusal, only silence
         await scene.add(SECOND, ManifestReply(manifest=MANIFEST))
         begin = asyncio.get_running_loop().time()
         return await scene.fetch(*dead, SECOND), asyncio.get_running_loop().time() - begin

@@ -115,7 +115,7 @@ def test_a_clock_that_is_years_off_does_not_make_the_shell_spin() -> None:
         count_clock(founder, caller)
         await swarm.run(2.5 * swarm.rules.heartbeat_seconds)
         caller.say(founder.peer, Pong(nonce=caller.of(Ping)[-1].nonce, clock_seconds=0.1))
-        await swarm.run(5 * swarm.rules.heartbeat_seconds)  # for ever, if a pause is shorter than the clocks resolve
+        await swarm.run(5 * swarm.rules.heartbeat_seconds)  # forever, if a pause is shorter than the clock resolution
 
     act(scene)
 

@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_found_reported_and_corrected_within_a_scrub_period(num
             place = int(np.abs(ben.vectors.states[SPAN].anchor_N).argmax())
             assert swarm.flip_bit("ben", SPAN, place, 31)
             for name in names:
-                if not saves and (num_peers > 2 or name == "ben"):  # of two, one at least must know
+                if not saves and (num_peers > 2 or name == "ben"):  # of two, at least one must know
                     for path in swarm.machines[name].disk.path.rglob("*.safetensors"):
                         path.unlink()
             clock = swarm.rules.clock

@@ -76,7 +76,7 @@ def test_waiting_results_are_delivered_by_one_wake_up() -> None:
         for number in range(20):
             worker.submit(lambda result, _: heard.append(result), int, number)
         worker.submit(lambda *_: None, all_done.set)
-        assert all_done.wait(30)  # in the loop's own thread: it hears of nothing meanwhile
+        assert all_done.wait(30)  # in the loop's own thread, which receives nothing meanwhile
         worker.close()
         assert len(wake_ups) == 1
         assert heard == []

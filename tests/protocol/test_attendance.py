@@ -93,7 +93,7 @@ def test_a_peer_without_a_roster_treats_all_peers_as_strangers(monkeypatch: pyte
     assert here.num_ready(0.0) == 1
 
 
-# -- who is ready
+# -- ready peers
 
 
 def test_ready_peers_are_those_that_report_it_and_train() -> None:
@@ -203,7 +203,7 @@ def test_a_peer_that_declared_its_leaving_is_gone_until_its_next_incarnation() -
     assert here.alive(0.0).keys() == {B}
 
 
-# -- what the entries say
+# -- evidence in entries
 
 
 def test_a_members_latest_presence_is_known_in_any_order_of_entries() -> None:

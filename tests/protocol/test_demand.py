@@ -77,7 +77,7 @@ def test_the_formula_is_the_mean_of_what_is_counted_message_by_message(
     grid, reachable = grid_of(num_members, num_reducing, group_size)
     rows = len(grid.rows)
     if num_reducing % rows or num_members % rows:
-        return  # shares differ by one then, and the mean is only nearly that
+        return  # shares differ by one then, and the mean only approximately matches
     moved = counted(grid, 4 * rows * len(grid.columns), INT4)
     for is_reachable in (True, False):
         peers = [peer for peer in moved if (peer in reachable) == is_reachable]

@@ -10,7 +10,7 @@ from swarm_driver import Swarm
 
 from p2p_diloco.ids import PeerId
 
-# Counting lines makes a swarm three times as slow, and these cover none that others do not.
+# Counting lines makes a swarm three times as slow, and these tests cover no further lines.
 pytestmark = pytest.mark.no_cover
 GHOSTS = [peer_id(f"ghost {number}") for number in range(8)]
 

@@ -228,7 +228,7 @@ def test_observations_of_a_line_given_up_since_do_not_count() -> None:
         ([1, 2, 3], 3 + LONGEST_GAP_CYCLES, True),
         ([1, 2, 3], 4 + LONGEST_GAP_CYCLES, False),  # it ended, as far as is known
         ([LONGEST_GAP_CYCLES], 80, True),
-        ([LONGEST_GAP_CYCLES + 1], 80, False),  # the night is somebody else's
+        ([LONGEST_GAP_CYCLES + 1], 80, False),  # another peer's night
         ([1, 2 + LONGEST_GAP_CYCLES, 80], 80, False),
         ([1, 60, 120, 180], 200, True),
     ],
@@ -294,7 +294,7 @@ def test_heartbeats_show_that_most_members_have_continued_without_a_peer() -> No
     assert is_left_behind(mine, [*here, *gone, heartbeat(E, roster=sha256(b"x"))], book) is False, "half is not most"
 
 
-# -- one peer that hears of two lines
+# -- one peer that learns of two lines
 
 
 def after(parent: Roster, voters: Sequence[PeerId], cycle: int, **changes: object) -> CertifiedRoster:

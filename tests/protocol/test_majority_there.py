@@ -12,7 +12,7 @@ from swarm_driver import Swarm
 
 from p2p_diloco.protocol.wire.entry import Entry, included_places, places_in
 
-# Counting lines makes a swarm three times as slow, and these cover none that others do not.
+# Counting lines makes a swarm three times as slow, and these tests cover no further lines.
 pytestmark = pytest.mark.no_cover
 SMALL = [(1, "all"), (2, "all"), (2, "one"), (3, "all"), (3, "one"), (4, "all"), (5, "half")]
 

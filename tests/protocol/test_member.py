@@ -93,7 +93,7 @@ def test_a_declaration_is_valid_if_its_peer_and_all_provers_signed() -> None:
     ("older", "newer"),
     [
         ({"cycle": 3}, {"cycle": 4}),
-        ({"cycle": 9}, {"cycle": 3, "leaving": True}),  # who leaves does not come back as the same incarnation
+        ({"cycle": 9}, {"cycle": 3, "leaving": True}),  # a peer that leaves does not return as the same incarnation
         ({"cycle": 9, "leaving": True}, {"cycle": 3, "incarnation": 2}),
     ],
 )

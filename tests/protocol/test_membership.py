@@ -833,7 +833,7 @@ def test_an_unready_peer_draws_no_conclusions_from_its_logs() -> None:
     assert here.round_over(0) == [], "the round before the first entries"
 
 
-# -- whom this peer hears
+# -- peers that are heard
 
 
 def test_clocks_of_voters_count_and_without_voters_those_of_all_members() -> None:
@@ -881,7 +881,7 @@ def test_clocks_of_heard_members_count_if_none_can_be_dialled(here: Membership, 
 def test_the_founders_clock_counts_until_over_half_of_such_members_are_heard() -> None:
     here, joiner = hidden_member(A, A, B, C, D), hidden_member(NEW, A, B, C, D)
     expected = [
-        (B, {BOOT}, {BOOT}),  # one of four may lie, and be the only one that is heard
+        (B, {BOOT}, {BOOT}),  # one of four may lie, and be the only one heard
         (C, {B, C}, {BOOT}),
         (D, {B, C, D}, {B, C, D}),
     ]

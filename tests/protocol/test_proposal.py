@@ -147,7 +147,7 @@ def test_the_grid_is_redrawn_every_sixty_four_cycles() -> None:
         (6, (9, 9, 6), True),  # the lower median
         (6, (9, 6, 6), False),
         (6, (6, 6, 6), False),
-        (5, (9, 9, 9), False),  # the roster in force tells of some already
+        (5, (9, 9, 9), False),  # the roster in force already shows some
     ],
 )
 def test_the_first_entries_since_the_previous_roster_make_a_new_roster(
@@ -206,7 +206,7 @@ def test_a_roster_has_the_cycle_of_its_ballot_and_is_never_before_its_parent() -
     assert child(late, *(said(peer, late, declared=[applies(NEW[0])]) for peer in (A, B, C))).cycle == CYCLE + 1
 
 
-# -- who is dropped
+# -- dropping members
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_last_member_that_leaves_stays_on_the_roster() -> None:
     assert nothing_follows(lone, said(A, lone, declared=[applies(A, leaving=True)]))
 
 
-# -- who is listed
+# -- listing members
 
 
 def test_one_voter_that_holds_an_application_is_enough() -> None:
@@ -337,7 +337,7 @@ def test_a_full_roster_lists_no_new_members() -> None:
     assert nothing_follows(parent, *(said(peer, parent, declared=words) for peer in sorted(parent.voters)[:17]))
 
 
-# -- what a member says of itself
+# -- declarations of members
 
 
 def test_a_new_incarnation_keeps_its_place_and_its_seniority() -> None:
@@ -380,7 +380,7 @@ def test_a_share_changes_by_two_steps_or_not_at_all(before: int, declared: int, 
     assert nothing_follows(parent, only_share) is (before == expected)
 
 
-# -- who counts
+# -- counting members
 
 
 @pytest.mark.parametrize(("num_promises", "num_saying"), [(4, 3), (3, 2), (2, 2), (1, 1)])
@@ -469,7 +469,7 @@ def test_the_bootstrap_stays_if_all_reachable_members_have_lost_their_role() -> 
     )
 
 
-# -- who reduces
+# -- reducers
 
 
 def reducing(roster: Roster) -> set[PeerId]:
@@ -584,7 +584,7 @@ def test_repeated_claims_without_enough_proofs_change_nothing() -> None:
     assert reducing(listing_them) == FOUR.peers()
 
 
-# -- going on without a majority
+# -- continuing without a majority
 
 
 def test_a_degraded_roster_lists_exactly_the_promisers_and_the_peers_they_hear() -> None:
@@ -617,7 +617,7 @@ def test_no_roster_follows_if_all_remaining_members_leave() -> None:
     assert nothing_follows(FOUR, *words, degraded=True)
 
 
-# -- whatever is promised
+# -- properties for any promises
 
 PEERS = [BOOT, *ids(6), *NEW[:4]]
 

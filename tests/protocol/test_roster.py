@@ -304,7 +304,7 @@ def test_a_peer_that_the_manifest_does_not_list_is_on_no_roster() -> None:
     unlisted = (*PARENT.members, member(BOOT, counts=False))
     with pytest.raises(PeerError, match="names a peer that the manifest does not list"):
         check_child(child(members=unlisted), PARENT, 0, replace(RULES, listed=PARENT.peers()))
-    check_child(child(), PARENT, 0, replace(RULES, listed=frozenset({A})))  # who founded the run need not be listed
+    check_child(child(), PARENT, 0, replace(RULES, listed=frozenset({A})))  # the founder need not be listed
 
 
 def test_a_degraded_roster_is_valid_only_after_a_stall() -> None:
@@ -366,7 +366,7 @@ def test_a_run_founded_before_its_round_0_begins_in_cycle_0() -> None:
     check_founding(CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),)), RUN, ORGANISER, verify)
 
 
-# -- who is where, who reduces, who leads
+# -- places, reducers, leaders
 
 
 def test_members_are_found_by_peer() -> None:

@@ -61,7 +61,7 @@ def signed(unsigned: SignedContent) -> SignedContent:
     return replace(unsigned, signature=sign_as(unsigned.voter, unsigned.statement(RUN)))
 
 
-# -- who carries
+# -- forwarding
 
 
 def test_a_request_is_forwarded_and_its_answer_returned_once() -> None:
@@ -120,7 +120,7 @@ def test_old_forwarded_requests_are_dropped() -> None:
     assert len(carrier._carried) <= 801
 
 
-# -- who asks
+# -- requests
 
 
 def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> None:
@@ -164,7 +164,7 @@ def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> No
     assert far.signed(0.0, holds=True) == []
 
 
-# -- whose word counts
+# -- answers that count
 
 
 def namers(
@@ -324,7 +324,7 @@ def test_a_span_is_accepted_if_a_majority_named_it_through_others() -> None:
     assert any(isinstance(action, ReplaceSpan) for action in taken)
 
 
-# -- questions and answers of a whole page
+# -- requests and answers of a whole `Repair`
 
 
 def page_of(

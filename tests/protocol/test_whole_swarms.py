@@ -12,7 +12,7 @@ from swarm_driver import Swarm
 from p2p_diloco.protocol.wire.entry import included_places
 from p2p_diloco.protocol.wire.grid import fold_roster
 
-# Counting lines makes a swarm three times as slow; who covers none that others do not is played without (no_cover).
+# Counting lines makes a swarm three times as slow; tests that cover no further lines run without (no_cover).
 CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_bit_in_any_kind_of_step_is_refused_with_both_answers(
 
 def test_a_machine_that_cannot_even_decode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_kernels(), "follow4", lambda *arguments: False)
-    check_known_answer()  # the long way round does it
+    check_known_answer()  # the slow path works
     monkeypatch.setattr(outer_step, "count_non_finite", lambda vector_N: 1)
     with pytest.raises(ConfigError, match="stepping known vectors gave the update holds 1 and the step along it 1"):
         check_known_answer()

@@ -210,7 +210,7 @@ def test_eight_identities_that_never_contribute_to_an_open_run_do_no_lasting_har
             await four_that_count(swarm)
             honest: list[Machine] = [swarm.machines[name] for name in HONEST]
             for machine in honest:
-                machine.reports = deque()  # all that it says
+                machine.reports = deque()  # keeps all reports
             first, began = swarm.round, swarm.now
             mutator: Mutator = empty_handed
             for name in IDENTITIES:

@@ -20,7 +20,7 @@ def test_a_row_of_eight_sends_what_the_formula_predicts() -> None:
     assert row.included == 1.0
     assert row.replicas_equal
     assert row.newcomer_cycles is None
-    # int4 with a 16-bit scale per 64: 4.25 bits, both ways, all but the own share; headers next to nothing.
+    # int4 with a 16-bit scale per 64: 4.25 bits, both ways, all but the own share; headers are negligible.
     assert bits(row) == pytest.approx(8.5 * (1 - 1 / 8), rel=0.01)
     assert row.round_seconds is not None
     assert 0 < row.round_seconds < 8
