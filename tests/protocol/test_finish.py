@@ -155,7 +155,7 @@ def test_a_settled_span_accepts_no_more_means() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"roster": sha256(b"x")}, "another roster than 1"),
+        ({"roster": sha256(b"x")}, "a different roster; roster 1"),
         ({"span": SPAN._replace(index=7)}, "its sender does not reduce"),
         ({"row": 1}, "its sender does not reduce"),
         ({"row": 9}, "its sender does not reduce"),

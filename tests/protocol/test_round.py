@@ -86,7 +86,7 @@ def gathered(found: Collection, head: SpanHead | None = HEAD) -> Gathered:
         ({"roster": sha256(b"x")}, "names a different roster; roster 1 is in force here"),
         ({"incarnation": 2}, "is from incarnation 2; the roster lists 1"),
         ({"steps": 0}, "in 0 steps"),
-        ({"tokens": 0}, "says 0 tokens"),
+        ({"tokens": 0}, "claims 0 tokens"),
     ],
 )
 def test_invalid_openings_are_refused(changes: dict[str, object], text: str) -> None:

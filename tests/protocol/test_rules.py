@@ -57,7 +57,7 @@ def test_a_refusal_tells_an_unlisted_peer_its_id_and_what_to_send_to_whom() -> N
     (peer,) = ids(1)
     text = explain_unlisted(peer)
     assert text == (
-        f"this run takes listed peers only, and {format_peer_id(peer)} is not one of them; send this peer id to "
+        f"this run accepts listed peers only, and {format_peer_id(peer)} is not one of them; send this peer id to "
         "whoever gave you the invite: the list is part of the run, so a new run.toml must name it under [trust] peers"
     )
     word = Refusal(round=0, newer_roster=False, reason=text.encode())
