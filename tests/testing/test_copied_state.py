@@ -45,7 +45,7 @@ def test_two_machines_with_one_identity_harm_no_others_and_both_report_it(place:
             for machine in (original, copy):
                 assert "identity" in machine.topics, (machine, machine.reports)
                 for text in machine.texts("identity"):
-                    assert "stop one of them, and give it a state directory of its own" in text
+                    assert "stop one of them, and give it its own state directory" in text
             assert share_of_spans(swarm, first, first + 16) >= 0.9
             swarm.kill("copy")
             await swarm.run_to_round(swarm.round + 4)

@@ -1,4 +1,4 @@
-"""What is known about donors: how large their pieces may be, which have stopped answering, and which to avoid.
+"""Knowledge about donors: how large their pieces may be, which have stopped answering, and which to avoid.
 
 A state machine without I/O.
 """

@@ -63,7 +63,7 @@ def ballot_turn(ballot: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What one voter has observed; bit i of a bitmap is for member i of the roster in force.
+    """The observations of one voter; bit i of a bitmap is for member i of the roster in force.
 
     Attributes:
         absent: members that it would drop.
