@@ -252,10 +252,10 @@ def test_a_degraded_roster_needs_one_vote_of_any_member() -> None:
         ({"members": (member(A), member(A))}, "lists a peer twice"),
         ({"members": (bootstrap(), member(C, trains=False))}, "lists more than one member that does not train"),
         ({"members": (member(A, reduces=False), member(B))}, "lists members that do not reduce before some that do"),
-        ({"members": (member(A, since=1), member(B))}, "gives the wrong cycle for the listing of a member"),
+        ({"members": (member(A, since=1), member(B))}, "wrong cycle for the listing of a member"),
         (
             {"members": (member(A), member(peer_id("eve"), since=9))},
-            "gives the wrong cycle for the listing of a member",
+            "wrong cycle for the listing of a member",
         ),
         ({"height": 11}, "claims 11 entries, but at most 10 are possible"),
     ],

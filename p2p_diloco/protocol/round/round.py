@@ -66,7 +66,7 @@ class ReductionRules:
 
 @dataclass(slots=True, kw_only=True)
 class Collection:
-    """The contributions that a reducer collects for one round. Roster and grid are those in force when the round began here.
+    """The contributions that a reducer collects for one round, with roster and grid as they were when it began here.
 
     Attributes:
         row: the row of this peer.
