@@ -32,8 +32,8 @@ from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_state
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Self
+from p2p_diloco.protocol.engine import PeerEngine, SavedState
+from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, LocalPeer
 from p2p_diloco.protocol.round.round import newcomers_of
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
@@ -176,8 +176,8 @@ class StagedPeer:
         self, founding: CertifiedRoster, states: dict[SpanId, SpanState], make_thread: Callable[..., TrainingThread]
     ) -> None:
         key, heads = self.key, {span: state.head for span, state in states.items()}
-        me = Self(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
-        recalled = Recalled(rosters=(founding,), heads=heads or None)
+        me = LocalPeer(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
+        recalled = SavedState(rosters=(founding,), heads=heads or None)
         self.engine = PeerEngine(me=me, rules=self.plan.rules, verify=is_signed_by, recalled=recalled)
         # It need not compare its state with others before it takes part: all have just made the same one.
         self.engine.membership.ready = bool(states)
@@ -188,7 +188,7 @@ class StagedPeer:
             plan=self.plan,
             keep=KEEP_CHECKPOINTS,
             soon=lambda write: self._loop.run_in_executor(self._writer, write),
-            hear=lambda topic, text: self.in_loop(lambda: self.listener.report(topic, text)),
+            report=lambda topic, text: self.in_loop(lambda: self.listener.report(topic, text)),
         )
         self.node = SwarmNode(
             engine=self.engine,

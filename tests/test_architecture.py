@@ -237,7 +237,7 @@ def modules_loaded_by(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("path", LIGHT_MODULES, ids=module_name)
 def test_the_command_line_starts_without_torch_and_hivemind(path: Path) -> None:
     loaded = modules_loaded_by(path)
-    heavy = {name: asker for name, asker in loaded.items() if name.split(".")[0] in HEAVY}
+    heavy = {name: requester for name, requester in loaded.items() if name.split(".")[0] in HEAVY}
     assert heavy == {}, "import it inside the function that needs it"
 
 

@@ -61,7 +61,7 @@ class ContestPlan:
         return 60.0 + 1e-6 * self.parameters * self.num_peers
 
 
-def play_contest(plan: ContestPlan, say: Callable[[str], None]) -> Contest:
+def play_contest(plan: ContestPlan, show: Callable[[str], None]) -> Contest:
     """Start all processes, play, end them, and return what came out.
 
     Args:
@@ -72,11 +72,11 @@ def play_contest(plan: ContestPlan, say: Callable[[str], None]) -> Contest:
     available = psutil.virtual_memory().available
     stays = can_all_stay(plan.systems, plan.num_peers, plan.parameters, available)
     turns: dict[str, list[Turn]] = {system: [] for system in plan.systems}
-    with _scratch_folder() as root, _Stage(plan, root, say, stays=stays) as stage:
+    with _scratch_folder() as root, _Stage(plan, root, show, stays=stays) as stage:
         for repeat in range(plan.repeats):
             for system in plan.systems:
                 turn = stage.play(system)
-                say(f"repeat {repeat + 1} of {plan.repeats}: {system} {turn.wall_seconds:.3f} s")
+                show(f"repeat {repeat + 1} of {plan.repeats}: {system} {turn.wall_seconds:.3f} s")
                 turns[system].append(turn)
         is_private = stage.is_private
     return Contest(
@@ -99,8 +99,8 @@ class _Stage:
         is_private: whether each had a network of its own so far.
     """
 
-    def __init__(self, plan: ContestPlan, root: Path, say: Callable[[str], None], *, stays: bool) -> None:
-        self._plan, self._root, self._say, self._stays = plan, root, say, stays
+    def __init__(self, plan: ContestPlan, root: Path, show: Callable[[str], None], *, stays: bool) -> None:
+        self._plan, self._root, self._show, self._stays = plan, root, show, stays
         self._crews: dict[str, Crew] = {}
         self._ends = {system: ExitStack() for system in plan.systems}
         self._failures = dict.fromkeys(plan.systems, 0)
@@ -138,11 +138,11 @@ class _Stage:
                 self._failures[system] += 1
                 if system == OURS or self._failures[system] > MOST_FAILURES:
                     raise
-                self._say(f"{error}; starting {system} again")
+                self._show(f"{error}; starting {system} again")
 
     def _crew(self, system: str) -> Crew:
         if system not in self._crews:
-            crew = self._ends[system].enter_context(ready_crew(self._plan, system, self._root, self._say))
+            crew = self._ends[system].enter_context(ready_crew(self._plan, system, self._root, self._show))
             self._crews[system] = crew
             self.is_private = self.is_private and crew.network.is_private
         return self._crews[system]
@@ -160,9 +160,9 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def ready_crew(plan: ContestPlan, system: str, root: Path, say: Callable[[str], None]) -> Iterator[Crew]:
+def ready_crew(plan: ContestPlan, system: str, root: Path, show: Callable[[str], None]) -> Iterator[Crew]:
     """Start a system and let it play until a turn was whole: it is warm then, and its turns count."""
-    say(f"starting {plan.num_peers} peers of {system}")
+    show(f"starting {plan.num_peers} peers of {system}")
     place = Path(tempfile.mkdtemp(prefix="c", dir=root))
     with Crew(system, _orders(plan, system), place, command=WORKER) as crew:
         words = crew.ask({"do": "start"}, START_SECONDS)

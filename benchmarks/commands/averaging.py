@@ -66,7 +66,7 @@ def bench_averaging(options: AveragingOptions) -> int:
         raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
     machine, options = describe_machine(), replace(options, spans=plan.spans)
     with ended_politely():
-        contest = play_contest(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
+        contest = play_contest(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
     write_figures(options.json, bench_document("averaging", options, document_of(contest), machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(averaging_lines(contest)))

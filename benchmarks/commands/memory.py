@@ -54,7 +54,7 @@ def bench_memory(options: MemoryOptions) -> int:
         raise ConfigError("bench memory measures by Linux's /proc, which this system has not; run it on Linux")
     machine = describe_machine()
     with ended_politely():
-        sizes = measure_footprints(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
+        sizes = measure_footprints(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
     figures = document_of(sizes, plan.num_peers)
     write_figures(options.json, bench_document("memory", options, figures, machine))
     if options.json != STANDARD_OUTPUT:

@@ -47,7 +47,7 @@ def bench_state(options: StateOptions) -> int:
         raise ConfigError("bench state measures by Linux's /proc, which this system has not; run it on Linux")
     machine = describe_machine()
     with ended_politely():
-        transfers = measure_transfers(plan, say=lambda text: print(text, file=sys.stderr, flush=True))
+        transfers = measure_transfers(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
     write_figures(options.json, bench_document("state", options, document_of(plan, transfers), machine))
     if options.json != STANDARD_OUTPUT:
         print("\n".join(state_lines(plan, transfers)))

@@ -61,7 +61,7 @@ def bench_training(options: TrainingOptions) -> int:
     if sys.platform != "linux":
         raise ConfigError("bench training needs network namespaces, which only Linux has; run it there")
     with ended_politely():
-        played = play_training(plan, say=_say)
+        played = play_training(plan, show=_show)
     figures = document_of(played.setting, played.rows)
     options = replace(options, spans=plan.shape.spans_per_fragment)
     write_figures(options.json, bench_document("training", options, figures, played.setting.machine))
@@ -76,7 +76,7 @@ def bench_install_torchft() -> int:
     Raises:
         NetworkError: pip did not get it.
     """
-    install_torchft(say=_say)
+    install_torchft(show=_show)
     return 0
 
 
@@ -153,5 +153,5 @@ def _row_words(setting: Setting, row: Row) -> str:
     )
 
 
-def _say(text: str) -> None:
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -48,7 +48,7 @@ class FootprintPlan:
         return _START_SECONDS + _SECONDS_PER_PARAMETER * parameters + 20.0 * self.round_seconds(parameters)
 
 
-def measure_footprints(plan: FootprintPlan, say: Callable[[str], None]) -> tuple[SizeFigures, ...]:
+def measure_footprints(plan: FootprintPlan, show: Callable[[str], None]) -> tuple[SizeFigures, ...]:
     """Measure each size.
 
     Args:
@@ -56,18 +56,18 @@ def measure_footprints(plan: FootprintPlan, say: Callable[[str], None]) -> tuple
     Raises:
         PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
     """
-    return tuple(_measure(plan, parameters, say) for parameters in plan.parameters)
+    return tuple(_measure(plan, parameters, show) for parameters in plan.parameters)
 
 
-def _measure(plan: FootprintPlan, parameters: int, say: Callable[[str], None]) -> SizeFigures:
+def _measure(plan: FootprintPlan, parameters: int, show: Callable[[str], None]) -> SizeFigures:
     size = shape_of(parameters).num_parameters
     orders = orders_of(plan, parameters)
     patience = plan.patience_seconds(parameters)
     with _scratch_folder() as root, Crew(ALONE, orders[:1], root, command=WORKER) as crew:
-        say(f"{size:,} parameters: training alone")
+        show(f"{size:,} parameters: training alone")
         alone = _train_alone(crew, patience)
     with _scratch_folder() as root, Crew(PEER, orders, root, command=WORKER) as crew:
-        say(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
+        show(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
         peers, ends = _train_together(crew, patience)
     return SizeFigures(
         parameters=size,

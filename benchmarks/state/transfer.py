@@ -82,7 +82,7 @@ class Transfer:
     is_equal: bool
 
 
-def measure_transfers(plan: TransferPlan, say: Callable[[str], None]) -> list[Transfer]:
+def measure_transfers(plan: TransferPlan, show: Callable[[str], None]) -> list[Transfer]:
     """Play all repeats.
 
     Raises:
@@ -95,7 +95,7 @@ def measure_transfers(plan: TransferPlan, say: Callable[[str], None]) -> list[Tr
             place.mkdir()
             transfers.append(play_transfer(plan, place))
             seconds = transfers[-1].seconds
-            say(f"repeat {repeat + 1} of {plan.repeats}: {seconds:.2f} s, {plan.megabytes / seconds:.0f} MB/s")
+            show(f"repeat {repeat + 1} of {plan.repeats}: {seconds:.2f} s, {plan.megabytes / seconds:.0f} MB/s")
     return transfers
 
 

@@ -86,7 +86,7 @@ class Played:
     failures: tuple[str, ...]
 
 
-def play_training(plan: TrainingPlan, say: Callable[[str], None]) -> Played:
+def play_training(plan: TrainingPlan, show: Callable[[str], None]) -> Played:
     """Start, measure and end each system on each line.
 
     Args:
@@ -99,10 +99,10 @@ def play_training(plan: TrainingPlan, say: Callable[[str], None]) -> Played:
     rows: list[Row] = []
     failures: list[str] = []
     for uplink in plan.uplinks:
-        transmission = _transmission_seconds(plan, uplink, say)
+        transmission = _transmission_seconds(plan, uplink, show)
         cycle = plan.cycle_seconds if plan.cycle_seconds is not None else CYCLE_TRANSMISSIONS * transmission
-        say(f"{uplink.name}: a transmission takes {transmission:.2f} s, a cycle {cycle:.2f} s")
-        stage = _Stage(plan=plan, uplink=uplink, cycle_seconds=cycle, transmission_seconds=transmission, say=say)
+        show(f"{uplink.name}: a transmission takes {transmission:.2f} s, a cycle {cycle:.2f} s")
+        stage = _Stage(plan=plan, uplink=uplink, cycle_seconds=cycle, transmission_seconds=transmission, show=show)
         steps = 0.0
         for system in plan.systems:
             try:
@@ -111,11 +111,11 @@ def play_training(plan: TrainingPlan, say: Callable[[str], None]) -> Played:
                 if system == OURS:
                     raise
                 failures.append(f"{system} at {uplink.name}: {error}")
-                say(failures[-1])
+                show(failures[-1])
                 continue
             steps = row.steps_per_cycle if system == OURS else steps
             kept = row.speed_kept
-            say(f"{uplink.name}, {system}: speed kept {kept.middle:.1%}, participation {row.participation:.1%}")
+            show(f"{uplink.name}, {system}: speed kept {kept.middle:.1%}, participation {row.participation:.1%}")
             rows.append(row)
     return Played(setting=setting, rows=tuple(rows), failures=tuple(failures))
 
@@ -136,12 +136,12 @@ def _setting(plan: TrainingPlan) -> Setting:
     )
 
 
-def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, say: Callable[[str], None]) -> float:
+def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, show: Callable[[str], None]) -> float:
     """Return how long the exchange of a whole cycle takes by itself: by the rate, or measured where there is none."""
     if uplink.bits_per_second is not None:
         return 8.0 * sent_bytes(plan.run_plan(TRIAL_CYCLE_SECONDS), plan.num_islands) / uplink.bits_per_second
-    say(f"{uplink.name}: timing the exchange by itself")
-    with ready_islands(plan, OURS, TRIAL_CYCLE_SECONDS, say) as islands:
+    show(f"{uplink.name}: timing the exchange by itself")
+    with ready_islands(plan, OURS, TRIAL_CYCLE_SECONDS, show) as islands:
         taken = [seconds for _ in range(NUM_TRANSMISSIONS) if (seconds := islands.transmit()) is not None]
     if not taken:
         raise NetworkError(
@@ -240,10 +240,10 @@ def _window(answers: Sequence[Word]) -> Window:
 
 @contextmanager
 def ready_islands(
-    plan: TrainingPlan, system: str, cycle_seconds: float, say: Callable[[str], None], **more: Any
+    plan: TrainingPlan, system: str, cycle_seconds: float, show: Callable[[str], None], **more: Any
 ) -> Iterator[Islands]:
     """Start a system's islands and let them find each other; they train then, on a line that is not thin yet."""
-    say(f"starting {plan.num_islands} islands of {system}")
+    show(f"starting {plan.num_islands} islands of {system}")
     run = plan.run_plan(cycle_seconds)
     order = {"num_islands": plan.num_islands, **run_order(plan.shape, cycle_seconds=cycle_seconds), **more}
     network = StarNetwork(plan.num_islands)
@@ -270,7 +270,7 @@ class _Stage:
     uplink: Uplink
     cycle_seconds: float
     transmission_seconds: float
-    say: Callable[[str], None]
+    show: Callable[[str], None]
 
     def play(self, system: str, steps_per_cycle: float) -> Row:
         """Measure one system.
@@ -279,7 +279,7 @@ class _Stage:
             steps_per_cycle: of an island of ours, where that is known; who counts steps instead of seconds goes by it.
         """
         more = {"sync_every": max(round(steps_per_cycle), 1)} if system == TORCHFT else {}
-        with ready_islands(self.plan, system, self.cycle_seconds, self.say, **more) as islands:
+        with ready_islands(self.plan, system, self.cycle_seconds, self.show, **more) as islands:
             islands.network.set_uplinks(self.uplink.bits_per_second)
             if system == TORCHFT and self.uplink.bits_per_second is not None:
                 # A ring sends almost two float32 vectors, and its cycle waits for them.
@@ -296,7 +296,7 @@ class _Stage:
             exchanging = islands.exchange(num_cycles)
             after = islands.train(alone_seconds)
             turn = Turn(before=before, exchanging=exchanging, after=after)
-            self.say(f"{self.uplink.name}, {system}, {repeat + 1} of {self.plan.repeats}: {turn.speed_kept:.1%}")
+            self.show(f"{self.uplink.name}, {system}, {repeat + 1} of {self.plan.repeats}: {turn.speed_kept:.1%}")
             yield turn
             before = after
 

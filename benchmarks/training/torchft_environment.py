@@ -46,7 +46,7 @@ def torchft_interpreter(folder: Path | None = None) -> str:
     return str(_python_of(folder))
 
 
-def install_torchft(say: Callable[[str], None], folder: Path | None = None) -> Path:
+def install_torchft(show: Callable[[str], None], folder: Path | None = None) -> Path:
     """Make the environment, if it is not there; return its folder.
 
     Args:
@@ -56,9 +56,9 @@ def install_torchft(say: Callable[[str], None], folder: Path | None = None) -> P
     """
     folder = folder if folder is not None else environment_folder()
     if (folder / _DONE_FILE).is_file():
-        say(f"{PACKAGE} is installed in {folder}")
+        show(f"{PACKAGE} is installed in {folder}")
         return folder
-    say(f"installing {PACKAGE} into {folder}")
+    show(f"installing {PACKAGE} into {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
@@ -70,7 +70,7 @@ def install_torchft(say: Callable[[str], None], folder: Path | None = None) -> P
         shutil.rmtree(folder, ignore_errors=True)
         raise NetworkError(f"pip could not install {PACKAGE}: {done.stderr.strip()[-_LAST_WORDS:]}")
     (folder / _DONE_FILE).write_text(PACKAGE + "\n", encoding="utf-8")
-    say("done")
+    show("done")
     return folder
 
 

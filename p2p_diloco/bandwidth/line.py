@@ -45,7 +45,7 @@ class LineWatch:
         self._waiting_bytes = waiting_bytes
         self._seconds = seconds
         self._samples: deque[tuple[float, float, float]] = deque()
-        self._said_bytes: float | None = None
+        self._published_bytes: float | None = None
         self._reported_rate: float | None = None
         self._rate = LineRate()
         self._forecasts: dict[tuple[int, int, bool, bool, float], Forecast] = {}
@@ -74,7 +74,7 @@ class LineWatch:
 
     def _set_upload(self, engine: PeerEngine) -> list[Notice]:
         """Set the upload budget of contributions: spans that would arrive late are not sent."""
-        engine.exchange.ration.bytes_per_second = self.upload_bytes_per_second()
+        engine.exchange.upload_budget.bytes_per_second = self.upload_bytes_per_second()
         before, shown = self._reported_rate, self.shown
         if shown is None and before is None:
             return []
@@ -153,9 +153,9 @@ class LineWatch:
         dealt = grid.share_of(engine.me.peer) if grid is not None else 0.0
         expected = self._expected(engine, now, dealt or 1.0)  # a peer that is not on the roster yet will get a share
         moved = expected.cycle.sent + expected.cycle.received
-        if self._said_bytes is not None and not _has_changed(self._said_bytes, moved):
+        if self._published_bytes is not None and not _has_changed(self._published_bytes, moved):
             return []
-        self._said_bytes = moved
+        self._published_bytes = moved
         return [traffic_notice(expected), *cap_notices(expected, self.limits)]
 
     def _expected(self, engine: PeerEngine, now: float, share: float) -> Forecast:

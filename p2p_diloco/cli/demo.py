@@ -49,27 +49,27 @@ def run_demo(options: DemoOptions, around: Surroundings) -> int:
     _check_outputs(options)
     # If standard output carries the JSON, text for people goes to standard error.
     stream = sys.stderr if options.json == STANDARD_OUTPUT else sys.stdout
-    say = partial(print, file=stream, flush=True)
-    say("measuring the text")
+    show = partial(print, file=stream, flush=True)
+    show("measuring the text")
     text = measure_text(options)
     warm_up()  # once here instead of once in every process
     with ChildProcesses() as children:
         plan = plan_demo(options, now_seconds=time.time())
         try:
-            swarm = DemoSwarm(plan, children=children, clock=time, say=say, run_files=_write_runs(plan, children))
+            swarm = DemoSwarm(plan, children=children, clock=time, show=show, run_files=_write_runs(plan, children))
             story = swarm.run()
         except P2PDilocoError:
             _keep_outputs(options.report, children, plan)
             raise
         traces = {name: _traces(children.folder(name), started) for name, started in story.started.items()}
         finished = [name for name in plan.peers if name in traces and has_finished(traces[name].status)]
-        sample = _sample_if_any(children.folder(finished[0]), say) if finished else None
+        sample = _sample_if_any(children.folder(finished[0]), show) if finished else None
         result = judge_demo(plan, story, traces, text, sample)
         if result.failures:
             _keep_outputs(options.report, children, plan)
     path = write_report(options.report, demo_report(plan, story, traces, result))
     print_result(plan, story, traces, result, stream)
-    say(f"report: {path}")
+    show(f"report: {path}")
     write_figures(options.json, result.document())
     return P2PDilocoError.exit_code if result.failures else 0
 
@@ -134,11 +134,11 @@ def sample_of(folder: Path) -> str:
     return "".join(pieces)
 
 
-def _sample_if_any(folder: Path, say: Callable[[str], None]) -> str | None:
+def _sample_if_any(folder: Path, show: Callable[[str], None]) -> str | None:
     try:
         return sample_of(folder)
     except P2PDilocoError as error:
-        say(f"no sample: {error}")
+        show(f"no sample: {error}")
         return None
 
 

@@ -65,12 +65,12 @@ class DemoSwarm:
     """One demo. `run` returns its story; everything else is in the children's folders."""
 
     def __init__(
-        self, plan: DemoPlan, *, children: Children, clock: Clock, say: Callable[[str], None], run_files: RunFiles
+        self, plan: DemoPlan, *, children: Children, clock: Clock, show: Callable[[str], None], run_files: RunFiles
     ) -> None:
         self._plan = plan
         self._children = children
         self._clock = clock
-        self._say = say
+        self._show = show
         self._run_files = run_files
         self._story = DemoStory()
         self._last_line = clock.time()
@@ -101,7 +101,7 @@ class DemoSwarm:
         self._wait_until(lambda: not self._living(), plan.end_at + FINISH_SECONDS)
         self._check_all()
         for name in self._living():
-            self._say(f"{name} did not finish within {FINISH_SECONDS:g} s")
+            self._show(f"{name} did not finish within {FINISH_SECONDS:g} s")
         return self._story
 
     def _start(self, name: str, words: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class DemoSwarm:
     def _mark(self, text: str) -> None:
         now = self._clock.time()
         self._story.marks.append(Mark(time=now, text=text))
-        self._say(f"{now - self._plan.clock_start:7.1f} s  {text}")
+        self._show(f"{now - self._plan.clock_start:7.1f} s  {text}")
 
     def _wait_for_invite(self) -> str:
         deadline = self._clock.time() + START_SECONDS
@@ -181,7 +181,7 @@ class DemoSwarm:
         # All peers hold the same anchor; the lowest loss is the latest measurement.
         loss = min(losses) if losses else None
         ready = sum(status.ready for status in seen)
-        self._say(
+        self._show(
             f"{now - self._plan.clock_start:7.1f} s  round {max(status.round for status in seen)} of "
             f"{self._plan.last_round}, {format_part(ready, len(seen), 'volunteer')} ready, shared model "
             f"{format_loss(loss)}, "

@@ -66,8 +66,8 @@ class PeerOutput:
         self._waiting: list[str] | None = [] if announces_invite else None
         self._now_seconds = now_seconds
         self._soon = soon
-        self._said: tuple[int, str] | None = None
-        self._said_at = 0.0
+        self._shown: tuple[int, str] | None = None
+        self._shown_at = 0.0
         self._complained = False
         self._awaits_trainers = False
 
@@ -96,18 +96,18 @@ class PeerOutput:
             self._show(lambda: live.update(status_table(status), refresh=True))
             return
         said, now = (status.round, status.phase), self._now_seconds()
-        if said != self._said or now - self._said_at >= _QUIET_SECONDS:
-            self._said, self._said_at = said, now
-            self.say(status_line(status))
+        if said != self._shown or now - self._shown_at >= _QUIET_SECONDS:
+            self._shown, self._shown_at = said, now
+            self.show(status_line(status))
 
     def event(self, event: PeerEvent) -> None:
         """Log and show an event."""
         self._keep(lambda: append_event(self._folder, event))
         # Until there is a trainer, every round is skipped, and the status shows that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
-            self.say(event_line(event))
+            self.show(event_line(event))
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Print one line with the time of day, above the table if there is one."""
         line = f"{time.strftime('%H:%M:%S', time.localtime(self._now_seconds()))} {text}"
         if self._waiting is not None:
@@ -148,6 +148,6 @@ class PeerOutput:
         except StateError as error:
             if not self._complained:
                 self._complained = True
-                self.say(f"{error}; training continues")
+                self.show(f"{error}; training continues")
         else:
             self._complained = False

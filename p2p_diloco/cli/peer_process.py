@@ -107,7 +107,7 @@ async def _run(plan: PeerPlan, output: PeerOutput) -> int:
     stop = StopRequest()
     loop = asyncio.get_running_loop()
     interrupts = Interrupts(
-        stop, say=output.say, exit_within=lambda seconds: loop.call_later(seconds, os._exit, STOPPED)
+        stop, show=output.show, exit_within=lambda seconds: loop.call_later(seconds, os._exit, STOPPED)
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupts.interrupt)
@@ -130,7 +130,7 @@ class Stoppable(Protocol):
 class Interrupts:
     """Ctrl-C once: announce the leave, save, exit. Twice: stop now."""
 
-    def __init__(self, stop: Stoppable, *, say: Callable[[str], None], exit_within: Callable[[float], object]) -> None:
+    def __init__(self, stop: Stoppable, *, show: Callable[[str], None], exit_within: Callable[[float], object]) -> None:
         """Start with no interrupts counted.
 
         Args:
@@ -140,7 +140,7 @@ class Interrupts:
         """
         self._count = 0
         self._stop = stop
-        self._say = say
+        self._show = show
         self._exit_within = exit_within
 
     @property
@@ -152,10 +152,10 @@ class Interrupts:
         """Handle one Ctrl-C."""
         self._count += 1
         if self._count == 1:
-            self._say("leaving after this round; Ctrl-C again stops at once")
+            self._show("leaving after this round; Ctrl-C again stops at once")
             self._stop.leave()
         elif self._count == 2:
-            self._say("stopping")
+            self._show("stopping")
             self._stop.stop_now()
             self._exit_within(_HARD_STOP_SECONDS)
         else:

@@ -70,7 +70,7 @@ def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | N
     """
     listed = [address for turn in zip_longest(*peers) for address in turn if address is not None]
     named: tuple[str, ...] = ()
-    for address in worth_telling(tuple(dict.fromkeys(listed))):
+    for address in worth_sharing(tuple(dict.fromkeys(listed))):
         if len(named) == MOST_NAMED:
             break
         with contextlib.suppress(ConfigError):
@@ -80,7 +80,7 @@ def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | N
     return Invite(run=run, bootstraps=named, roster=roster)
 
 
-def worth_telling(addresses: tuple[str, ...]) -> tuple[str, ...]:
+def worth_sharing(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses without loopback ones, unless there is nothing else."""
     return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or addresses
 

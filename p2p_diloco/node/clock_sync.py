@@ -175,7 +175,7 @@ class SwarmClock:
         self._asked[peer, self._nonce] = self.raw()
         return self._nonce
 
-    def hear(self, peer: PeerId, nonce: int, clock_seconds: float, *, is_settled: bool = True) -> None:
+    def take_answer(self, peer: PeerId, nonce: int, clock_seconds: float, *, is_settled: bool = True) -> None:
         """Take the answer of a peer that counts.
 
         It is ignored if it took too long, if this clock was set back meanwhile, or if the time is impossible: NaN, or

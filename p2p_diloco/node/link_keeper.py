@@ -59,7 +59,7 @@ class LinkKeeper:
     Args:
         record: returns this peer's signed record, with its current addresses.
         known: addresses from the invite, the settings and earlier starts.
-        hear: called with `(topic, text)` when the directory or a dial fails, or another process has this identity.
+        report: called with `(topic, text)` when the directory or a dial fails, or another process has this identity.
         wanted: given the announced peers, returns those that this peer needs links to; None: all.
         is_stranger: returns whether a peer is not a member, was not one recently and is not the founder. Peers in
             `known` never count as strangers.
@@ -73,7 +73,7 @@ class LinkKeeper:
         record: Callable[[], PeerRecord],
         known: dict[PeerId, tuple[str, ...]],
         unix_seconds: Callable[[], float],
-        hear: Callable[[str, str], None],
+        report: Callable[[str, str], None],
         wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
         is_stranger: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
@@ -90,7 +90,7 @@ class LinkKeeper:
         self._directory = directory
         self._record = record
         self._unix_seconds = unix_seconds
-        self._hear = hear
+        self._report = report
         self._wanted_of = wanted
         self._unneeded_since: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
@@ -221,7 +221,7 @@ class LinkKeeper:
         if (is_unknown or (foreign and record.issued_at > self._began)) and not self._has_twin:
             self._has_twin = True
             where = f"announces {foreign[0]!r}" if foreign else "announces no address of its own"
-            self._hear(
+            self._report(
                 "identity",
                 f"another process has this peer's identity and {where}; both take part as one peer "
                 "and disturb each other: stop one of them, and give it its own state directory instead of a copy",
@@ -305,7 +305,7 @@ class LinkKeeper:
         """Report what the directory failed to do, once until it succeeds again."""
         text = f"could not {what}: {error}"
         if text != self._troubles.get(what):
-            self._hear("directory", text)
+            self._report("directory", text)
         self._troubles[what] = text
 
     def _hang_up_on_unneeded(self) -> None:
@@ -395,7 +395,7 @@ class LinkKeeper:
             attempt.linked_at, attempt.failed_at = None, loop.time()
             if attempt.pause == FIRST_RETRY_SECONDS and not self._is_stranger(peer):
                 name = short_peer_id(peer)
-                self._hear("link", str(error) if name in str(error) else f"could not reach {name}: {error}")
+                self._report("link", str(error) if name in str(error) else f"could not reach {name}: {error}")
         is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
         attempt.not_before = loop.time() + max(attempt.pause, LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
         attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)

@@ -101,7 +101,7 @@ async def fetch_manifest(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    told = told_troubles(asking.trouble)
+    told = format_troubles(asking.trouble)
     asked = f"none of the {len(peers)} peers asked answered" if len(peers) > 1 else "the one peer asked did not answer"
     raise NetworkError(
         f"{asked} within {timeout_seconds:.0f} s ({told}); is one running, is the invite complete, is your network "
@@ -151,7 +151,7 @@ class _Asking:
     def _raise_if_invite_is_wrong(self) -> None:
         errors = self.trouble.values()
         if len(errors) == self._num_peers and all(isinstance(error, NotInRun | _WrongManifest) for error in errors):
-            raise ConfigError(f"{told_troubles(self.trouble)}; check the invite with its sender")
+            raise ConfigError(f"{format_troubles(self.trouble)}; check the invite with its sender")
 
     async def _ask_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
         loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class _Asking:
         return manifest
 
 
-def told_troubles(trouble: Mapping[PeerId, object]) -> str:
+def format_troubles(trouble: Mapping[PeerId, object]) -> str:
     """Return the failure at each peer as text, for the first few of many."""
     lines = []
     for peer, error in list(trouble.items())[:_MOST_TOLD]:

@@ -73,7 +73,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.span.replica import Replica, SpanUpdate
 from p2p_diloco.span.vector_work import (
     Codecs,
-    Reduced,
+    EncodedMean,
     is_sound_piece,
     payload_norm,
     reduce_parts,
@@ -88,7 +88,7 @@ CAUSED_BY_PEERS = frozenset(
 """Topics of reports that a peer can cause at will with its messages; they name it and count against its budget."""
 PATIENT_SILENCES = 2
 """Multiple of `silence_seconds` that a started peer waits for the swarm's time before it uses its own clock."""
-SAID_AFTER_BEATS = 2
+REPORTED_AFTER_BEATS = 2
 """Heartbeats for which clocks may differ without a report: a peer that woke up sets its clock within one."""
 SHORTEST_PAUSE_SECONDS = 1e-3
 """Minimum pause: swarm time and loop time differ by rounding, so shorter pauses might end at once, again and again."""
@@ -107,7 +107,7 @@ MOST_ENTRIES_WAITING = 16
 
 A peer that catches up requests eight at a time.
 """
-MOST_TOLD = 1024
+MOST_REPORTED = 1024
 FEWEST_SPLIT_BYTES = 64 * 1024
 """A vector of at least this length is sent without a copy; a shorter one is copied into one buffer with its header."""
 
@@ -149,12 +149,12 @@ class SwarmNode:
         self._last_ping = float("-inf")
         self._voices: frozenset[PeerId] = frozenset()
         self._agreed_at = self._loop.time()
-        self._has_said_apart = False
+        self._has_reported_apart = False
         self._notes = RoundNotes()
         self._budgets = PeerBudgets(engine.rules)
         self._roster_questions: dict[tuple[PeerId, RosterRequest], float] = {}
         self._checked: Counter[PeerId] = Counter()
-        self._told: set[PeerId] = set()
+        self._reported: set[PeerId] = set()
         self._most_waiting = MOST_ENTRIES_WAITING * max(engine.rules.entry_bytes.values())
         self._archive = archive if archive is not None else NoArchive()
         self._serving = Serving(
@@ -190,7 +190,7 @@ class SwarmNode:
             if self._lost is not None:
                 raise self._lost
             self.engine.progress = self._replica.progress()
-            self.engine.exchange.ration.backlog_bytes = self.transport.backlog_bytes()
+            self.engine.exchange.upload_budget.backlog_bytes = self.transport.backlog_bytes()
             self._ask_for_the_time(self._clock.now())
             now = self._clock.now()  # again: the call above may have set the clock, and let this peer take part
             self._play(self.engine.tick(now))
@@ -234,16 +234,16 @@ class SwarmNode:
         self.engine.only_listens = disagreement > 0.0 or not self._clock.is_settled
         if not disagreement:
             self._agreed_at = moment
-            if self._has_said_apart:
+            if self._has_reported_apart:
                 self._observer.report("clock", "the members' clocks and this peer's agree again")
-                self._has_said_apart = False
-        elif not self._has_said_apart and moment - self._agreed_at > SAID_AFTER_BEATS * beat:
+                self._has_reported_apart = False
+        elif not self._has_reported_apart and moment - self._agreed_at > REPORTED_AFTER_BEATS * beat:
             text = (
                 f"the members' clocks and this peer's are {disagreement:.1f} s apart; "
                 "this peer only listens until they agree"
             )
             self._observer.report("clock", text)
-            self._has_said_apart = True
+            self._has_reported_apart = True
 
     def _choose_clocks(self) -> None:
         """Count the clocks of the members that this peer can hear."""
@@ -272,7 +272,7 @@ class SwarmNode:
         self.engine.link_lost(peer)
         self._clock.forget(peer)
         name = short_peer_id(peer)
-        self._say("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
+        self._report("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
         self._wake.set()  # its open requests go to other peers at once
 
     def transport_lost(self, error: NetworkError) -> None:
@@ -287,7 +287,7 @@ class SwarmNode:
             if is_bulk(message) != (lane is Lane.BULK):
                 raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
         except FrameError as error:
-            self._say("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer)
+            self._report("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer)
             self.transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
@@ -304,7 +304,7 @@ class SwarmNode:
                 pong = Pong(nonce=message.nonce, clock_seconds=self._clock.own(), is_settled=settled)
                 self._post(peer, pong, now + 5.0)
             case Pong():
-                self._clock.hear(peer, message.nonce, message.clock_seconds, is_settled=message.is_settled)
+                self._clock.take_answer(peer, message.nonce, message.clock_seconds, is_settled=message.is_settled)
             case ManifestRequest():
                 self._post(peer, ManifestReply(manifest=self._manifest), now + 30.0)
             case ManifestReply():
@@ -319,7 +319,7 @@ class SwarmNode:
                 self._check_entry(peer, message)
             case SpanReply() if not is_sound_piece(message):
                 text = f"{short_peer_id(peer)} served a piece with invalid numbers; closing the link"
-                self._say("frame-refused", text, peer)
+                self._report("frame-refused", text, peer)
                 self.transport.hang_up(peer)
             case EntryRequest():
                 if self.transport.waiting_bytes(peer, Lane.BULK) < self._most_waiting:
@@ -346,7 +346,7 @@ class SwarmNode:
             if not self._checked[peer]:
                 del self._checked[peer]
             if isinstance(norm, str):
-                self._say("frame-refused", norm, peer)
+                self._report("frame-refused", norm, peer)
             else:
                 self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
 
@@ -367,8 +367,8 @@ class SwarmNode:
 
     def _turn_away(self, peer: PeerId, now: float) -> None:
         """Explain to an unlisted peer, once, why it gets only the manifest."""
-        if peer not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(peer)
+        if peer not in self._reported and len(self._reported) < MOST_REPORTED:
+            self._reported.add(peer)
             reason = explain_unlisted(peer).encode()
             self._post(peer, Refusal(round=0, newer_roster=False, reason=reason), now + 5.0)
 
@@ -380,7 +380,7 @@ class SwarmNode:
         def done(result: Any, error: BaseException | None) -> None:
             if isinstance(error, PeerError):
                 name = short_peer_id(peer) if peer is not None else "this peer"
-                self._say("frame-refused", f"{name}: {error}", peer)
+                self._report("frame-refused", f"{name}: {error}", peer)
             elif error is not None:
                 self._loop.call_exception_handler({"message": "vector work failed", "exception": error})
             else:
@@ -389,7 +389,7 @@ class SwarmNode:
         self._worker.submit(done, function, *args)
 
     def _reduce(self, action: ReduceSpan) -> None:
-        def reduced(result: Reduced | str) -> None:
+        def reduced(result: EncodedMean | str) -> None:
             if isinstance(result, str):
                 self._notes.note("skipped", f"skipped {action.span} in round {action.round}: {result}")
                 if action.stage is Stage.ROW:
@@ -423,20 +423,20 @@ class SwarmNode:
                     self._choose_clocks()
                 case RoundClosed():
                     for topic, text, about in self._notes.take():
-                        self._say(topic, text, about)
+                        self._report(topic, text, about)
                     for topic, text in self._budgets.flush(self._loop.time()):
                         self._observer.report(topic, text)
                     self._observer.round_closed(action)
                 case Report() if action.topic in NOTED_PER_ROUND:
                     self._notes.note(action.topic, action.text)
                 case Report():
-                    self._say(action.topic, action.text, caused_by if action.topic in CAUSED_BY_PEERS else None)
+                    self._report(action.topic, action.text, caused_by if action.topic in CAUSED_BY_PEERS else None)
                 case _:
                     self._play_vectors(action)
         if actions:
             self._wake.set()
 
-    def _say(self, topic: str, text: str, peer: PeerId | None) -> None:
+    def _report(self, topic: str, text: str, peer: PeerId | None) -> None:
         """Report a text. If `peer` caused it, the text names that peer and counts against its budget."""
         text = clean_text(text)
         if peer is None or topic in OWN_STATE:

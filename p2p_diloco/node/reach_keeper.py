@@ -51,7 +51,7 @@ class ReachKeeper:
         is_own_host: returns whether an IP address belongs to this machine.
         now: returns swarm seconds.
         verify: returns whether a peer has signed something.
-        hear: called with the new standing when the answers have changed it.
+        on_change: called with the new standing when the answers have changed it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ReachKeeper:
         is_own_host: Callable[[str], bool],
         now: Callable[[], float],
         verify: Verify,
-        hear: Callable[[Standing], None],
+        on_change: Callable[[Standing], None],
     ) -> None:
         self.standing = Standing(is_reachable=False)
         self._transport = transport
@@ -70,7 +70,7 @@ class ReachKeeper:
         self._is_own_host = is_own_host
         self._now = now
         self._verify = verify
-        self._hear = hear
+        self._on_change = on_change
         self._reach = Reach()
         self._nonces: dict[PeerId, int] = {}
         self._signed: dict[PeerId, tuple[Answer, ReachProof]] = {}
@@ -163,7 +163,7 @@ class ReachKeeper:
         self._engine.membership.proofs = tuple(proof for answer, proof in signed if answer in counted)
         if standing != self.standing:
             self.standing = standing
-            self._hear(standing)
+            self._on_change(standing)
 
     # -- requests and replies
 
@@ -227,7 +227,7 @@ class ReachKeeper:
         now = asyncio.get_running_loop().time()
         while self._probed_at and now - self._probed_at[0][0] >= 60.0:
             self._probed_at.popleft()
-        own = sum(asker == peer for _, asker in self._probed_at)
+        own = sum(requester == peer for _, requester in self._probed_at)
         if len(self._probed_at) >= self._part_of(peer, PROBES_A_MINUTE) or own >= PROBES_A_MINUTE_FOR_ONE:
             return False
         self._probed_at.append((now, peer))

@@ -18,7 +18,7 @@ import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.log.head import AbsorbedEntry
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, Sent
+from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.pseudo_gradient import clip_to_norm, pseudo_gradient
@@ -111,7 +111,7 @@ def record_contribution(
     local_N: Vector,
     *,
     round_index: int,
-    sent: Vector | Sent,
+    sent: Vector | PendingContribution,
     max_in_flight: int = MAX_IN_FLIGHT,
 ) -> SpanAdvance:
     """Add a sent contribution to the list in flight; beyond `max_in_flight`, the oldest count as included.

@@ -21,7 +21,7 @@ from p2p_diloco.outer.vector import Vector, read_only
 MAX_IN_FLIGHT = 8
 
 
-class Sent(NamedTuple):
+class PendingContribution(NamedTuple):
     """A contribution in its encoded form, which needs an eighth of the memory of the decoded one."""
 
     payload: bytes | memoryview
@@ -32,12 +32,12 @@ class Contribution(NamedTuple):
     """A contribution of an island for one span in one round, encoded or decoded; read-only."""
 
     round: int
-    sent: Vector | Sent
+    sent: Vector | PendingContribution
 
     @property
     def decoded_N(self) -> Vector:
         """Return the decoded contribution, as every peer decodes it."""
-        return self.sent.decode(self.sent.payload) if isinstance(self.sent, Sent) else self.sent
+        return self.sent.decode(self.sent.payload) if isinstance(self.sent, PendingContribution) else self.sent
 
 
 # Not compared by value: `==` on arrays has no single truth value.
@@ -60,7 +60,7 @@ class InFlight:
         """Decoded contributions in order of rounds, for `pseudo_gradient`."""
         return tuple(contribution.decoded_N for contribution in self.contributions)
 
-    def with_contribution(self, round_index: int, sent: Vector | Sent) -> InFlight:
+    def with_contribution(self, round_index: int, sent: Vector | PendingContribution) -> InFlight:
         """Add a contribution; a vector must not be modified afterwards.
 
         Raises:
@@ -71,7 +71,7 @@ class InFlight:
                 f"round {round_index} cannot follow round {self.contributions[-1].round}, whose contribution is in "
                 "flight; contribute again in a later round"
             )
-        kept = sent if isinstance(sent, Sent) else read_only(sent)
+        kept = sent if isinstance(sent, PendingContribution) else read_only(sent)
         return InFlight(contributions=(*self.contributions, Contribution(round_index, kept)))
 
     def of_round(self, entry_round: int) -> Contribution | None:

@@ -52,7 +52,7 @@ class BuiltInTraining(Training):
         plan, settings = host.plan, host.settings
         # The first optimiser of a process imports torch._dynamo, which takes seconds.
         text = "starting to train; PyTorch takes a few seconds to load its optimisers"
-        host.in_loop(partial(host.hear, "starting", text))
+        host.in_loop(partial(host.report, "starting", text))
         corpus = open_run_text(plan.manifest.data, settings.data)
         stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
         model = build_model(plan.shape, plan.manifest.model.seed)
@@ -62,7 +62,7 @@ class BuiltInTraining(Training):
         if trace is not None:
             trace.began(stream.position)
         local = spans_for(plan, LocalParameters(model, plan.fragments), loop.device)
-        host.in_loop(partial(host.hear, "device", describe_device(loop.device, local)))
+        host.in_loop(partial(host.report, "device", describe_device(loop.device, local)))
         self.state = TrainedState(
             plan,
             local,
@@ -72,7 +72,7 @@ class BuiltInTraining(Training):
             damaged=host.damaged,
             trace=trace,
             inner=InnerState(host.folder, {"the optimiser": loop}),
-            hear=host.hear,
+            report=host.report,
         )
         steps = InnerSteps(loop, self.state)
         self._thread = TrainingThread(state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died)

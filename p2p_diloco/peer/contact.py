@@ -10,7 +10,7 @@ from p2p_diloco.config.invite import format_invite, fresh_invite
 from p2p_diloco.config.own_command import join_line
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.manifest_fetch import told_troubles
+from p2p_diloco.node.manifest_fetch import format_troubles
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted
 from p2p_diloco.status.reporter import StatusReporter
@@ -87,6 +87,6 @@ class Contact:
             self._reporter.report(
                 "link",
                 f"no answer within {LONELY_SECONDS:.0f} s from {counted(len(known), 'known peer')} "
-                f"({told_troubles(failures)}); still trying; if they are gone for good, restart with an invite printed "
-                "by `p2p-diloco status` on a member",
+                f"({format_troubles(failures)}); still trying; if they are gone for good, restart with an invite "
+                "printed by `p2p-diloco status` on a member",
             )

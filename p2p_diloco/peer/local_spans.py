@@ -23,7 +23,7 @@ from p2p_diloco.kernels import device
 from p2p_diloco.kernels.choice import span_kernels
 from p2p_diloco.memory.slabs import passing_bytes
 from p2p_diloco.outer.advance import norm_limit, record_contribution
-from p2p_diloco.outer.in_flight import InFlight, Sent
+from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
@@ -92,7 +92,7 @@ class DeviceSpans(LocalSpans):
             found = self._encode(span, state)
         if found is None:
             return super().contribute(span, state, in_flight, round_index)
-        sent = Sent(found[1], partial(self.plan.codecs.contribution.decode, elements=state.elements))
+        sent = PendingContribution(found[1], partial(self.plan.codecs.contribution.decode, elements=state.elements))
         # Nothing else is in flight, so nothing can overflow and θ does not change; its vector is not needed.
         advance = record_contribution(state, in_flight, state.anchor_N, round_index=round_index, sent=sent)
         return SentSpan(*found, advance)

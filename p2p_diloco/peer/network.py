@@ -23,7 +23,7 @@ class Network(Protocol):
     """Opens a peer's transport and directory."""
 
     def online(
-        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
+        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, notify: Callable[[str], None]
     ) -> AbstractAsyncContextManager[tuple[Transport, OpenDirectory]]:
         """Open the transport for the block; the directory is opened later, once the manifest is known.
 
@@ -37,11 +37,11 @@ class Libp2pNetwork:
 
     @asynccontextmanager
     async def online(
-        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
+        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, notify: Callable[[str], None]
     ) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
         """Open the transport for the block."""
         if not settings.dial_out_only:
-            settings = await _with_port(settings, key, trains=trains, say=say)
+            settings = await _with_port(settings, key, trains=trains, notify=notify)
         transport = Libp2pTransport(
             peer=key.peer,
             run=run,
@@ -65,7 +65,7 @@ def transport_limits(settings: PeerSettings) -> TransportLimits:
 
 
 async def _with_port(
-    settings: PeerSettings, key: SigningKey, *, trains: bool, say: Callable[[str], None]
+    settings: PeerSettings, key: SigningKey, *, trains: bool, notify: Callable[[str], None]
 ) -> PeerSettings:
     """Return the settings with the addresses to listen on, at this peer's previous port unless they name one.
 
@@ -77,6 +77,6 @@ async def _with_port(
         folder=settings.state_directory,
         peer=key.peer,
         preferred=None if trains or is_told else BOOTSTRAP_PORT,
-        say=say,
+        notify=notify,
     )
     return settings.model_copy(update={"host_maddrs": listening, "port": None})

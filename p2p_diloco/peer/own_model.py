@@ -181,7 +181,7 @@ class OwnModel(Training):
         device = next(iter(trained(self.model).values())).device
         local = spans_for(plan, parameters, device)
         if device.type != "cpu":
-            host.in_loop(partial(host.hear, "device", describe_device(device, local)))
+            host.in_loop(partial(host.report, "device", describe_device(device, local)))
         self.state = TrainedState(
             plan,
             local,
@@ -190,7 +190,7 @@ class OwnModel(Training):
             died=host.died,
             damaged=host.damaged,
             inner=InnerState(host.folder, self._kept),
-            hear=host.hear,
+            report=host.report,
         )
         return self.state
 

@@ -167,7 +167,7 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codec
         row_mean_bytes={span: codecs.row_mean.encoded_bytes(n) for span, n in elements.items()},
         entry_bytes={span: codecs.entry.encoded_bytes(n) for span, n in elements.items()},
         group_size=manifest.membership.group_size,
-        void_cycles=manifest.membership.stalled_cycles,
+        least_stalled_cycles=manifest.membership.stalled_cycles,
         heartbeat_seconds=manifest.membership.heartbeat_seconds,
         weight_clip=manifest.limits.max_weight_ratio,
         contribution_limit=manifest.limits.max_norm_ratio,

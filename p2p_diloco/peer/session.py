@@ -36,7 +36,7 @@ from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.peer.waiting import first_error, wait_for_first
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.reach import Standing
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import check_known_answer
@@ -94,7 +94,7 @@ class PeerSession:
             record=self._record,
             known=parts.known,
             unix_seconds=parts.plan.clocks.wall,
-            hear=reporter.report,
+            report=reporter.report,
             wanted=self._engine.wanted_links,
             is_stranger=self._engine.is_unknown,
         )
@@ -105,7 +105,7 @@ class PeerSession:
             is_own_host=is_own_host,
             now=self._clock.now,
             verify=is_signed_by,
-            hear=self._hear_of_reach,
+            on_change=self._on_reach_changed,
         )
         self._keeper.introduced(parts.records)
         self._contact = Contact(
@@ -131,7 +131,7 @@ class PeerSession:
             is_ready=lambda: self._engine.ready,
             pause_seconds=pause_between_checkpoints(self._plan.rules, parts.plan.settings.keep_checkpoints),
             saved=self._training.keep_inner,
-            hear=reporter.report,
+            report=reporter.report,
         )
         self._next_start = NextStart(parts.folder, soon=self._write_soon, refused=self._report_addresses)
 
@@ -144,7 +144,7 @@ class PeerSession:
             plan=self._plan,
             keep=self._parts.plan.settings.keep_checkpoints,
             soon=self._write_soon,
-            hear=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
+            report=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
         )
         self._parts.folder.make_room = archive.make_room
         return archive
@@ -154,7 +154,7 @@ class PeerSession:
 
     def _make_engine(self) -> PeerEngine:
         folder, key = self._parts.folder, self._parts.key
-        me = Self(
+        me = LocalPeer(
             peer=key.peer,
             incarnation=folder.next_incarnation(),
             can_be_dialled=False,  # until other peers have proved it
@@ -163,7 +163,7 @@ class PeerSession:
         )
         recalled = folder.recall()
         engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
-        engine.exchange.ration.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
+        engine.exchange.upload_budget.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
         return engine
 
     async def run(self) -> None:
@@ -205,7 +205,7 @@ class PeerSession:
             in_loop=self._in_loop,
             died=self._fail,
             damaged=self._span_damaged,
-            hear=self._reporter.report,
+            report=self._reporter.report,
         )
 
     def _held(self) -> HeldState:
@@ -331,7 +331,7 @@ class PeerSession:
             tasks.create_task(node.run(), name="swarm")
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._reach.run(), name="reach")
-            tasks.create_task(self._say_status(node), name="status")
+            tasks.create_task(self._publish_status(node), name="status")
             if self._training.owns_process:
                 tasks.create_task(trim_now_and_then(), name="memory")
             if self._training.evaluate_seconds > 0:
@@ -343,8 +343,8 @@ class PeerSession:
         listening = without_loopback(self._parts.transport.listen_addresses())
         return announced(self._reach.addresses, listening, f"/p2p/{format_peer_id(self._parts.key.peer)}")
 
-    def _hear_of_reach(self, standing: Standing) -> None:
-        self._reporter.hear_of_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.plan.trains)
+    def _on_reach_changed(self, standing: Standing) -> None:
+        self._reporter.report_reach(standing, self._parts.transport.listen_ports(), trains=self._parts.plan.trains)
         self._keeper.announce_again()
 
     def _record(self) -> PeerRecord:
@@ -357,7 +357,7 @@ class PeerSession:
             issued_at=self._parts.plan.clocks.wall(),
         )
 
-    async def _say_status(self, node: SwarmNode) -> None:
+    async def _publish_status(self, node: SwarmNode) -> None:
         manifest, moment = self._parts.verified.manifest, asyncio.get_running_loop().time
         while True:
             now = self._clock.now()

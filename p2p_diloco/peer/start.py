@@ -103,7 +103,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)
         network = plan.network or Libp2pNetwork()
-        online = network.online(settings, key, run, trains=plan.trains, say=partial(reporter.report, "port"))
+        online = network.online(settings, key, run, trains=plan.trains, notify=partial(reporter.report, "port"))
         async with online as (transport, open_directory):
             line = LineWatch(
                 transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)

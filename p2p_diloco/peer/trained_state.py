@@ -107,7 +107,7 @@ class TrainedState(HeldState):
         wake: called, from any thread, when there is work for a step border.
         trace: records everything that happens to θ.
         inner: private state of the training thread, such as optimisers.
-        hear: called in the loop with `(topic, text)` if that state cannot be saved or restored.
+        report: called in the loop with `(topic, text)` if that state cannot be saved or restored.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class TrainedState(HeldState):
         wake: Callable[[], None] = lambda: None,
         trace: Trace | None = None,
         inner: InnerState | None = None,
-        hear: Callable[[str, str], None] = lambda topic, text: None,
+        report: Callable[[str, str], None] = lambda topic, text: None,
     ) -> None:
         super().__init__(plan, in_loop=in_loop, died=died, damaged=damaged)
         self.local = local
@@ -131,7 +131,7 @@ class TrainedState(HeldState):
         self._now = now
         self._trace = trace
         self._inner = inner
-        self._hear = hear
+        self._report_in_loop = report
         self._keeps_inner = False
         self._is_loaded = False
         self._lately: deque[tuple[float, int]] = deque()
@@ -271,7 +271,7 @@ class TrainedState(HeldState):
             return None
 
     def _report(self, topic: str, text: str) -> None:
-        self._in_loop(lambda: self._hear(topic, text))
+        self._in_loop(lambda: self._report_in_loop(topic, text))
 
     def in_flight(self, span: SpanId) -> InFlight:
         """Return a span's contributions whose entries have not arrived."""

@@ -34,7 +34,7 @@ class TrainingHost:
         in_loop: schedules a call in the event loop.
         died: called in the loop if training ends with an error.
         damaged: called in the loop with a span that must be replaced.
-        hear: called in the loop with `(topic, text)` to report something, such as a failed save.
+        report: called in the loop with `(topic, text)` to report something, such as a failed save.
     """
 
     plan: RunPlan
@@ -47,7 +47,7 @@ class TrainingHost:
     in_loop: Callable[[Callable[[], None]], None]
     died: Callable[[BaseException], None]
     damaged: SpanDamaged
-    hear: Callable[[str, str], None]
+    report: Callable[[str, str], None]
 
 
 class Training(ABC):

@@ -13,8 +13,8 @@ from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send
-from p2p_diloco.protocol.beacon import Beacon, Progress
-from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
+from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
@@ -24,8 +24,8 @@ from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.round import FragmentContribution
+from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
-from p2p_diloco.protocol.round.turns import Turns
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry, EntryRules
@@ -44,7 +44,7 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Verify
 
-__all__ = ["PeerEngine", "Progress", "Recalled"]
+__all__ = ["PeerEngine", "Progress", "SavedState"]
 
 CYCLES_IN_MEMORY = 1
 """Cycles of entries kept in memory, where late peers ask first. Older ones (up to `retained_cycles`) are on disk."""
@@ -61,7 +61,7 @@ class _Noted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
+class SavedState:
     """The state that a restarted peer found on its disk.
 
     Attributes:
@@ -78,8 +78,8 @@ class Recalled:
 class PeerEngine:
     """All rules of one peer. A state machine without I/O, whose methods return the actions to perform."""
 
-    def __init__(self, *, me: Self, rules: RunRules, verify: Verify, recalled: Recalled | None = None) -> None:
-        recalled = recalled if recalled is not None else Recalled()
+    def __init__(self, *, me: LocalPeer, rules: RunRules, verify: Verify, recalled: SavedState | None = None) -> None:
+        recalled = recalled if recalled is not None else SavedState()
         self.rules = rules
         self.me = me
         self.progress = Progress()
@@ -105,13 +105,15 @@ class PeerEngine:
         in_memory = min(rules.retained_cycles, CYCLES_IN_MEMORY)
         self.chains = ChainBook(rules=entry_rules, retained_cycles=in_memory, verify=verify)
         self.exchange = Exchange(rules=rules, membership=self.membership, chains=self.chains)
-        self._beacon = Beacon(rules=rules, membership=self.membership, chains=self.chains)
-        self._turns = Turns(rules=rules, membership=self.membership, chains=self.chains, exchange=self.exchange)
+        self._heartbeats = HeartbeatBuilder(rules=rules, membership=self.membership, chains=self.chains)
+        self._round_driver = RoundDriver(
+            rules=rules, membership=self.membership, chains=self.chains, exchange=self.exchange
+        )
         self.repair = Repair(
             rules=rules,
             membership=self.membership,
             chains=self.chains,
-            beacon=self._beacon,
+            heartbeats=self._heartbeats,
             linked=self.linked,
             verify=verify,
         )
@@ -122,7 +124,7 @@ class PeerEngine:
         self.noted: dict[SpanId, _Noted] = {}
         self._recall(recalled)
 
-    def _recall(self, recalled: Recalled) -> None:
+    def _recall(self, recalled: SavedState) -> None:
         for certified in recalled.rosters:
             self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
         if recalled.liveliness is not None:
@@ -171,7 +173,7 @@ class PeerEngine:
     @property
     def round(self) -> int | None:
         """The round in progress at this peer."""
-        return self._turns.round
+        return self._round_driver.round
 
     def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
         """Return the signed answer to a request that another peer forwarded."""
@@ -194,11 +196,11 @@ class PeerEngine:
 
     def wake_at(self, now: float) -> float:
         """Return the time by which `tick` must be called."""
-        if self._beacon.next_at <= now or self._to_greet:
+        if self._heartbeats.next_at <= now or self._to_greet:
             return now
         clock = self.rules.clock
         current = clock.round_at(now)
-        times = [self._beacon.next_at, *clock.moments(current)]
+        times = [self._heartbeats.next_at, *clock.moments(current)]
         if self.repair.follows and not self.ready and self.catch_up.is_complete():
             # It polls the others: what they send unasked may come too late.
             times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)
@@ -211,7 +213,7 @@ class PeerEngine:
             self.membership.set_back(now)
             self.repair.set_back(now)
         self._ticked_at = now
-        begun = None if self.only_listens and self.round is None else self._turns.tick(now)
+        begun = None if self.only_listens and self.round is None else self._round_driver.tick(now)
         if begun is not None:
             self.membership.own_steps = self.progress.steps
             self.membership.height = sum(head.height for head in self.chains.heads.values())
@@ -222,15 +224,15 @@ class PeerEngine:
             waits, said = self.repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
             contributes = self.serves_state and left_out is not None and not waits and not self.only_listens
-            self._beacon.freeze(begun)
+            self._heartbeats.freeze(begun)
             actions += self.repair.begin_round(begun)
-            actions += said + self._turns.turn(begun, contributes, now, left_out or frozenset())
+            actions += said + self._round_driver.turn(begun, contributes, now, left_out or frozenset())
             if waits:
-                self._turns.waited()
+                self._round_driver.waited()
         actions += self.exchange.tick(now)
         actions += self.membership.tick(now) if not self.only_listens else []
         actions += self.repair.pump(now)
-        if self._beacon.is_due(now):
+        if self._heartbeats.is_due(now):
             actions += self._split_watch.tick(now)
             actions += self._sign_of_life(self.linked, now)
         elif self._to_greet:
@@ -247,7 +249,7 @@ class PeerEngine:
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
-        heartbeat = self._beacon.heartbeat(self.progress, self.closed_heads(now))
+        heartbeat = self._heartbeats.heartbeat(self.progress, self.closed_heads(now))
         deadline = now + self.rules.silence_seconds
         declaration = self.membership.declaration(now)
         words: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
@@ -256,7 +258,7 @@ class PeerEngine:
     # -- messages
 
     def _take_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
-        if sender != beat.peer or not self.membership.hear(beat, now):
+        if sender != beat.peer or not self.membership.take_heartbeat(beat, now):
             return []
         actions: list[Action] = []
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
@@ -419,7 +421,7 @@ class PeerEngine:
             # incarnation.
             present = self.book.present_at(entry) | {grid.owner(entry.span)}
             self.membership.note_entry(present, peers, entry.round)
-            self._turns.entry_absorbed(entry.round, len(peers))
+            self._round_driver.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             own_included = self.me.peer in peers
             if own_included and (self.last_included is None or entry.round > self.last_included):

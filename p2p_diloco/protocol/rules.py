@@ -26,7 +26,7 @@ class RunRules:
         heartbeat_seconds: interval between a peer's heartbeats; see `silence_seconds`.
         listed: the only peers that may be members; None: every peer may.
         retained_cycles: cycles whose entries are kept on disk for peers that catch up.
-        void_cycles: cycles without entries after which a quarter of the electorate may continue without the rest.
+        least_stalled_cycles: cycles without entries after which a quarter of the electorate may continue alone.
         scrub_cycles: interval, in cycles, at which contents are compared.
         contribution_limit, entry_limit: largest accepted norms, as multiples of the last published radius.
     """
@@ -40,7 +40,7 @@ class RunRules:
     row_mean_bytes: dict[SpanId, int]
     entry_bytes: dict[SpanId, int]
     group_size: int
-    void_cycles: int
+    least_stalled_cycles: int
     heartbeat_seconds: float
     weight_clip: float
     contribution_limit: float
@@ -67,7 +67,7 @@ class RunRules:
     @property
     def stalled_cycles(self) -> int:
         """Number of cycles without an entry after which the run is stalled; only cycles spent awake count."""
-        return max(self.void_cycles, math.ceil(SHORTEST_STALL_SECONDS / self.cycle_seconds))
+        return max(self.least_stalled_cycles, math.ceil(SHORTEST_STALL_SECONDS / self.cycle_seconds))
 
     @property
     def silence_seconds(self) -> float:

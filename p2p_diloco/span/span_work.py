@@ -24,7 +24,7 @@ from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector, passing_bytes
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
-from p2p_diloco.outer.in_flight import InFlight, Sent
+from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
@@ -66,7 +66,7 @@ def contribute_span(
         norm = prepared.norm
     else:
         norm, payload = found
-    sent = Sent(payload, partial(codec.decode, elements=len(local_N)))
+    sent = PendingContribution(payload, partial(codec.decode, elements=len(local_N)))
     advance = record_contribution(
         state, in_flight, local_N, round_index=round_index, sent=sent, max_in_flight=max_in_flight
     )
@@ -160,7 +160,7 @@ def _leaving(
     is_leaving = own_included or rule.late == "drop"
     if not is_leaving:
         return _NOTHING if rule.late == "keep" else None
-    if not isinstance(codec, Int4Codec) or not isinstance(own.sent, Sent):
+    if not isinstance(codec, Int4Codec) or not isinstance(own.sent, PendingContribution):
         return None
     return codec.parts(own.sent.payload, elements)
 

@@ -65,7 +65,7 @@ class Codecs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduced:
+class EncodedMean:
     """An encoded mean, its exact norm, the peers that are in it, and the peers left out with the reasons."""
 
     sound: frozenset[PeerId]
@@ -119,7 +119,7 @@ def payload_norm(codec: Codec, payload: bytes | memoryview, elements: int) -> fl
     return math.sqrt(codec.squared_norm(payload, elements))
 
 
-def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
     """Average the sound parts in roster order and encode the mean, or return the reason why there is none."""
     at_once = _reduce_at_once(action, codecs, elements)
     if at_once is not None:
@@ -141,7 +141,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
         payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
-    return Reduced(
+    return EncodedMean(
         sound=frozenset(part.peer for part in kept),
         payload=payload,
         norm=payload_norm(target, payload, elements),
@@ -149,7 +149,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced |
     )
 
 
-def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | None:
+def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | None:
     """Do the work of `reduce_parts` in one pass; return None if no loop can, or if something must be refused."""
     source, target = codecs.of(action.stage)
     if not isinstance(source, Int4Codec) or not isinstance(target, Int4Codec):
@@ -180,7 +180,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Reduce
     if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
         return None
     sound = frozenset(part.peer for part in action.parts)
-    return Reduced(sound=sound, payload=room.toreadonly(), norm=norms[-1], dropped=())
+    return EncodedMean(sound=sound, payload=room.toreadonly(), norm=norms[-1], dropped=())
 
 
 def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:

@@ -24,7 +24,7 @@ SERVED_BYTES = 4 << 20
 waits to be written, and without the version, earlier pieces would have to be sent again."""
 
 
-class _Kept(NamedTuple):
+class _KeptVersion(NamedTuple):
     """A version, when a piece of it was last requested, and whether that was the last piece."""
 
     state: SpanState
@@ -47,7 +47,7 @@ class Versions:
         self._span_state = span_state
         self._now = now
         self._keep_seconds = keep_seconds
-        self._kept: dict[tuple[PeerId, SpanId], _Kept] = {}
+        self._kept: dict[tuple[PeerId, SpanId], _KeptVersion] = {}
         """In the order in which they were last requested."""
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Versions:
         """Return the requested version if it is kept for any peer, else the current one; keep it for `peer`."""
         state = self._find(span, version) or self._span_state(span)
         if state is not None:
-            self._keep(peer, span, _Kept(state, self._now(), is_served=False))
+            self._keep(peer, span, _KeptVersion(state, self._now(), is_served=False))
         return state
 
     def served_to_the_end(self, peer: PeerId, span: SpanId) -> None:
@@ -75,7 +75,7 @@ class Versions:
         kept = (one.state for (_, of), one in self._kept.items() if of == span and one.state.head.digest == version)
         return next(kept, None)
 
-    def _keep(self, peer: PeerId, span: SpanId, kept: _Kept) -> None:
+    def _keep(self, peer: PeerId, span: SpanId, kept: _KeptVersion) -> None:
         self._kept.pop((peer, span), None)
         self._kept[peer, span] = kept
         fetched = [key for key, one in self._kept.items() if key[0] == peer and not one.is_served]

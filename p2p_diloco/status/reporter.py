@@ -76,7 +76,7 @@ class StatusReporter:
         self._could_be_included = 0
         self._ready_since: int | None = None
         self._entries_at: int | None = None
-        self._said_of_reach: tuple[object, ...] = ()
+        self._reported_reach: tuple[object, ...] = ()
         self._minutes: dict[str, tuple[float, int]] = {}
         self._counted: tuple[float, int] | None = None
         self._cycle_steps: float | None = None
@@ -132,13 +132,13 @@ class StatusReporter:
         self._look_at_pace(engine, manifest, now)
         self._observer.status(self.status(engine, node, manifest, num_parameters, now))
 
-    def hear_of_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
+    def report_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
         """Record whether and where others can dial this peer; report changes."""
         self.standing, self.ports = standing, ports
         place = standing.proofs[0].place if standing.proofs else ""
         said = (standing.is_reachable, place, bool(standing.failures))
-        if self._said_of_reach[:2] != said[:2] or not (standing.is_reachable or self._said_of_reach == said):
-            self._said_of_reach = said
+        if self._reported_reach[:2] != said[:2] or not (standing.is_reachable or self._reported_reach == said):
+            self._reported_reach = said
             self.report("reach", reach_sentence(standing, ports, trains=trains))
 
     def _look_for_trouble(self, engine: PeerEngine, now: float) -> None:

@@ -46,7 +46,7 @@ class Archive:
         folder: the run's folder on this machine.
         keep: number of checkpoints to keep.
         soon: runs functions on the writer thread, one at a time.
-        hear: called with `(topic, text)` about the disk, from any thread.
+        report: called with `(topic, text)` about the disk, from any thread.
     Raises:
         StateError: the folder of the entries cannot be created or read.
     """
@@ -58,14 +58,14 @@ class Archive:
         plan: ReplayPlan,
         keep: int,
         soon: Callable[[Callable[[], None]], object],
-        hear: Callable[[str, str], None],
+        report: Callable[[str, str], None],
     ) -> None:
         self.checkpoints = CheckpointFolder(folder, run=plan.rules.run, elements=plan.rules.span_elements, keep=keep)
         self.wants_checkpoint = False
         """Whether a span was replaced since the last checkpoint, so that the entries on disk do not lead to it."""
         self._plan = plan
         self._soon = soon
-        self._hear = hear
+        self._report = report
         self._is_refused = False
         self._num_given_up = 0
         self._waiting: deque[Entry | SpanId] = deque()
@@ -128,7 +128,7 @@ class Archive:
             return
         self._say_refused("")
         if self._log.num_given_up > self._num_given_up:
-            self._hear("entries", "the disk is full; deleted the entries of the oldest cycles to make room")
+            self._report("entries", "the disk is full; deleted the entries of the oldest cycles to make room")
         self._num_given_up = self._log.num_given_up
 
     def _write_next(self) -> None:
@@ -147,9 +147,9 @@ class Archive:
     def _say_refused(self, sentence: str) -> None:
         """Report once that the disk fails, and once that it works again."""
         if sentence and not self._is_refused:
-            self._hear("entries", sentence)
+            self._report("entries", sentence)
         elif self._is_refused and not sentence:
-            self._hear("entries", "writing entries to disk again")
+            self._report("entries", "writing entries to disk again")
         self._is_refused = bool(sentence)
 
     # -- for the start and checkpoints
@@ -162,7 +162,7 @@ class Archive:
         """Return the state on this disk: the newest sound checkpoint with all later entries applied."""
         states, refused = self.checkpoints.load_newest()
         for sentence in refused:
-            self._hear("checkpoint", sentence)
+            self._report("checkpoint", sentence)
         if states is None:
             return None
         self._log.note_checkpoint(_heights(states))
@@ -170,7 +170,7 @@ class Archive:
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
             entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
-            self._hear("replay", f"replayed {entries} from disk on top of the checkpoint")
+            self._report("replay", f"replayed {entries} from disk on top of the checkpoint")
         return recalled
 
     def save(self, states: Mapping[SpanId, SpanState]) -> None:
@@ -199,7 +199,7 @@ class Archive:
             update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)
             return absorb(state, entry=entry.absorbed(), update_N=update_N, rule=self._plan.outer)
         except (FrameError, NonFiniteUpdate, StateError) as error:
-            self._hear("entries", f"a stored entry of {span} cannot be replayed: {error}")
+            self._report("entries", f"a stored entry of {span} cannot be replayed: {error}")
             return None
 
 

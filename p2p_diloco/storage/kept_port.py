@@ -35,7 +35,7 @@ async def keep_port(
     folder: Path,
     peer: PeerId,
     preferred: int | None = None,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> tuple[str, ...]:
     """Return the addresses to listen on, with the stored port in place of port 0.
 
@@ -50,7 +50,7 @@ async def keep_port(
     named = {port_of(address) for address in host_maddrs} - {0}
     if all(map(port_of, host_maddrs)):
         if len(named) == 1 and kept not in named:
-            _write(folder, port_of(host_maddrs[0]), say)
+            _write(folder, port_of(host_maddrs[0]), notify)
         return tuple(host_maddrs)
     if kept is not None and kept not in named and await _comes_free(_at(host_maddrs, kept)):
         return _at(host_maddrs, kept)
@@ -58,11 +58,11 @@ async def keep_port(
         if port != kept and port not in named and _is_free(_at(host_maddrs, port)):
             before = kept if kept is not None else preferred
             if before not in (None, port):
-                say(
+                notify(
                     f"port {before} is used by another program; this peer now listens on {port} and keeps that port; "
                     f"open it wherever port {before} was open"
                 )
-            _write(folder, port, say)
+            _write(folder, port, notify)
             return _at(host_maddrs, port)
     return tuple(host_maddrs)  # let the system choose
 
@@ -106,9 +106,12 @@ def _read(folder: Path) -> int | None:
     return None
 
 
-def _write(folder: Path, port: int, say: Callable[[str], None]) -> None:
+def _write(folder: Path, port: int, notify: Callable[[str], None]) -> None:
     path = folder / PORT_FILE
     try:
         replace_file(path, lambda draft: write_all(draft, f"{port}\n".encode("ascii")))
     except OSError as error:
-        say(f"cannot write {path}: {error.strerror}; after a restart this peer may listen on another port than {port}")
+        text = (
+            f"cannot write {path}: {error.strerror}; after a restart this peer may listen on another port than {port}"
+        )
+        notify(text)

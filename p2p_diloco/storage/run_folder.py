@@ -14,7 +14,7 @@ from typing import Any
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
-from p2p_diloco.protocol.engine import Recalled
+from p2p_diloco.protocol.engine import SavedState
 from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveliness
 from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to_bytes
@@ -76,12 +76,12 @@ class RunFolder:
         with contextlib.suppress(OSError):
             replace_file(self.path / LIVELINESS_FILE, lambda draft: write_all(draft, record))
 
-    def recall(self) -> Recalled:
+    def recall(self) -> SavedState:
         """Return everything that a restarted peer must know about its earlier starts."""
         fields = None
         with contextlib.suppress(StateError):  # it matters only until eight cycles after the last entry
             fields = self._recall(LIVELINESS_FILE, LIVELINESS_LAYOUT)
-        return Recalled(
+        return SavedState(
             rosters=self.recall_rosters(),
             ballots=self.recall_ballots(),
             liveliness=Liveliness(**fields) if fields is not None else None,

@@ -29,7 +29,7 @@ class Saver:
         states: returns a live view of all spans, or None while one is missing.
         is_ready: returns whether this peer holds the agreed state.
         saved: called after each checkpoint.
-        hear: called with `(topic, text)` if a write fails.
+        report: called with `(topic, text)` if a write fails.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Saver:
         is_ready: Callable[[], bool],
         pause_seconds: float,
         saved: Callable[[], None] = lambda: None,
-        hear: Callable[[str, str], None],
+        report: Callable[[str, str], None],
     ) -> None:
         self._archive = archive
         self._states = states
         self._is_ready = is_ready
         self._pause_seconds = pause_seconds
         self._saved = saved
-        self._hear = hear
+        self._report = report
         self._saving = asyncio.Lock()
 
     async def run(self) -> None:
@@ -69,6 +69,6 @@ class Saver:
             async with self._saving:
                 await asyncio.to_thread(self._archive.save, states)
         except StateError as error:
-            self._hear("checkpoint", str(error))
+            self._report("checkpoint", str(error))
         else:
             self._saved()

@@ -21,7 +21,7 @@ I8  For each absorbed entry, more than half of its roster's electorate was prese
     the earliest certificate that any peer holds.
 I9  No process fails, whatever it receives; all states are finite.
 
-Invariants that hold only some time after the troubles (I6, I7, the repair of I1, the end of forks) are in `endings.py`.
+Invariants that hold only some time after the troubles (I6, I7, repair of I1, end of forks) are in `liveness.py`.
 A check that is impossible because a hostile peer takes part counts as skipped.
 """
 

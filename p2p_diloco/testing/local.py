@@ -126,7 +126,7 @@ class _Network(MemoryNetwork):
 
     @asynccontextmanager
     async def online(
-        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, say: Callable[[str], None]
+        self, settings: PeerSettings, key: SigningKey, run: Digest, *, trains: bool, notify: Callable[[str], None]
     ) -> AsyncIterator[tuple[Transport, OpenDirectory]]:
         """Stay online inside the block."""
         async with self.transport(key.peer, run=run, limits=transport_limits(settings)) as transport:

@@ -24,7 +24,7 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
@@ -257,7 +257,7 @@ class Machine:
             states=self._all_states,
             is_ready=lambda: engine.ready,
             pause_seconds=self.checkpoint_seconds,
-            hear=self.report,
+            report=self.report,
         )
         self.process, self.transport, self.engine, self.swarm_clock = process, transport, engine, clock
         self.remembers = engine.book.in_force is not None
@@ -294,7 +294,7 @@ class Machine:
         self.task.add_done_callback(lambda task: self._ended(process, task), context=process.context)
 
     def _make_engine(self, folder: RunFolder, transport: SimulatedTransport) -> PeerEngine:
-        me = Self(
+        me = LocalPeer(
             peer=self.peer,
             incarnation=folder.next_incarnation(),
             can_be_dialled=bool(transport.listen_addresses()),
@@ -303,7 +303,7 @@ class Machine:
         )
         recalled = folder.recall()
         engine = _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
-        engine.exchange.ration.bytes_per_second = self.limits.upload_bytes_per_second
+        engine.exchange.upload_budget.bytes_per_second = self.limits.upload_bytes_per_second
         return engine
 
     def _make_keeper(self, folder: RunFolder, transport: SimulatedTransport, engine: PeerEngine) -> LinkKeeper:
@@ -315,7 +315,7 @@ class Machine:
             record=lambda: self._record(transport),
             known=known,
             unix_seconds=self.wall,
-            hear=self.report,
+            report=self.report,
             wanted=engine.wanted_links,
             is_stranger=engine.is_unknown,
         )
@@ -528,7 +528,7 @@ class _KeptArchive(Archive):
             plan=_Replayed(rules=rules, codecs=maths.codecs, outer=OUTER),
             keep=KEEP_CHECKPOINTS,
             soon=lambda write: asyncio.get_running_loop().run_in_executor(None, write),
-            hear=machine.report,
+            report=machine.report,
         )
         self._machine = machine
         self._process = process

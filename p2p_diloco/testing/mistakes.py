@@ -39,7 +39,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, vot
 from p2p_diloco.span import pieces as pieces_module
 from p2p_diloco.span import vector_work
 from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.span.vector_work import Codecs, Reduced
+from p2p_diloco.span.vector_work import Codecs, EncodedMean
 from p2p_diloco.storage import archive as archive_module
 from p2p_diloco.storage import whole_file
 from p2p_diloco.storage.checkpoint import CheckpointFolder
@@ -114,7 +114,7 @@ def _double_count() -> list[Patch]:
     """A reducer counts its first contribution twice."""
     right = vector_work.reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(replace(order, parts=(*order.parts, order.parts[0])), codecs, elements)
 
     return [(node_module, "reduce_parts", wrong)]
@@ -125,7 +125,7 @@ def _equal_weights() -> list[Patch]:
     """A reducer ignores the weights."""
     right = vector_work.reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(replace(order, parts=tuple(replace(part, weight=1.0) for part in order.parts)), codecs, elements)
 
     return [(node_module, "reduce_parts", wrong)]
@@ -136,7 +136,7 @@ def _plain_for_radial() -> list[Patch]:
     """A reducer computes a plain mean for spans that need a radial one."""
     right = vector_work.reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(order, replace(codecs, radial={}), elements)
 
     return [(node_module, "reduce_parts", wrong)]
@@ -147,10 +147,10 @@ def _sender_forgotten() -> list[Patch]:
     """A mean leaves one contribution out but lists it as included."""
     right = vector_work.reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         parts = order.parts[1:] or order.parts
         reduced = right(replace(order, parts=parts), codecs, elements)
-        if isinstance(reduced, Reduced):
+        if isinstance(reduced, EncodedMean):
             return replace(reduced, sound=frozenset(part.peer for part in order.parts))
         return reduced
 
@@ -163,9 +163,9 @@ def _undecoded_bytes() -> list[Patch]:
     right, advance = vector_work.reduce_parts, SimulatedIsland.advance
     means: dict[tuple[float, bytes], Any] = {}
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         reduced = right(order, codecs, elements)
-        if isinstance(reduced, Reduced) and order.stage is not ReduceStage.ROW:
+        if isinstance(reduced, EncodedMean) and order.stage is not ReduceStage.ROW:
             source, _ = codecs.of(order.stage)
             parts = [part for part in order.parts if part.peer in reduced.sound]
             vectors = [source.decode(part.payload, elements) for part in parts]
@@ -188,7 +188,7 @@ def _weights_mixed_up() -> list[Patch]:
     """A reducer gives each contribution the weight of another."""
     right = vector_work.reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         weights = [part.weight for part in order.parts]
         parts = [
             replace(part, weight=weight) for part, weight in zip(order.parts, [*weights[1:], *weights[:1]], strict=True)
@@ -203,7 +203,7 @@ def _row_counted_twice() -> list[Patch]:
     """An owner counts the mean of its first row twice."""
     right = vector_work.reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> Reduced | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         if order.stage is ReduceStage.FINISH:
             order = replace(order, parts=(*order.parts, order.parts[0]))
         return right(order, codecs, elements)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import KeepRoster
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.membership.attendance import COUNTS_AFTER_CYCLES, NO_SIGNATURE, Self
+from p2p_diloco.protocol.engine import PeerEngine, SavedState
+from p2p_diloco.protocol.membership.attendance import COUNTS_AFTER_CYCLES, NO_SIGNATURE, LocalPeer
 from p2p_diloco.protocol.membership.membership import MOST_APPLICATIONS
 from p2p_diloco.protocol.membership.proposal import next_roster
 from p2p_diloco.protocol.membership.roster_book import RosterBook
@@ -108,7 +108,7 @@ def measure_rosters(plan: RosterPlan, state_directory: Path) -> RosterCost:
     ]
     frame_bytes, join_seconds = _join(rules, book)
     began = time.process_time()
-    _engine(rules, Recalled(rosters=folder.recall_rosters()))
+    _engine(rules, SavedState(rosters=folder.recall_rosters()))
     return RosterCost(
         members=plan.members,
         cycles=plan.cycles,
@@ -239,7 +239,7 @@ def _promise(key: SigningKey, parent: Digest, ballot: int, view: View) -> Promis
 
 def _join(rules: RunRules, donor: RosterBook) -> tuple[list[int], float]:
     """Make a joiner fetch and check the whole chain; return the size of each frame, and CPU seconds."""
-    engine, now = _engine(rules, Recalled()), rules.clock.begin((donor.chain()[-1].roster.cycle + 2) * 2)
+    engine, now = _engine(rules, SavedState()), rules.clock.begin((donor.chain()[-1].roster.cycle + 2) * 2)
     frame_bytes, seconds = list[int](), 0.0
     while engine.book.in_force_digest != donor.in_force_digest:
         frame = encode_message(RosterReply(rosters=donor.after(engine.book.landmarks())))
@@ -251,7 +251,7 @@ def _join(rules: RunRules, donor: RosterBook) -> tuple[list[int], float]:
     return frame_bytes, seconds
 
 
-def _engine(rules: RunRules, recalled: Recalled) -> PeerEngine:
+def _engine(rules: RunRules, recalled: SavedState) -> PeerEngine:
     key = key_named("joiner")
-    me = Self(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
+    me = LocalPeer(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
     return PeerEngine(me=me, rules=rules, verify=is_signed_by, recalled=recalled)

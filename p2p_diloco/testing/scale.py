@@ -169,7 +169,7 @@ def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) ->
         num_spans=(2 * width,) * FRAGMENTS,
         codecs=CODECS,
         group_size=GROUP_SIZE,
-        void_cycles=8,
+        stalled_cycles=8,
         heartbeat_seconds=HEARTBEAT_SECONDS,
         round_seconds=ROUND_SECONDS,
     )

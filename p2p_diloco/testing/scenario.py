@@ -53,7 +53,7 @@ class Scenario:
     radial_spans: frozenset[SpanId]
     codec: str
     group_size: int
-    void_cycles: int
+    stalled_cycles: int
     scrub_cycles: int
     heartbeat_seconds: float
     bad_from: float
@@ -71,7 +71,7 @@ class Scenario:
         open_peers = sum(peer.place == OPEN for peer in self.peers)
         who = f"{len(self.peers)} peers ({open_peers} can be dialled{', a bootstrap' if self.bootstrap else ''})"
         spans = f"spans {self.num_spans}, {len(self.radial_spans)} of them radial"
-        cut = f"rows of {self.group_size}, {spans}, {self.codec}, stalled after {self.void_cycles} cycles"
+        cut = f"rows of {self.group_size}, {spans}, {self.codec}, stalled after {self.stalled_cycles} cycles"
         lines = [f"seed {self.seed}: {who}, {cut}; bad from {self.bad_from:.0f} to {self.bad_until:.0f} s"]
         return "\n".join([*lines, *(f"  at {trouble.at:.1f}: {trouble.describe()}" for trouble in self.troubles)])
 
@@ -102,7 +102,7 @@ def draw_scenario(seed: int, peers: tuple[int, int], kinds: Collection[str]) -> 
         radial_spans=_draw_radial_spans(rng, num_spans),
         codec=rng.choice(["int4", "int8", "bfloat16", "float32"]),
         group_size=rng.choice([2, 4, 8, 16, 64]) if rng.random() < 0.6 else max(16, num_peers),
-        void_cycles=rng.choice([1, 2, 3]),
+        stalled_cycles=rng.choice([1, 2, 3]),
         scrub_cycles=rng.choice([2, 2, 4]),
         heartbeat_seconds=_heartbeat_seconds(rng, num_peers),
         bad_from=bad_from,

@@ -9,7 +9,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from p2p_diloco.node.clock_sync import SLOWEST
-from p2p_diloco.testing.endings import (
+from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.liveness import (
     ASKED_AGAIN_SECONDS,
     REDIAL_SECONDS,
     SETTLE_SECONDS,
@@ -24,7 +25,6 @@ from p2p_diloco.testing.endings import (
     newest_degraded,
     still_names_dead,
 )
-from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.network import OPEN, Ways
 from p2p_diloco.testing.run import ROUND_ZERO, codecs_of, run_rules
 from p2p_diloco.testing.scenario import BOOTSTRAP, Scenario
@@ -312,7 +312,7 @@ async def _play(scenario: Scenario, trace: Trace | None) -> tuple[Simulation, Vi
         num_spans=scenario.num_spans,
         codecs=codecs,
         group_size=scenario.group_size,
-        void_cycles=scenario.void_cycles,
+        stalled_cycles=scenario.stalled_cycles,
         scrub_cycles=scenario.scrub_cycles,
         heartbeat_seconds=scenario.heartbeat_seconds,
     )

@@ -25,7 +25,7 @@ except over geostationary satellites, whose links keep the first window. Between
 avoid oscillation."""
 
 
-class Sent(NamedTuple):
+class WriteInFlight(NamedTuple):
     """A frame in flight.
 
     Attributes:
@@ -55,12 +55,12 @@ class FlightWindow:
     def __init__(self) -> None:
         self.window_bytes = float(FIRST_BYTES)
         self.bytes_under_way = 0
-        self._frames: deque[Sent] = deque()
+        self._frames: deque[WriteInFlight] = deque()
         self._read_of_first = 0
         self.last_read_at = float("-inf")
 
     @property
-    def oldest(self) -> Sent | None:
+    def oldest(self) -> WriteInFlight | None:
         """The oldest frame in flight."""
         return self._frames[0] if self._frames else None
 
@@ -71,7 +71,7 @@ class FlightWindow:
     def send(self, num_bytes: int, now: float, deadline: float) -> None:
         """Record that a frame is being sent."""
         self.bytes_under_way += num_bytes
-        self._frames.append(Sent(now, deadline, num_bytes, self.bytes_under_way))
+        self._frames.append(WriteInFlight(now, deadline, num_bytes, self.bytes_under_way))
 
     def read(self, num_bytes: int, now: float) -> int:
         """Record that the other end has read `num_bytes` more bytes, in the order in which they were sent.
@@ -90,7 +90,7 @@ class FlightWindow:
             self._learn(sent, now)
         return known
 
-    def _learn(self, sent: Sent, now: float) -> None:
+    def _learn(self, sent: WriteInFlight, now: float) -> None:
         """Grow (up to doubling) after a full window that arrived quickly; after a late frame, shrink to its rate."""
         seconds = now - sent.at
         if seconds <= AT_ONCE_SECONDS:

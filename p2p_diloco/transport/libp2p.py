@@ -295,7 +295,7 @@ class Libp2pTransport(Transport):
             self._lose(link, "only one lane was opened")
 
     async def _read_stream(self, link: StreamLink, stream: LaneStream) -> None:
-        reader = LaneReader(link.peer, stream, limits=self.limits, pace=self.download, was_read=link.hear_read)
+        reader = LaneReader(link.peer, stream, limits=self.limits, pace=self.download, was_read=link.take_read_count)
         try:
             while frame := await reader.next_frame():
                 objection = self._hand_over(link.peer, stream.lane, frame)

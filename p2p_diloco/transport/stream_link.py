@@ -122,7 +122,7 @@ class StreamLink:
         self._says_later = False
         self._say()
 
-    def hear_read(self, total: int) -> None:
+    def take_read_count(self, total: int) -> None:
         """Handle an acknowledgement of the total bytes of bulk frames read by the other end."""
         num_bytes, self._heard_read = (total - self._heard_read) % READ_MODULUS, total
         now = asyncio.get_running_loop().time()

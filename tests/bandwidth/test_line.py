@@ -42,7 +42,7 @@ def engine(
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains),
         membership=SimpleNamespace(alive=lambda now: alive or {}, share=8, can_be_dialled=True),
-        exchange=SimpleNamespace(ration=SimpleNamespace(bytes_per_second=None)),
+        exchange=SimpleNamespace(upload_budget=SimpleNamespace(bytes_per_second=None)),
         rules=PLAN.rules,
     )
 
@@ -255,7 +255,7 @@ def test_what_a_peer_contributes_follows_the_rate_that_its_line_has_shown() -> N
     for shown in (None, 2.5e5, 2.6e5, 1.25e5, None, None):
         line.drawn_rate = shown
         reported += line.steer(peer, 0.0)
-        assert peer.exchange.ration.bytes_per_second == shown
+        assert peer.exchange.upload_budget.bytes_per_second == shown
     full, fuller, empty = reported
     assert full.text == "upload saturated at about 2 Mbit/s; sending only the spans that fit"
     assert full.figures == {"upload_shown": 2e6}

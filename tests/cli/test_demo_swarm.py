@@ -29,7 +29,7 @@ class Stage:
 
     def run(self) -> DemoStory:
         files = RunFiles(swarm=Path("run.toml"), lone=Path("lone.toml"))
-        swarm = DemoSwarm(self.plan, children=self.children, clock=self.clock, say=self.said.append, run_files=files)
+        swarm = DemoSwarm(self.plan, children=self.children, clock=self.clock, show=self.said.append, run_files=files)
         return swarm.run()
 
 

@@ -31,7 +31,7 @@ class Told:
 
 def interrupted(times: int) -> tuple[Interrupts, Told, list[str], list[float]]:
     told, said, exits = Told(), list[str](), list[float]()
-    interrupts = Interrupts(told, say=said.append, exit_within=exits.append)
+    interrupts = Interrupts(told, show=said.append, exit_within=exits.append)
     for _ in range(times):
         interrupts.interrupt()
     return interrupts, told, said, exits

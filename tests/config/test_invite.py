@@ -17,7 +17,7 @@ from p2p_diloco.config.invite import (
     fresh_invite,
     parse_invite,
     parse_run_id,
-    worth_telling,
+    worth_sharing,
 )
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, format_peer_id, sha256
@@ -200,7 +200,7 @@ def test_a_fresh_invite_stays_short_enough_to_paste() -> None:
     ],
 )
 def test_loopback_is_told_only_when_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
-    assert worth_telling(addresses) == told
+    assert worth_sharing(addresses) == told
 
 
 @given(st.text(max_size=60))

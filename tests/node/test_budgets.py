@@ -34,7 +34,7 @@ LINE = ("refused", "no")
 SPAN = SpanId(0, 0)
 
 
-RULES = run_rules(num_spans=(4, 4), group_size=32, void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+RULES = run_rules(num_spans=(4, 4), group_size=32, stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
 def budgets() -> PeerBudgets:

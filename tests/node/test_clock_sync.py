@@ -55,7 +55,7 @@ def hear(
     """Let a peer answer whose clock is ahead of the watch by `offset`."""
     nonce = clock.ask(peer)
     watch.now += round_trip
-    clock.hear(peer, nonce, watch.now - round_trip / 2 + offset, is_settled=is_settled)
+    clock.take_answer(peer, nonce, watch.now - round_trip / 2 + offset, is_settled=is_settled)
 
 
 def ahead(clock: SwarmClock, watch: Watch) -> float:
@@ -89,10 +89,10 @@ def test_slow_and_unsolicited_answers_are_ignored() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, -7.0, round_trip=LONGEST_ROUND_TRIP_SECONDS + 0.1)
-    clock.hear(BEN, 1, 5.0)
+    clock.take_answer(BEN, 1, 5.0)
     asked = clock.ask(CLEO)
     clock.ask(CLEO)
-    clock.hear(CLEO, asked, 5.0)
+    clock.take_answer(CLEO, asked, 5.0)
     assert clock.offset_seconds == 0.0
 
 
@@ -110,7 +110,7 @@ def test_a_peer_that_is_gone_does_not_count() -> None:
     nonce = clock.ask(BEN)
     clock.forget(ANN)
     clock.forget(BEN)
-    clock.hear(BEN, nonce, 0.0)
+    clock.take_answer(BEN, nonce, 0.0)
     assert clock.offset_seconds == 0.0
 
 
@@ -154,7 +154,7 @@ def test_only_clocks_of_listed_peers_count_and_a_new_one_is_asked_again() -> Non
 def test_an_impossible_time_is_ignored(said: float) -> None:
     watch = Watch()
     clock = member_clock(watch)
-    clock.hear(ANN, clock.ask(ANN), said)
+    clock.take_answer(ANN, clock.ask(ANN), said)
     assert clock.offset_seconds == 0.0
     assert clock.is_due(ANN, 2.0)
 
@@ -381,7 +381,7 @@ def test_clocks_of_different_speed_stay_together_for_a_day(num_peers: int) -> No
                     true.now = begin + delays[i][j]
                     said = clocks[j].own()
                     true.now += delays[j][i]
-                    clock.hear(peer, nonce, said)
+                    clock.take_answer(peer, nonce, said)
                     true.now = begin
             clock.poll()
         true.now += 16.0

@@ -38,7 +38,7 @@ from p2p_diloco.transport.directory import decode_record
 from p2p_diloco.transport.link import Lane
 
 SPAN = SpanId(0, 1)
-RULES = run_rules(num_spans=(4, 4), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0, span_elements=64)
+RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0, span_elements=64)
 
 
 def act(scene: Callable[[Simulation, Machine, Caller], Coroutine[Any, Any, None]]) -> None:

@@ -68,7 +68,7 @@ class Keeper(SilentListener):
             is_own_host=lambda host: False,
             now=lambda: CYCLE * CLOCK.round_seconds,
             verify=is_signed_by,
-            hear=self.standings.append,
+            on_change=self.standings.append,
         )
         transport.listener = self
 

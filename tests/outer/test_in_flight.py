@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import RoundError
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, Sent
+from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.vector import Vector
 
 
@@ -133,7 +133,7 @@ def test_what_is_kept_as_it_was_sent_is_decoded_when_somebody_asks() -> None:
         asked.append(payload)
         return decoded(payload[0])
 
-    in_flight = InFlight().with_contribution(4, Sent(b"\x07", decode)).with_contribution(8, decoded(8.0))
+    in_flight = InFlight().with_contribution(4, PendingContribution(b"\x07", decode)).with_contribution(8, decoded(8.0))
     assert in_flight.rounds == (4, 8)
     assert asked == []
     assert firsts(in_flight.vectors) == [7.0, 8.0]

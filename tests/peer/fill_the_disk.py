@@ -44,7 +44,7 @@ def main(folder: Path) -> dict[str, object]:
     start = start_states(plan)
     run_folder = RunFolder(folder, plan.rules.run)
     archive = Archive(
-        run_folder.path, plan=plan, keep=2, soon=lambda write: write(), hear=lambda topic, text: heard.append(text)
+        run_folder.path, plan=plan, keep=2, soon=lambda write: write(), report=lambda topic, text: heard.append(text)
     )
     run_folder.make_room = archive.make_room
     entries, states = log_of(plan, SPAN, start[SPAN], 5)

@@ -80,23 +80,23 @@ def test_all_agree_when_every_fragment_stands_at_one_place(
 ) -> None:
     engine: Any = FakeEngine(mine=heads(*mine))
     for name, digests in others.items():
-        engine.hear(name, *digests)
+        engine.take_heartbeat(name, *digests)
     assert all_agree(engine, 0.0) is agree
 
 
 def test_who_is_not_ready_has_no_say() -> None:
     engine: Any = FakeEngine(mine=heads(HERE))
-    engine.hear("ada", THERE, ready=False)
+    engine.take_heartbeat("ada", THERE, ready=False)
     assert all_agree(engine, 0.0)
 
 
 def test_who_does_not_train_goes_by_the_others() -> None:
     engine: Any = FakeEngine(trains=False)
     assert all_agree(engine, 0.0)
-    engine.hear("ada", HERE)
-    engine.hear("ben", HERE)
+    engine.take_heartbeat("ada", HERE)
+    engine.take_heartbeat("ben", HERE)
     assert all_agree(engine, 0.0)
-    engine.hear("ben", THERE)
+    engine.take_heartbeat("ben", THERE)
     assert not all_agree(engine, 0.0)
 
 
@@ -130,14 +130,14 @@ def test_a_clock_that_is_corrected_meanwhile_is_followed() -> None:
 def test_agreement_must_last_for_some_heartbeats() -> None:
     async def scene() -> None:
         engine: Any = FakeEngine(mine=heads(HERE))
-        engine.hear("ada", THERE)
+        engine.take_heartbeat("ada", THERE)
         task = asyncio.ensure_future(wait_for_agreement(engine, now))
         await asyncio.sleep(5.0)
-        engine.hear("ada", HERE)
+        engine.take_heartbeat("ada", HERE)
         await asyncio.sleep(2.0)
-        engine.hear("ada", THERE)
+        engine.take_heartbeat("ada", THERE)
         await asyncio.sleep(2.0)
-        engine.hear("ada", HERE)
+        engine.take_heartbeat("ada", HERE)
         assert not task.done()
         assert await task
         assert 9.0 + 3.0 <= now() <= 9.0 + 6.0
@@ -148,7 +148,7 @@ def test_agreement_must_last_for_some_heartbeats() -> None:
 def test_who_never_agrees_is_not_waited_for_for_ever() -> None:
     async def scene() -> None:
         engine: Any = FakeEngine(mine=heads(HERE))
-        engine.hear("ada", THERE)
+        engine.take_heartbeat("ada", THERE)
         assert not await wait_for_agreement(engine, now)
         assert now() == pytest.approx(AGREE_SECONDS, abs=2.0)
 

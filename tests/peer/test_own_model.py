@@ -61,7 +61,7 @@ def opened(
     plan: RunPlan,
     *optimizers: torch.optim.Optimizer,
     folder: Path = Path(os.devnull),
-    hear: Callable[[str, str], None] = lambda topic, text: None,
+    report: Callable[[str, str], None] = lambda topic, text: None,
 ) -> OwnModel:
     own = OwnModel(model, optimizers)
     own.open(
@@ -76,7 +76,7 @@ def opened(
             in_loop=lambda call: call(),
             died=_refuse,
             damaged=_refuse,
-            hear=hear,
+            report=report,
         )
     )
     return own
@@ -380,7 +380,7 @@ def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
     def start(kind: type[torch.optim.Optimizer]) -> tuple[OwnModel, torch.optim.Optimizer]:
         model = small()
         optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-3)  # type: ignore[call-arg]
-        own = opened(model, plan, optimizer, folder=tmp_path, hear=lambda *said: heard.append(said))
+        own = opened(model, plan, optimizer, folder=tmp_path, report=lambda *said: heard.append(said))
         hold(own, plan, model)
         return own, optimizer
 

@@ -57,7 +57,7 @@ ALL_SPANS = tuple(SpanId(f, i) for f, count in enumerate(NUM_SPANS) for i in ran
 CYCLE_SECONDS = ROUND_SECONDS * len(NUM_SPANS)
 
 
-def run_rules(*, void_cycles: int = 3, group_size: int = 16) -> RunRules:
+def run_rules(*, stalled_cycles: int = 3, group_size: int = 16) -> RunRules:
     clock = RoundClock(start_seconds=START_SECONDS, round_seconds=ROUND_SECONDS, num_fragments=len(NUM_SPANS))
     return RunRules(
         run=RUN,
@@ -69,7 +69,7 @@ def run_rules(*, void_cycles: int = 3, group_size: int = 16) -> RunRules:
         row_mean_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
         entry_bytes=dict.fromkeys(ALL_SPANS, PAYLOAD_BYTES),
         group_size=group_size,
-        void_cycles=void_cycles,
+        least_stalled_cycles=stalled_cycles,
         heartbeat_seconds=1.0,
         weight_clip=4.0,
         contribution_limit=2.0,

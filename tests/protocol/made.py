@@ -9,7 +9,7 @@ from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
@@ -118,8 +118,8 @@ def heartbeat(peer: PeerId, **changes: object) -> Heartbeat:
     return replace(beat, signature=sign_as(peer, beat.statement()))
 
 
-def self_of(peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable: bool = True) -> Self:
-    return Self(
+def self_of(peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable: bool = True) -> LocalPeer:
+    return LocalPeer(
         peer=peer,
         incarnation=incarnation,
         can_be_dialled=dialable,

@@ -22,8 +22,8 @@ from fake_run import (
 )
 from stage import Stage
 
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
-from p2p_diloco.protocol.membership.attendance import Self
+from p2p_diloco.protocol.engine import PeerEngine, SavedState
+from p2p_diloco.protocol.membership.attendance import LocalPeer
 
 
 class Swarm(Stage):
@@ -54,7 +54,7 @@ class Swarm(Stage):
         if not keep_disk:
             machine.disk = Disk()
         machine.disk.incarnation = incarnation
-        me = Self(
+        me = LocalPeer(
             peer=machine.peer,
             incarnation=incarnation,
             can_be_dialled=machine.dialable,
@@ -63,7 +63,7 @@ class Swarm(Stage):
         )
         machine.vectors = machine.disk.replayed()
         heads = {span: head for span, (head, _) in machine.vectors.items()}
-        recalled = Recalled(
+        recalled = SavedState(
             rosters=tuple(machine.disk.rosters),
             ballots=machine.disk.ballots,
             heads=heads or None,
@@ -152,7 +152,7 @@ class Swarm(Stage):
             k = roster.k if roster is not None else None
             lines.append(
                 f"  {machine.name}: k={k} {names} ready={engine.ready} height={self.height(machine.name)} "
-                f"void={engine.membership.void_cycles} stalled={engine.membership.is_stalled()} "
+                f"void={engine.membership.cycles_without_entries} stalled={engine.membership.is_stalled()} "
                 f"last={[f'{t:.0f} {r.topic}: {r.text}' for t, r in machine.reports[-4:]]}"
             )
         return "\n".join(lines)

@@ -41,12 +41,12 @@ def member_of_three(peer: PeerId = A) -> Membership:
 
 def test_a_heartbeat_counts_if_it_is_new_signed_and_of_this_run() -> None:
     here = member_of_three()
-    assert here.hear(heartbeat(B), 0.0)
-    assert not here.hear(heartbeat(B), 0.0)
-    assert here.hear(heartbeat(B, incarnation=2), 0.0)
-    assert not here.hear(heartbeat(B, sequence=9), 0.0)
-    assert not here.hear(heartbeat(C, run=sha256(b"other")), 0.0)
-    assert not here.hear(replace(heartbeat(C), signature=NO_SIGNATURE), 0.0)
+    assert here.take_heartbeat(heartbeat(B), 0.0)
+    assert not here.take_heartbeat(heartbeat(B), 0.0)
+    assert here.take_heartbeat(heartbeat(B, incarnation=2), 0.0)
+    assert not here.take_heartbeat(heartbeat(B, sequence=9), 0.0)
+    assert not here.take_heartbeat(heartbeat(C, run=sha256(b"other")), 0.0)
+    assert not here.take_heartbeat(replace(heartbeat(C), signature=NO_SIGNATURE), 0.0)
     assert set(here.alive(1.0)) == {B}
     assert here.alive(100.0) == {}
 
@@ -57,22 +57,25 @@ def test_a_smaller_incarnation_is_accepted_after_a_silence_unless_another_is_lis
         others = () if listed is None else (member(B, incarnation=listed),)
         roster = child_of(founding().roster, (member(A), *others))
         here = membership_of(A, founding(), certify(roster, (peer_id("boot"),)))
-        assert here.hear(heartbeat(B, incarnation=3, sequence=9), 0.0)
-        assert not here.hear(wiped, 8.0), "the other start is not silent yet"
-        assert here.hear(wiped, 9.0) is is_heard
+        assert here.take_heartbeat(heartbeat(B, incarnation=3, sequence=9), 0.0)
+        assert not here.take_heartbeat(wiped, 8.0), "the other start is not silent yet"
+        assert here.take_heartbeat(wiped, 9.0) is is_heard
         assert (B in here.alive(9.0)) is is_heard
-        assert not here.hear(wiped, 18.0), "the same heartbeat is no news after a silence"
+        assert not here.take_heartbeat(wiped, 18.0), "the same heartbeat is no news after a silence"
 
 
 def test_a_smaller_incarnation_is_accepted_after_a_silence_if_no_roster_is_known() -> None:
     here = membership_of(A)
-    assert [here.hear(heartbeat(B, incarnation=number), now) for number, now in ((3, 0.0), (2, 9.0))] == [True, True]
+    assert [here.take_heartbeat(heartbeat(B, incarnation=number), now) for number, now in ((3, 0.0), (2, 9.0))] == [
+        True,
+        True,
+    ]
 
 
 def test_the_time_since_which_a_peer_is_heard_restarts_after_a_silence() -> None:
     here = member_of_three()
     for sequence, now, since in ((1, 0.0, 0.0), (2, 8.0, 0.0), (3, 16.0, 0.0), (4, 25.0, 25.0)):
-        here.hear(heartbeat(B, sequence=sequence), now)
+        here.take_heartbeat(heartbeat(B, sequence=sequence), now)
         assert here.heard[B].since == since
 
 
@@ -81,15 +84,15 @@ def test_heartbeats_use_bounded_memory_and_strangers_displace_no_member(
 ) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 2)
     here = member_of_three()
-    assert [here.hear(heartbeat(peer_id(str(n))), 0.0) for n in range(4)] == [True, True, False, False]
-    assert here.hear(heartbeat(B), 0.0)
-    assert here.hear(heartbeat(peer_id("0"), sequence=2), 0.0), "one that is known is heard on"
+    assert [here.take_heartbeat(heartbeat(peer_id(str(n))), 0.0) for n in range(4)] == [True, True, False, False]
+    assert here.take_heartbeat(heartbeat(B), 0.0)
+    assert here.take_heartbeat(heartbeat(peer_id("0"), sequence=2), 0.0), "one that is known is heard on"
 
 
 def test_a_peer_without_a_roster_treats_all_peers_as_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_HEARD", 1)
     here = membership_of(A)
-    assert [here.hear(heartbeat(peer), 0.0) for peer in (B, C)] == [True, False]
+    assert [here.take_heartbeat(heartbeat(peer), 0.0) for peer in (B, C)] == [True, False]
     assert here.num_ready(0.0) == 1
 
 
@@ -99,9 +102,9 @@ def test_a_peer_without_a_roster_treats_all_peers_as_strangers(monkeypatch: pyte
 def test_ready_peers_are_those_that_report_it_and_train() -> None:
     here = member_of_three()
     assert here.num_ready(0.0) == 0
-    here.hear(heartbeat(B), 0.0)
-    here.hear(heartbeat(C, ready=False), 0.0)
-    here.hear(heartbeat(peer_id("boot"), trains=False), 0.0)
+    here.take_heartbeat(heartbeat(B), 0.0)
+    here.take_heartbeat(heartbeat(C, ready=False), 0.0)
+    here.take_heartbeat(heartbeat(peer_id("boot"), trains=False), 0.0)
     assert here.num_ready(0.0) == 1
     here.ready = True
     assert here.num_ready(0.0) == 2
@@ -114,11 +117,11 @@ def test_members_without_a_link_are_counted_by_the_entries_of_the_last_cycle() -
     here = member_of_three()
     clock = here.rules.clock
     here.ready = True
-    here.hear(heartbeat(B), 0.0)
+    here.take_heartbeat(heartbeat(B), 0.0)
     assert here.num_ready(0.0) == 2
     here.note_entry({A, B, C}, (), 0)
     assert here.num_ready(0.0) == 3
-    here.hear(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
+    here.take_heartbeat(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
     assert here.num_ready(clock.begin(clock.num_fragments + 1)) == 2, "it was there a cycle ago"
 
 
@@ -193,13 +196,13 @@ def test_old_applications_are_dropped_and_declarations_of_members_are_kept() -> 
 def test_a_peer_that_declared_its_leaving_is_gone_until_its_next_incarnation() -> None:
     here = member_of_three()
     assert not here.has_left(B, 1)
-    here.hear(heartbeat(B), 0.0)
+    here.take_heartbeat(heartbeat(B), 0.0)
     here.take_declaration(declaration(B), 0)
     assert here.alive(0.0).keys() == {B}
     here.take_declaration(declaration(B, leaving=True), 0)
     assert here.has_left(B, 1)
     assert here.alive(0.0) == {}
-    here.hear(heartbeat(B, incarnation=2), 0.0)
+    here.take_heartbeat(heartbeat(B, incarnation=2), 0.0)
     assert here.alive(0.0).keys() == {B}
 
 

@@ -33,12 +33,12 @@ MATES = row_mates(GRID, LEAD)
 """Two rows of four, each with two reducers and two members at home."""
 
 
-def elect(living: frozenset[PeerId], *, void_cycles: int, lead_remembers: bool = True) -> Roster:
+def elect(living: frozenset[PeerId], *, cycles_without_entries: int, lead_remembers: bool = True) -> Roster:
     """Run one ballot of the live peers over links between its leader and each of them; return the leader's result.
 
     They have listened for longer than a cycle, and heard every live peer that can be heard.
     """
-    chosen = lead_of(degraded=void_cycles >= STALLED)
+    chosen = lead_of(degraded=cycles_without_entries >= STALLED)
     assert chosen in living
     swarm: dict[PeerId, Membership] = {}
     for peer in sorted(living):
@@ -51,13 +51,13 @@ def elect(living: frozenset[PeerId], *, void_cycles: int, lead_remembers: bool =
             remembers=not forgot,
             incarnation=1 + forgot,
         )
-        swarm[peer].void_cycles = void_cycles
+        swarm[peer].cycles_without_entries = cycles_without_entries
         swarm[peer].ready = True
         for seconds in range(int(3 * CYCLE_SECONDS), 0, -4):
             swarm[peer].tick(NOW - seconds)
         near = GRID.neighbours(peer) if peer != chosen else ROSTER.peers()
         for other in living & near - {peer}:
-            swarm[peer].hear(heartbeat(other), NOW)
+            swarm[peer].take_heartbeat(heartbeat(other), NOW)
     under_way = [(peer, send) for peer, each in swarm.items() for send in sends(each.tick(NOW))]
     while under_way:
         sender, send = under_way.pop()
@@ -90,14 +90,14 @@ def hear(here: Membership, sender: PeerId, send: Send) -> list[Action]:
     ids=["one of each row", "all reducers but the lead"],
 )
 def test_a_majority_linked_with_a_leader_drops_dead_reducers(dead: frozenset[PeerId]) -> None:
-    in_force = elect(ROSTER.peers() - dead, void_cycles=0)
+    in_force = elect(ROSTER.peers() - dead, cycles_without_entries=0)
     assert (in_force.k, in_force.degraded) == (2, False)
     assert in_force.peers() == ROSTER.peers() - dead
     assert any(each.reduces for each in in_force.members)
 
 
 def test_nothing_is_certified_if_no_member_is_dead() -> None:
-    assert elect(ROSTER.peers(), void_cycles=0) == ROSTER
+    assert elect(ROSTER.peers(), cycles_without_entries=0) == ROSTER
 
 
 @pytest.mark.parametrize("lead_remembers", [True, False])
@@ -105,14 +105,14 @@ def test_a_quarter_linked_with_a_leader_continues_a_stalled_run(lead_remembers: 
     """A leader that lost its disk has no vote and needs none: the peers that promised still get its proposal."""
     chosen = lead_of(degraded=True)
     two = frozenset(sorted(ROSTER.peers() - REDUCERS - {chosen})[:2])
-    in_force = elect(two | {chosen}, void_cycles=STALLED, lead_remembers=lead_remembers)
+    in_force = elect(two | {chosen}, cycles_without_entries=STALLED, lead_remembers=lead_remembers)
     assert (in_force.k, in_force.degraded) == (2, True)
     assert in_force.peers() == two | {chosen}, "of whom nothing is heard nobody is taken to live"
 
 
 def test_less_than_a_quarter_waits_four_times_as_long() -> None:
     alone = frozenset({lead_of(degraded=True)})
-    assert elect(alone, void_cycles=STALLED) == ROSTER
-    assert elect(alone, void_cycles=PATIENT_STALLS * STALLED - 1) == ROSTER
-    in_force = elect(alone, void_cycles=PATIENT_STALLS * STALLED)
+    assert elect(alone, cycles_without_entries=STALLED) == ROSTER
+    assert elect(alone, cycles_without_entries=PATIENT_STALLS * STALLED - 1) == ROSTER
+    in_force = elect(alone, cycles_without_entries=PATIENT_STALLS * STALLED)
     assert (in_force.degraded, in_force.peers()) == (True, alone)

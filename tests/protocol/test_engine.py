@@ -42,7 +42,7 @@ from p2p_diloco.protocol.actions import (
     Stage,
     TakeSnapshot,
 )
-from p2p_diloco.protocol.engine import PeerEngine, Recalled
+from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution, contribution_messages
 from p2p_diloco.protocol.wire.ballot import Ballots, Bond, ballot_number
 from p2p_diloco.protocol.wire.entry import Entry, next_head, places_in
@@ -64,7 +64,7 @@ from p2p_diloco.protocol.wire.messages import (
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 
-def engine_of(name: str = "ann", recalled: Recalled | None = None, incarnation: int = 1) -> PeerEngine:
+def engine_of(name: str = "ann", recalled: SavedState | None = None, incarnation: int = 1) -> PeerEngine:
     me = self_of(peer_id(name), incarnation=incarnation)
     engine = PeerEngine(me=me, rules=run_rules(), verify=verify, recalled=recalled)
     engine.membership.proofs = (proof_of(me.peer),)
@@ -189,7 +189,7 @@ def test_a_peer_that_adopts_another_branch_reports_no_state_until_it_is_compared
     ours = certify(child_of(parent, [member(ann)], cycle=3, degraded=True), [ann], ballot)
     theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot)
     rosters = (founding(), roster_1(2), ours)
-    engine = engine_of(recalled=Recalled(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, head_of())))
+    engine = engine_of(recalled=SavedState(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, head_of())))
     engine.membership.ready = True
     assert engine.book.in_force == ours.roster
     assert len(engine.closed_heads(now)) == 2
@@ -206,7 +206,7 @@ def test_an_entry_absorbed_this_round_is_given_up_with_its_branch() -> None:
     ours = certify(child_of(parent, [member(ann)], cycle=3, degraded=True), [ann], ballot_number(7, 0))
     theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot_number(7, 0))
     rosters = (founding(), roster_1(2), ours)
-    engine = engine_of(recalled=Recalled(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, start)))
+    engine = engine_of(recalled=SavedState(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, start)))
     engine.link_up(bob)
     engine.tick(now)
     at_the_border = engine.closed_heads(now)
@@ -598,10 +598,10 @@ def test_the_latest_round_of_a_peer_is_that_of_its_tips_or_promises() -> None:
     heads = {SPAN: head_of(round_index=7), SpanId(1, 0): head_of(round_index=5)}
     certified = roster_1(3)
     rosters = (founding(), certified)
-    assert engine_of(recalled=Recalled(rosters=rosters, heads=heads)).latest_round() == 7
+    assert engine_of(recalled=SavedState(rosters=rosters, heads=heads)).latest_round() == 7
     bond = Bond(degraded=False, promised=ballot_number(9, 2), voted=None)
     ballots = Ballots(parent=certified.roster.digest(), bonds=(bond,))
-    assert engine_of(recalled=Recalled(rosters=rosters, heads=heads, ballots=ballots)).latest_round() == 9
+    assert engine_of(recalled=SavedState(rosters=rosters, heads=heads, ballots=ballots)).latest_round() == 9
 
 
 def test_a_peer_saves_once_a_cycle_that_its_line_continues_and_restores_it_at_a_restart() -> None:
@@ -707,7 +707,7 @@ def test_a_span_that_could_not_follow_an_entry_is_rebuilt() -> None:
 
 def test_a_forwarded_request_gets_a_signed_answer() -> None:
     engine = engine_of("ann")
-    question = SignedContentRequest(fragment=0, voter=engine.me.peer, asker=peer_id("bob"), nonce=7)
+    question = SignedContentRequest(fragment=0, voter=engine.me.peer, requester=peer_id("bob"), nonce=7)
     said = engine.sign_content(question, ((sha256(b"chain"), sha256(b"content")),))
-    assert (said.voter, said.asker, said.nonce) == (engine.me.peer, peer_id("bob"), 7)
+    assert (said.voter, said.requester, said.nonce) == (engine.me.peer, peer_id("bob"), 7)
     assert verify(said.voter, said.statement(engine.rules.run), said.signature)

@@ -21,7 +21,7 @@ from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish
 from p2p_diloco.protocol.round.round import (
     UNKNOWN_NORM_RATIO,
     Collection,
-    Gathered,
+    MeanInputs,
     ReductionRules,
     gather_contributions,
     row_members,
@@ -85,7 +85,7 @@ def collected(
     return found
 
 
-def entry_by(gathered: Gathered, sound: frozenset[PeerId], head: SpanHead, roster: Roster, grid: Grid) -> Entry:
+def entry_by(gathered: MeanInputs, sound: frozenset[PeerId], head: SpanHead, roster: Roster, grid: Grid) -> Entry:
     made = build_entry(roster, roster.digest(), 0, SPAN, head, gathered.inclusion_of(sound), b"mean")
     assert isinstance(made, Entry), made
     return replace(made, signature=sign_as(owner_of(grid), made.statement()))
@@ -102,7 +102,7 @@ def test_an_honest_entry_is_never_refused_in_any_state_of_its_span(
     """
     newcomers = frozenset(ids(5)[:num_new])
     gathered = gather_contributions(collected(told, head, newcomers=newcomers), SPAN, head, REDUCTION)
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, MeanInputs)
     sound = frozenset(peer for place, peer in enumerate(ids(5)) if place not in unsound)
     if not sound - newcomers and newcomers:
         return
@@ -123,7 +123,7 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
         gathered = gather_contributions(
             collected(told[3 * row :], head, roster=roster, grid=grid, row=row), SPAN, head, REDUCTION
         )
-        assert isinstance(gathered, Gathered)
+        assert isinstance(gathered, MeanInputs)
         found = gathered.inclusion_of(frozenset(part.peer for part in gathered.reduce.parts))
         weights = found.weights if lie is None or row else (lie, 1.0, 1.0)
         owner.add(RowMean(
@@ -132,7 +132,7 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
             weights=weights, norms=found.norms, tokens=found.tokens, payload=b"mean",
         ))  # fmt: skip
     finished = owner.gather(SPAN, head, REDUCTION)
-    assert isinstance(finished, Gathered)
+    assert isinstance(finished, MeanInputs)
     senders = frozenset(part.peer for part in finished.reduce.parts)
     longest = finished.reduce.norm_limit * MOST_LENGTHENED
     assert finished.reduce.norm_limit <= ROW_MEAN_SLACK * KAPPA * head.radius
@@ -155,7 +155,7 @@ def test_the_first_entry_of_a_span_is_too_short_to_ruin_a_model(grid: Grid) -> N
             check(entry, FOUNDED, huge, ROSTER, grid)
     lone = collected([(1000, 10, 3e38)], FOUNDED, roster=roster_of(1), grid=fold_roster(roster_of(1), 16))
     gathered = gather_contributions(lone, SPAN, FOUNDED, REDUCTION)
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, MeanInputs)
     assert gathered.reduce.norm_limit == KAPPA * FOUNDED.radius, "nor is the only contribution that came"
 
 
@@ -169,7 +169,7 @@ def test_a_run_whose_norms_are_far_from_the_founding_radius_gets_an_entry_in_eve
     heads = []
     for _ in range(20):
         gathered = gather_contributions(collected([(tokens, 10, norm)] * 5, head), SPAN, head, REDUCTION)
-        assert isinstance(gathered, Gathered)
+        assert isinstance(gathered, MeanInputs)
         entry = entry_by(gathered, frozenset(ids(5)), head, ROSTER, GRID)
         check(entry, head, min(norm, gathered.reduce.norm_limit) * MOST_LENGTHENED)
         head = replace(next_head(head, entry), round=-1)
@@ -187,7 +187,7 @@ def test_any_radius_returns_to_the_honest_value_within_thirty_entries(radius: fl
     head, told = head_of(radius=as_float32(radius)), [(1000, 10, as_float32(norm))] * 5
     for _ in range(30):
         gathered = gather_contributions(collected(told, head), SPAN, head, REDUCTION)
-        assert isinstance(gathered, Gathered)
+        assert isinstance(gathered, MeanInputs)
         entry = entry_by(gathered, frozenset(ids(5)), head, ROSTER, GRID)
         check(entry, head)
         # The same round again and again: only what the head publishes matters here.
@@ -224,14 +224,14 @@ def test_no_entry_publishes_an_absurd_number_in_any_state_of_its_span(radius: fl
 def test_norms_of_0_do_not_affect_the_median_norm() -> None:
     head = head_of(radius=3.0)
     silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head), SPAN, head, REDUCTION)
-    assert isinstance(silent, Gathered)
+    assert isinstance(silent, MeanInputs)
     assert entry_by(silent, frozenset(ids(5)), head, ROSTER, GRID).median_norm == 3.0
 
 
 def test_a_liar_about_tokens_weighs_at_most_four_times_the_founding_weight_at_first() -> None:
     told = [(10**15, 1, 1.0), *[(10_000, 10, 1.0)] * 4]
     gathered = gather_contributions(collected(told, FOUNDED), SPAN, FOUNDED, REDUCTION)
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, MeanInputs)
     assert [part.weight for part in gathered.reduce.parts] == [CLIP * FOUNDING_WEIGHT] * 5
 
 
@@ -245,7 +245,7 @@ def test_a_reducer_that_does_not_know_the_radius_still_weighs_contributions() ->
     """In a grid it may average for its row what it does not hold itself."""
     told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 2]
     gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, MeanInputs)
     assert len({part.weight for part in gathered.reduce.parts}) == 1
 
 
@@ -253,17 +253,17 @@ def test_a_reducer_that_does_not_know_the_radius_still_weighs_contributions() ->
 def test_without_a_known_radius_one_liar_about_norms_neither_drowns_nor_excludes_the_others(norm: float) -> None:
     told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 2]
     gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, MeanInputs)
     assert gathered.reduce.norm_limit == UNKNOWN_NORM_RATIO
     two = gather_contributions(in_a_row(told[:2], 5), SPAN, None, REDUCTION)
-    assert isinstance(two, Gathered)
+    assert isinstance(two, MeanInputs)
     assert two.reduce.norm_limit == float("inf"), "of two nobody knows who lies"
 
 
 def test_no_weight_exceeds_the_sum_of_the_others_in_its_row() -> None:
     head = replace(head_of(radius=1.0), median_weight=1000.0)
     gathered = gather_contributions(collected([(2000, 10, 1.0), *[(10, 1, 1.0)] * 2], head), SPAN, head, REDUCTION)
-    assert isinstance(gathered, Gathered)
+    assert isinstance(gathered, MeanInputs)
     three = frozenset(part.peer for part in gathered.reduce.parts)
     assert gathered.inclusion_of(three).weights == (200.0, 100.0, 100.0)
     owner = owner_of(GRID)

@@ -10,7 +10,7 @@ from made import SPAN, head_of, ids, roster_of
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
-from p2p_diloco.protocol.round.round import Collection, Gathered, ReductionRules, row_members
+from p2p_diloco.protocol.round.round import Collection, MeanInputs, ReductionRules, row_members
 from p2p_diloco.protocol.wire.entry import pack_included
 from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import RowMean
@@ -74,7 +74,7 @@ def test_an_owner_waits_for_all_rows_and_averages_their_means() -> None:
     owner.add(row_mean(1))
     assert owner.is_complete(SPAN)
     found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     assert found.reduce.stage is Stage.FINISH
     assert [(part.peer, part.payload, part.weight) for part in found.reduce.parts] == [
         (sender(row), b"a mean", 6.0) for row in ROWS
@@ -108,7 +108,7 @@ def test_all_present_members_count_whoever_is_in_the_means() -> None:
         first = min(row_members(ROSTER, GRID, row))
         owner.add(row_mean(row, included=pack_included({first}, 6), weights=(2.0,), norms=(1.0,)))
     found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     everybody = frozenset(map(sender, ROWS))
     firsts = tuple(sorted(min(row_members(ROSTER, GRID, row)) for row in ROWS))
     assert found.inclusion_of(everybody).places == firsts
@@ -121,7 +121,7 @@ def test_one_present_member_fewer_than_a_majority_is_too_few() -> None:
     for row in ROWS:
         places = set(row_members(ROSTER, GRID, row)) - ({min(row_members(ROSTER, GRID, row))})
         owner.add(row_mean(row, present=pack_included(places, 6), included=pack_included(places, 6)))
-    assert isinstance(owner.gather(SPAN, HEAD, RULES), Gathered), "4 of 6"
+    assert isinstance(owner.gather(SPAN, HEAD, RULES), MeanInputs), "4 of 6"
     few = finish()
     few.add(row_mean(0))
     assert isinstance(few.gather(SPAN, HEAD, RULES), str), "3 of 6: the other half may say the same of another parent"
@@ -133,7 +133,7 @@ def test_rows_of_newcomers_have_no_weight_unless_there_are_no_others() -> None:
     for row in ROWS:
         owner.add(row_mean(row))
     found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     assert [part.weight for part in found.reduce.parts] == [6.0, 0.0]
     weights = found.inclusion_of(frozenset(map(sender, ROWS))).weights
     assert [weights[place] for place in sorted(row_members(ROSTER, GRID, 1))] == [0.0] * 3
@@ -141,7 +141,7 @@ def test_rows_of_newcomers_have_no_weight_unless_there_are_no_others() -> None:
     for row in ROWS:
         everyone.add(row_mean(row))
     found = everyone.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     assert [part.weight for part in found.reduce.parts] == [6.0, 6.0]
 
 
@@ -197,7 +197,7 @@ def test_a_row_without_voters_blocks_no_entry_and_makes_no_majority() -> None:
         if other is not None:
             owner.add(other)
         found = owner.gather(SPAN, HEAD, RULES)
-        assert isinstance(found, Gathered)
+        assert isinstance(found, MeanInputs)
         assert found.parent == HEAD.digest
         assert [part.peer for part in found.reduce.parts] == [sender(0)]
     crowd = finish(roster=roster)
@@ -216,7 +216,7 @@ def test_the_voters_of_all_rows_together_choose_the_parent() -> None:
     owner.add(row_mean(0, parent=sha256(b"other")))
     owner.add(row_mean(1, present=two, included=two, weights=(2.0, 2.0), norms=(1.0, 1.0)))
     found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     assert found.inclusion_of(frozenset({sender(1)})).present == tuple(second[:2])
 
 
@@ -225,7 +225,7 @@ def test_members_without_a_vote_that_contributed_are_in_the_mean() -> None:
     for row in ROWS:
         owner.add(row_mean(row))
     found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     assert found.inclusion_of(frozenset(map(sender, ROWS))).places == tuple(range(6))
 
 
@@ -240,7 +240,7 @@ def test_a_row_without_contributions_reports_presence_and_blocks_no_entry() -> N
     assert refuse_row_mean(silent, sender(1), owner, 6) is None
     owner.add(silent)
     found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, Gathered)
+    assert isinstance(found, MeanInputs)
     assert [(part.peer, part.weight) for part in found.reduce.parts] == [(sender(0), 6.0)], "newcomers, but no others"
     inclusion = found.inclusion_of(frozenset({sender(0)}))
     assert inclusion.present == tuple(range(6))

@@ -308,9 +308,9 @@ def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks(
     for num_gone, wins in ((2, False), (3, True)):
         here = membership_of(A, founding_of(), roster_1(5))
         for peer in (B, C, D, E)[:num_gone]:
-            here.hear(heartbeat(peer, roster=child.roster.digest()), 400.0)
+            here.take_heartbeat(heartbeat(peer, roster=child.roster.digest()), 400.0)
         for peer in (B, C, D, E)[num_gone:]:
-            here.hear(heartbeat(peer, roster=parent.digest()), 400.0)
+            here.take_heartbeat(heartbeat(peer, roster=parent.digest()), 400.0)
         (report,) = here.take_rosters((child,), 400.0)
         assert isinstance(report, Report)
         assert report.topic == "roster-refused"
@@ -320,7 +320,7 @@ def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks(
         stall = here.rules.stalled_cycles * here.rules.cycle_seconds
         for sequence, peer in enumerate((B, C, D, E), 2):
             roster = child.roster if peer in (B, C, D, E)[:num_gone] else parent
-            here.hear(heartbeat(peer, roster=roster.digest(), sequence=sequence), 400.0 + stall)
+            here.take_heartbeat(heartbeat(peer, roster=roster.digest(), sequence=sequence), 400.0 + stall)
         here.take_rosters((child,), 400.0 + stall)
         assert (here.book.in_force == child.roster) is wins
 
@@ -333,10 +333,10 @@ def test_a_peer_that_has_seen_a_stall_follows_a_degraded_child_at_once(num_membe
     child = after(parent.roster, (B, C), 10, degraded=True)
     here = membership_of(me, founding_of(), parent)
     here.ready = True
-    here.void_cycles = here.rules.stalled_cycles - 1
+    here.cycles_without_entries = here.rules.stalled_cycles - 1
     here.take_rosters((child,), 400.0)
     assert here.book.in_force == parent.roster
-    here.void_cycles = here.rules.stalled_cycles
+    here.cycles_without_entries = here.rules.stalled_cycles
     here.take_rosters((child,), 400.0)
     assert here.book.in_force == child.roster
 
@@ -348,8 +348,8 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its
     here = membership_of(ids(6)[5], founding_of(), roster_1(5))
     for now in (400.0, 400.0 + 10 * here.rules.stalled_cycles * here.rules.cycle_seconds):
         for peer in (B, C):
-            here.hear(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
-        here.hear(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
+            here.take_heartbeat(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
+        here.take_heartbeat(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
         here.signed_rosters = {peer: (parent.digest(), now) for peer in (D, E)}
         here.take_rosters((child,), now)
         assert here.doubts
@@ -376,7 +376,7 @@ def test_a_degraded_child_that_most_voters_follow_is_followed_even_if_others_wai
     for now in (400.0, 400.0 + stall):
         for peer in (E, F, *(() if is_signed else gone)):
             roster = (child.roster if peer in gone else first).digest()
-            here.hear(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
+            here.take_heartbeat(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
         here.signed_rosters = {peer: (child.roster.digest(), now) for peer in gone} if is_signed else {}
         assert here.book.in_force == first
         here.take_rosters((child,), now)
@@ -388,10 +388,10 @@ def test_voters_without_a_roster_have_not_continued() -> None:
     child = after(parent, (B,), 10, degraded=True)
     here = membership_of(A, founding_of(), roster_1(5))
     for now in (400.0, 460.0):
-        here.hear(heartbeat(B, roster=child.roster.digest(), sequence=int(now)), now)
-        here.hear(heartbeat(C, roster=parent.digest(), sequence=int(now)), now)
+        here.take_heartbeat(heartbeat(B, roster=child.roster.digest(), sequence=int(now)), now)
+        here.take_heartbeat(heartbeat(C, roster=parent.digest(), sequence=int(now)), now)
         for peer in (D, E):
-            here.hear(heartbeat(peer, sequence=int(now), ready=False), now)
+            here.take_heartbeat(heartbeat(peer, sequence=int(now), ready=False), now)
         here.take_rosters((child,), now)
     assert here.book.in_force == parent
 
@@ -400,7 +400,7 @@ def test_a_degraded_child_that_all_heard_peers_follow_is_followed_soon() -> None
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)
     for peer in (B, C):
-        here.hear(heartbeat(peer, roster=child.roster.digest()), 400.0)
+        here.take_heartbeat(heartbeat(peer, roster=child.roster.digest()), 400.0)
     here.take_rosters((child,), 400.0)
     assert here.book.in_force == roster_of(5)
     here.take_rosters((child,), 408.0)
@@ -417,13 +417,13 @@ def test_a_degraded_child_is_not_followed_while_entries_arrive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("voters", "void_cycles", "is_followed"), [((B, C), 3, True), ((B,), 3, False), ((B,), 12, True)]
+    ("voters", "cycles_without_entries", "is_followed"), [((B, C), 3, True), ((B,), 3, False), ((B,), 12, True)]
 )
 def test_a_stalled_peer_follows_a_degraded_child_of_a_quarter_and_later_of_any_member(
-    voters: tuple[PeerId, ...], void_cycles: int, is_followed: bool
+    voters: tuple[PeerId, ...], cycles_without_entries: int, is_followed: bool
 ) -> None:
     here = membership_of(A, founding_of(), roster_1(5))
-    here.void_cycles = void_cycles
+    here.cycles_without_entries = cycles_without_entries
     child = after(roster_of(5), voters, 10, degraded=True)
     here.take_rosters((child,), 320.0)
     assert (here.book.in_force == child.roster) is is_followed
@@ -606,6 +606,6 @@ def test_a_degraded_child_seen_long_ago_does_not_shorten_the_wait(armed: str) ->
     late = after(parent, (B,), 2500, degraded=True)
     if not armed.endswith("entries"):
         here.tick(now)
-    here.hear(heartbeat(B, roster=late.roster.digest()), now)
+    here.take_heartbeat(heartbeat(B, roster=late.roster.digest()), now)
     here.take_rosters((late,), now)
     assert here.book.in_force == parent

@@ -100,7 +100,7 @@ class Council:
         before = len(self.actions)
         for peer, one in self.here.items():
             for other in self.here.keys() - {peer}:
-                one.hear(heartbeat(other, sequence=self.sequence, trains=other != BOOT), now)
+                one.take_heartbeat(heartbeat(other, sequence=self.sequence, trains=other != BOOT), now)
         for peer, one in self.here.items():
             self.do(peer, one.tick(now), now)
         return [action for _, action in self.actions[before:]]
@@ -722,13 +722,13 @@ def test_if_most_spans_got_entries_a_member_in_none_is_missed_even_if_heard() ->
     here = seeing(num_entries=3)
     here.note_entry({B}, (), 4)
     here.note_entry({C}, (), 3)
-    here.hear(heartbeat(C), SEEN)
+    here.take_heartbeat(heartbeat(C), SEEN)
     assert named(here.view(ROSTER, SEEN).absent) == {C}
 
 
 def test_if_few_spans_got_entries_a_member_not_heard_for_a_cycle_is_missed() -> None:
     here = seeing(num_entries=1)
-    here.hear(heartbeat(B), SEEN - CYCLE_SECONDS)
+    here.take_heartbeat(heartbeat(B), SEEN - CYCLE_SECONDS)
     assert named(here.view(ROSTER, SEEN).absent) == {C}
     here.note_entry({C}, (), 5)
     assert named(here.view(ROSTER, SEEN).absent) == set()
@@ -799,7 +799,7 @@ def test_a_view_lists_peers_heard_peers_that_came_to_count_and_the_number_of_ent
     here.height = 77
     for cycle in range(1, 5):
         here.note_entry({A, B, C}, {A, B, C}, 2 * cycle)
-    here.hear(heartbeat(B), 4 * CYCLE_SECONDS)
+    here.take_heartbeat(heartbeat(B), 4 * CYCLE_SECONDS)
     view = here.view(fresh.roster, 4 * CYCLE_SECONDS + 1.0)
     assert named(view.heard, fresh.roster) == {A, B}
     assert named(view.counting, fresh.roster) == {B}, "the others count already"
@@ -871,9 +871,9 @@ def hidden_member(peer: PeerId, *members: PeerId) -> Membership:
 )
 def test_clocks_of_heard_members_count_if_none_can_be_dialled(here: Membership, nobody: set[PeerId]) -> None:
     assert here.clocks(0.0) == nobody
-    here.hear(heartbeat(E), 0.0)
+    here.take_heartbeat(heartbeat(E), 0.0)
     assert here.clocks(0.0) == nobody, "a stranger has no say"
-    here.hear(heartbeat(B), 0.0)
+    here.take_heartbeat(heartbeat(B), 0.0)
     assert here.clocks(0.0) == {B}, "the founder may be gone"
     assert here.clocks(here.rules.silence_seconds + 0.1) == nobody
 
@@ -886,8 +886,8 @@ def test_the_founders_clock_counts_until_over_half_of_such_members_are_heard() -
         (D, {B, C, D}, {B, C, D}),
     ]
     for heard, of_the_member, of_the_joiner in expected:
-        here.hear(heartbeat(heard), 0.0)
-        joiner.hear(heartbeat(heard), 0.0)
+        here.take_heartbeat(heartbeat(heard), 0.0)
+        joiner.take_heartbeat(heartbeat(heard), 0.0)
         assert here.clocks(0.0) == of_the_member
         assert joiner.clocks(0.0) == of_the_joiner
 
@@ -910,19 +910,19 @@ def test_a_joiner_uses_the_clocks_of_members_that_it_hears() -> None:
     roster = certify(child_of(founding().roster, [*map(member, (A, B, C)), member(D, counts=False)]), [BOOT])
     here = membership_of(NEW, founding(), roster)
     assert here.clocks(0.0) == {A, B, C, D}
-    here.hear(heartbeat(D), 0.0)
+    here.take_heartbeat(heartbeat(D), 0.0)
     assert here.clocks(0.0) == {D}
-    here.hear(heartbeat(B), 0.0)
+    here.take_heartbeat(heartbeat(B), 0.0)
     assert here.clocks(0.0) == {B, D}
 
 
 def test_no_peer_is_heard_in_the_future_after_a_clock_was_far_ahead() -> None:
     here = member_of_three(A)
-    here.hear(heartbeat(B), 500.0)
+    here.take_heartbeat(heartbeat(B), 500.0)
     here.set_back(20.0)
     assert (here.heard[B].at, here.heard[B].since) == (20.0, 20.0)
     assert here.alive(20.0 + 9.0) == {}
-    here.hear(heartbeat(C), 10.0)
+    here.take_heartbeat(heartbeat(C), 10.0)
     here.set_back(20.0)
     assert here.heard[C].at == 10.0
 
@@ -930,27 +930,27 @@ def test_no_peer_is_heard_in_the_future_after_a_clock_was_far_ahead() -> None:
 # -- stalled
 
 
-@pytest.mark.parametrize(("void_cycles", "expected"), [(0, False), (2, False), (3, True), (10**9, True)])
-def test_a_member_is_stalled_after_three_cycles_without_entries(void_cycles: int, expected: bool) -> None:
+@pytest.mark.parametrize(("cycles_without_entries", "expected"), [(0, False), (2, False), (3, True), (10**9, True)])
+def test_a_member_is_stalled_after_three_cycles_without_entries(cycles_without_entries: int, expected: bool) -> None:
     here = member_of_three()
-    here.void_cycles = void_cycles
+    here.cycles_without_entries = cycles_without_entries
     assert here.is_stalled() is expected
     stranger = membership_of(NEW, founding(), roster_1(3))
-    stranger.void_cycles = void_cycles
+    stranger.cycles_without_entries = cycles_without_entries
     assert not stranger.is_stalled()
     assert not membership_of(A).is_stalled()
 
 
 def test_a_lone_member_is_a_majority_however_long_it_has_waited_for_others() -> None:
     here = membership_of(BOOT, founding())
-    here.void_cycles = 10**9
+    here.cycles_without_entries = 10**9
     assert not here.is_stalled()
 
 
 def test_a_bootstrap_is_stalled_only_if_a_trainer_applies() -> None:
     roster = certify(child_of(founding().roster, [member(BOOT, counts=False, trains=False), member(A)]), [BOOT])
     here = membership_of(BOOT, founding(), roster, trains=False)
-    here.void_cycles = 3
+    here.cycles_without_entries = 3
     for word, is_stalled in (
         (None, False),
         (declaration(A), False),
@@ -970,7 +970,7 @@ def stalled(council: Council, *gone: PeerId) -> None:
     for peer in gone:
         del council.here[peer]
     for one in council.here.values():
-        one.void_cycles = 3
+        one.cycles_without_entries = 3
 
 
 def test_a_quarter_of_a_stalled_run_continues_with_exactly_the_peers_present() -> None:
@@ -981,14 +981,14 @@ def test_a_quarter_of_a_stalled_run_continues_with_exactly_the_peers_present() -
     roster = council.in_force()
     assert roster.peers() == {A, B}
     assert roster.degraded
-    assert all(one.void_cycles == 0 for one in council.here.values())
+    assert all(one.cycles_without_entries == 0 for one in council.here.values())
 
 
 def test_members_that_reach_only_a_founder_outside_the_roster_continue_together() -> None:
     council = Council(roster_1(5), BOOT)
     council.is_lost = lambda sender, to, message: BOOT not in (sender, to)
     stalled(council, C, D, E)
-    council.here[BOOT].void_cycles = 0
+    council.here[BOOT].cycles_without_entries = 0
     for turn in range(6 * LEAD_TURNS):
         council.tick(STALL + turn * TURN_SECONDS + 0.1)
     assert council.here[A].book.in_force == council.here[B].book.in_force
@@ -1001,7 +1001,7 @@ def test_less_than_a_quarter_waits_until_it_has_been_stalled_for_four_times_as_l
     for turn in range(2 * LEAD_TURNS):
         council.tick(STALL + turn * TURN_SECONDS + 0.1)
     assert council.in_force() == roster_of(5)
-    council.here[A].void_cycles = 12
+    council.here[A].cycles_without_entries = 12
     for turn in range(2 * LEAD_TURNS, 8 * LEAD_TURNS):
         council.tick(STALL + turn * TURN_SECONDS + 0.1)
     assert council.in_force().peers() == {A}
@@ -1010,7 +1010,7 @@ def test_less_than_a_quarter_waits_until_it_has_been_stalled_for_four_times_as_l
 def test_only_stalled_peers_vote_for_a_degraded_child() -> None:
     council = Council(roster_1(5))
     stalled(council, C, D, E)
-    council.here[B].void_cycles = 0
+    council.here[B].cycles_without_entries = 0
     for turn in range(4 * LEAD_TURNS):
         council.tick(STALL + turn * TURN_SECONDS + 0.1)
     assert council.in_force() == roster_of(5)
@@ -1023,7 +1023,7 @@ def test_voters_that_are_present_and_make_no_steps_are_idle() -> None:
     def heard(now: float, sequence: int, **steps: int) -> None:
         for peer, name in ((B, "b"), (C, "c")):
             if name in steps:
-                here.hear(heartbeat(peer, sequence=sequence, steps=steps[name]), now)
+                here.take_heartbeat(heartbeat(peer, sequence=sequence, steps=steps[name]), now)
 
     heard(1.0, 1, b=0, c=0)
     assert here.are_voters_idle(1.0)
@@ -1133,7 +1133,7 @@ def test_a_roster_of_the_same_members_is_not_reported() -> None:
 
 def test_a_degraded_roster_is_named_as_such() -> None:
     here = member_of_three(A)
-    here.void_cycles = 3
+    here.cycles_without_entries = 3
     child = certify(child_of(ROSTER, ROSTER.members[:1], degraded=True, cycle=3), [B], ballot_number(6, 0))
     (_, report) = here.take_rosters((child,), STALL)
     assert isinstance(report, Report)
@@ -1142,7 +1142,7 @@ def test_a_degraded_roster_is_named_as_such() -> None:
 
 def test_data_about_strangers_is_dropped_when_they_go() -> None:
     here = member_of_three(A)
-    here.hear(heartbeat(NEW), 0.0)
+    here.take_heartbeat(heartbeat(NEW), 0.0)
     here.take_declaration(declaration(NEW), 0)
     here.note_entry({NEW, B}, {NEW, B}, 4)
     here.take_rosters((certify(child_of(ROSTER, ROSTER.members), ids(3)),), 1000.0)
@@ -1157,7 +1157,7 @@ def test_a_certificate_goes_to_voters_row_column_and_all_heard_peers() -> None:
     grid = fold_roster(roster.roster, 3)
     me = next(peer for peer in grid.rows[1] if peer not in roster.roster.voters)
     here = membership_of(me, founding(), roster, group_size=3)
-    here.hear(heartbeat(NEW), NOW)
+    here.take_heartbeat(heartbeat(NEW), NOW)
     child = certify(child_of(roster.roster, crowd), roster.roster.voters)
     sends = here.spread(child, roster.roster, NOW)
     to = {send.to for send in sends if isinstance(send, Send) and send.message == RosterReply(rosters=(child,))}
@@ -1189,7 +1189,7 @@ def test_a_good_bye_from_before_the_listing_does_not_take_a_member_away() -> Non
     )
     here = membership_of(A, founding(), certify(roster, [BOOT], ballot_number(20, 0)))
     now = here.rules.clock.begin(40)
-    assert here.hear(heartbeat(B, incarnation=2, sequence=7), now)
+    assert here.take_heartbeat(heartbeat(B, incarnation=2, sequence=7), now)
     assert here.pass_on(declaration(B, incarnation=9, leaving=True, cycle=3), C, now) == []
     assert B in here.alive(now)
 
@@ -1206,5 +1206,5 @@ def test_a_good_bye_is_forgotten_once_its_peer_is_listed_again() -> None:
     rosters = certify(second, [A, C, D], ballot_number(8, 0)), certify(third, [A, C, D], ballot_number(20, 0))
     here.take_rosters(rosters, now)
     here.tick(now)
-    assert here.hear(heartbeat(B, incarnation=2), now)
+    assert here.take_heartbeat(heartbeat(B, incarnation=2), now)
     assert B in here.alive(now)

@@ -140,7 +140,7 @@ def test_a_vector_without_an_opening_does_not_count() -> None:
 
 def test_a_reducer_that_gets_nothing_under_a_cap_is_informed_and_does_not_wait() -> None:
     rounds, _ = exchange(num_members=3)
-    rounds.ration.bytes_per_second = 1.0
+    rounds.upload_budget.bytes_per_second = 1.0
     (order,) = rounds.begin(0, True)
     assert isinstance(order, TakeSnapshot)
     assert order.spans == frozenset(owned(rounds)), "what this peer reduces itself costs it nothing"
@@ -150,7 +150,7 @@ def test_a_reducer_that_gets_nothing_under_a_cap_is_informed_and_does_not_wait()
     assert [offer.sends for opening in openings.values() for offer in opening.spans] == [False, False]
 
     ahead, chains = exchange(num_members=3)
-    ahead.ration.bytes_per_second = 1.0
+    ahead.upload_budget.bytes_per_second = 1.0
     ahead.begin(0, True)
     for span in SPANS:
         chains.set_head(span, head_of(round_index=0))

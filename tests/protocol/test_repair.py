@@ -34,7 +34,7 @@ from p2p_diloco.protocol.actions import (
     ServeEntry,
     ServeSpan,
 )
-from p2p_diloco.protocol.beacon import Beacon
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.majority import Voices
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Followers, Repair
@@ -69,10 +69,10 @@ def repair(*, holds: bool = True, num_members: int = 2, listed: CertifiedRoster 
     )
     for span in ALL_SPANS if holds else ():
         chains.set_head(span, head_of())
-    beacon = Beacon(rules=rules, membership=membership, chains=chains)
-    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B}, verify=verify)
+    heartbeats = HeartbeatBuilder(rules=rules, membership=membership, chains=chains)
+    page = Repair(rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B}, verify=verify)
     page.serves_state = holds
-    membership.hear(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
+    membership.take_heartbeat(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
     return page
 
 
@@ -149,7 +149,7 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.donors(0.0) == [B]
     stranger = heartbeat(B, roster=sha256(b"other branch"), heads=(fragment_head(-2),), sequence=2)
     assert page.compare(B, stranger, 0.0) == []
-    page.membership.hear(stranger, 0.0)
+    page.membership.take_heartbeat(stranger, 0.0)
     assert page.donors(0.0) == []
 
 
@@ -162,7 +162,7 @@ def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> 
     level = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
     ahead = heartbeat(C, roster=roster, heads=(fragment_head(-2),), ready=False)
     for beat in (level, ahead):
-        page.membership.hear(beat, 0.0)
+        page.membership.take_heartbeat(beat, 0.0)
     assert page.donors(0.0) == [B]
     (send,) = page.compare(C, ahead, 0.0)
     assert isinstance(send, Send)
@@ -184,7 +184,7 @@ def test_an_unready_founder_is_asked_for_entries_if_no_member_is_linked() -> Non
     page.linked.clear()
     page.linked.add(boot)
     ahead = heartbeat(boot, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
-    page.membership.hear(ahead, 0.0)
+    page.membership.take_heartbeat(ahead, 0.0)
     page.compare(boot, ahead, 0.0)
     higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
     asked = [action for action in page.take(boot, higher, 0.1) if isinstance(action, Send)]
@@ -199,14 +199,14 @@ def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, 
     page, boot, roster = repair(num_members=1), peer_id("boot"), roster_1(1).roster.digest()
     page.membership.ready = is_ready
     page.linked.add(boot)
-    page.membership.hear(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
+    page.membership.take_heartbeat(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
     page._look(since)
     return page, heartbeat(B, roster=roster, heads=(fragment_head(-2),), sequence=2)
 
 
 def test_the_only_member_asks_ready_peers_for_entries_that_it_lost() -> None:
     page, ahead = lone_member()
-    page.membership.hear(ahead, 0.0)
+    page.membership.take_heartbeat(ahead, 0.0)
     assert [action.message for action in page.compare(B, ahead, 0.0) if isinstance(action, Send)] == [
         HeadsRequest(fragment=0)
     ]
@@ -224,7 +224,7 @@ def test_the_only_member_asks_strangers_until_it_is_ready_and_no_longer_than_a_s
     page, ahead = lone_member(is_ready=is_ready, since=-heard_for)
     assert run_rules().stalled_cycles * run_rules().cycle_seconds == 48.0
     for beat in (heartbeat(peer_id("boot"), roster=ahead.roster, heads=(fragment_head(),), sequence=2), ahead):
-        assert page.membership.hear(beat, 0.0)
+        assert page.membership.take_heartbeat(beat, 0.0)
     assert bool(page.compare(B, ahead, 0.0)) is asks
 
 
@@ -233,7 +233,7 @@ def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_
     page.linked.add(C)
     for peer, now in ((B, 0.0), (C, 1.0)):
         beat = heartbeat(peer, roster=ahead.roster, heads=ahead.heads, sequence=2)
-        assert page.membership.hear(beat, now)
+        assert page.membership.take_heartbeat(beat, now)
         page.compare(peer, beat, now)
         page.take(peer, HIGHER, now)
     assert page.catch_up.left_out() == frozenset()
@@ -251,7 +251,7 @@ def test_a_ready_peer_left_out_of_the_roster_starts_afresh_if_no_entries_follow(
     for second in range(90):
         now = float(second)
         beat = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=second + 2)
-        page.membership.hear(beat, now)
+        page.membership.take_heartbeat(beat, now)
         page.catch_up.ask_heads(0, B, now)
         actions = page.take(B, HeadsReply(fragment=0, heads=ahead), now)
         actions += page.take(B, EntryAbsent(span=SPAN, parent=head_of().digest), now)
@@ -266,7 +266,7 @@ def test_strangers_are_asked_nothing_if_there_are_other_members() -> None:
     page = repair(num_members=2)
     page.linked.add(C)
     ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),))
-    page.membership.hear(ahead, 0.0)
+    page.membership.take_heartbeat(ahead, 0.0)
     assert page.compare(C, ahead, 0.0) == []
 
 
@@ -291,7 +291,7 @@ def test_the_only_voter_does_not_wait_forever_for_donors_that_differ(voters: tup
     said = []
     for second in range(90):
         beat = heartbeat(B, roster=roster.roster.digest(), heads=(fragment_head(-2),), sequence=second + 2)
-        page.membership.hear(beat, float(second))
+        page.membership.take_heartbeat(beat, float(second))
         actions = page.pump(float(second))
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
     alone = "ready: others hold different bytes, but only this peer votes"
@@ -343,7 +343,7 @@ def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repai
     page.membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False)
     page.followers = Followers(rules=run_rules(), membership=page.membership)
     for beat in beats:
-        page.membership.hear(beat, 0.0)
+        page.membership.take_heartbeat(beat, 0.0)
     return page
 
 
@@ -413,9 +413,9 @@ def test_a_founder_holds_the_initial_state_until_a_peer_with_a_fast_line_is_read
 def test_a_founder_waits_for_a_ready_peer_to_declare_its_share() -> None:
     page = bystander(ready(A))
     assert not page.is_needless(0.0)
-    page.membership.hear(ready(A, share=7, sequence=2), 1.0)
+    page.membership.take_heartbeat(ready(A, share=7, sequence=2), 1.0)
     assert not page.is_needless(1.0)
-    page.membership.hear(ready(A, sequence=3), 2.0)
+    page.membership.take_heartbeat(ready(A, sequence=3), 2.0)
     assert not page.is_needless(2.0)
     assert not page.is_needless(1.9 + SILENCE)
     assert page.is_needless(2.0 + SILENCE)
@@ -427,7 +427,7 @@ def test_three_thin_lines_are_enough_but_a_fetch_from_the_founder_is_completed()
     assert is_needless(page)
     page.take(joiner, SpanRequest(span=SPAN, version=sha256(b""), offset=0, most_bytes=1 << 16), 0.0)
     assert not is_needless(page)
-    page.membership.hear(ready(joiner, share=1, sequence=2), 0.0)
+    page.membership.take_heartbeat(ready(joiner, share=1, sequence=2), 0.0)
     assert is_needless(page)
 
 
@@ -452,7 +452,7 @@ def test_dropped_state_is_no_longer_fetched() -> None:
     for span in ALL_SPANS:
         page.chains.drop_head(span)
     page.membership = membership_of(A, founding(), roster_1(2))
-    page.membership.hear(ready(B), 0.0)
+    page.membership.take_heartbeat(ready(B), 0.0)
     asked = [action.message for action in page.pump(0.0) if isinstance(action, Send)]
     assert asked
     assert all(isinstance(message, SpanRequest) for message in asked)
@@ -461,15 +461,15 @@ def test_dropped_state_is_no_longer_fetched() -> None:
 def test_spans_are_fetched_over_fast_lines_or_from_the_founder() -> None:
     page, boot = repair(), peer_id("boot")
     page.linked |= {C, boot}
-    page.membership.hear(ready(B, share=7, sequence=2), 0.0)
+    page.membership.take_heartbeat(ready(B, share=7, sequence=2), 0.0)
     assert page.sources(0.0) == [B]
-    page.membership.hear(ready(boot, ready=False, trains=False), 0.0)
+    page.membership.take_heartbeat(ready(boot, ready=False, trains=False), 0.0)
     assert page.sources(0.0) == [boot]
     page.linked.remove(B)
     assert page.donors(0.0) == [], "what a founder holds is old: nobody is ready by its word"
     assert page.sources(0.0) == [boot]
     page.linked.add(B)
-    page.membership.hear(ready(C), 0.0)
+    page.membership.take_heartbeat(ready(C), 0.0)
     assert page.sources(0.0) == [boot], "from strangers nothing is learnt"
     page.membership.book.add(certify(child_of(ROSTER, [member(peer) for peer in (A, B, C)]), [A, B]))
     assert page.sources(0.0) == [C]
@@ -482,7 +482,7 @@ def test_spans_are_fetched_from_an_unready_founder_if_all_members_are_empty() ->
     page.linked.add(boot)
     empty = heartbeat(B, roster=ROSTER.digest(), ready=False, sequence=2)
     for beat in (empty, ready(boot, ready=False)):
-        page.membership.hear(beat, 0.0)
+        page.membership.take_heartbeat(beat, 0.0)
     asked = [action for action in page.pump(0.0) if isinstance(action, Send)]
     assert {send.to for send in asked if isinstance(send.message, SpanRequest)} == {boot}
     assert page.donors(0.0) == [], "nobody is ready by its word"
@@ -527,7 +527,7 @@ def among_four(*, is_ready: bool = True) -> Repair:
     page.linked.update({C, D})
     roster = roster_1(4).roster.digest()
     for peer in (B, C, D):
-        page.membership.hear(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
+        page.membership.take_heartbeat(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
     page.membership.ready = is_ready
     return page
 
@@ -644,11 +644,15 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
-    beacon = Beacon(rules=rules, membership=membership, chains=chains)
-    page = Repair(rules=rules, membership=membership, chains=chains, beacon=beacon, linked={B, C}, verify=verify)
+    heartbeats = HeartbeatBuilder(rules=rules, membership=membership, chains=chains)
+    page = Repair(
+        rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B, C}, verify=verify
+    )
     membership.can_be_dialled = True
     for peer in (B, C):
-        membership.hear(heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0)
+        membership.take_heartbeat(
+            heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0
+        )
     page.pump(0.0)
     assert page.catch_up.voices.are_enough([B, C]), "else the only one who can be dialled could never come back"
 
@@ -711,7 +715,7 @@ def test_a_peer_without_a_roster_accepts_nothing() -> None:
         chains=ChainBook(
             rules=EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0), retained_cycles=16, verify=verify
         ),
-        beacon=repair()._beacon,
+        heartbeats=repair()._heartbeats,
         linked=set(),
         verify=verify,
     )

@@ -17,7 +17,7 @@ from p2p_diloco.protocol.round.round import (
     Collection,
     EncodedSpan,
     FragmentContribution,
-    Gathered,
+    MeanInputs,
     ReductionRules,
     contribution_messages,
     gather_contributions,
@@ -74,9 +74,9 @@ def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = (), roster: Ros
     return found
 
 
-def gathered(found: Collection, head: SpanHead | None = HEAD) -> Gathered:
+def gathered(found: Collection, head: SpanHead | None = HEAD) -> MeanInputs:
     result = gather_contributions(found, SPAN, head, RULES)
-    assert isinstance(result, Gathered), result
+    assert isinstance(result, MeanInputs), result
     return result
 
 

@@ -30,12 +30,14 @@ STRANGERS = [peer_id(f"stranger {n}") for n in range(30)]
 LISTENERS = tuple(peer_id(f"listener {n}") for n in range(10))
 
 
-def routes_of(me: PeerId, *rosters: CertifiedRoster, linked: tuple[PeerId, ...] = (), void_cycles: int = 0) -> Routes:
+def routes_of(
+    me: PeerId, *rosters: CertifiedRoster, linked: tuple[PeerId, ...] = (), cycles_without_entries: int = 0
+) -> Routes:
     rules = replace(run_rules(), group_size=3)
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
-    membership.void_cycles = void_cycles
+    membership.cycles_without_entries = cycles_without_entries
     for place, listener in enumerate(LISTENERS):
-        membership.hear(heartbeat(listener, ready=place % 2 == 0), 0.0)
+        membership.take_heartbeat(heartbeat(listener, ready=place % 2 == 0), 0.0)
     return Routes(rules=rules, membership=membership, linked=set(linked))
 
 
@@ -113,8 +115,8 @@ def test_without_a_clock_the_next_grid_follows_from_the_rosters_cycle() -> None:
 def test_a_cut_off_peer_wants_a_link_to_any_peer() -> None:
     assert routes_of(FIRST, linked=TWO[:1]).is_cut_off(), "one link may lead nowhere"
     assert not routes_of(FIRST, linked=TWO).is_cut_off()
-    for void_cycles, is_cut_off in ((0, False), (1, False), (2, True), (9, True)):
-        routes = routes_of(FIRST, linked=TWO, void_cycles=void_cycles)
+    for cycles_without_entries, is_cut_off in ((0, False), (1, False), (2, True), (9, True)):
+        routes = routes_of(FIRST, linked=TWO, cycles_without_entries=cycles_without_entries)
         assert routes.is_cut_off() == is_cut_off, "half of the three cycles of a stall"
         assert (routes.wanted_links(None) is None) == is_cut_off
 

@@ -43,14 +43,14 @@ def test_a_cycle_has_a_round_of_each_fragment_and_an_entry_of_each_span() -> Non
 
 
 @pytest.mark.parametrize(
-    ("void_cycles", "round_seconds", "expected"),
+    ("least_stalled_cycles", "round_seconds", "expected"),
     [(3, 8.0, 3), (1, 8.0, 2), (3, 1.0, 10), (3, 0.5, 20), (12, 1.0, 12), (3, 3600.0, 3)],
 )
 def test_a_run_is_stalled_after_some_cycles_and_at_least_twenty_seconds(
-    void_cycles: int, round_seconds: float, expected: int
+    least_stalled_cycles: int, round_seconds: float, expected: int
 ) -> None:
     clock = RoundClock(start_seconds=0.0, round_seconds=round_seconds, num_fragments=2)
-    assert replace(run_rules(void_cycles=void_cycles), clock=clock).stalled_cycles == expected
+    assert replace(run_rules(stalled_cycles=least_stalled_cycles), clock=clock).stalled_cycles == expected
 
 
 def test_a_refusal_tells_an_unlisted_peer_its_id_and_what_to_send_to_whom() -> None:

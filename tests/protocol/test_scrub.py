@@ -106,7 +106,7 @@ def test_a_former_donor_is_no_longer_a_witness() -> None:
     scrub.compared(A, 0, 1, (), 0.0, ALL)
     assert scrub.is_verified([A])
     assert not scrub.is_verified([A, B])
-    scrub.hear_only([B])
+    scrub.limit_to([B])
     assert not scrub.is_verified([B])
     scrub.compared(B, 0, 1, (), 0.0, ALL)
     assert scrub.is_verified([B])

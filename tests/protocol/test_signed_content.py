@@ -23,7 +23,7 @@ from made import (
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Report, Send, ServeContent
-from p2p_diloco.protocol.beacon import Beacon
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.majority import NamedContents, Voices, namers_for
 from p2p_diloco.protocol.repair.repair import Repair
@@ -38,8 +38,10 @@ JOINER = peer_id("joiner")
 PAIR = (sha256(b"chain"), sha256(b"content"))
 
 
-def question(voter: PeerId = BOB, asker: PeerId = JOINER, *, fragment: int = 0, nonce: int = 7) -> SignedContentRequest:
-    return SignedContentRequest(fragment=fragment, voter=voter, asker=asker, nonce=nonce)
+def question(
+    voter: PeerId = BOB, requester: PeerId = JOINER, *, fragment: int = 0, nonce: int = 7
+) -> SignedContentRequest:
+    return SignedContentRequest(fragment=fragment, voter=voter, requester=requester, nonce=nonce)
 
 
 def answer(
@@ -48,7 +50,7 @@ def answer(
     unsigned = SignedContent(
         fragment=to.fragment,
         voter=to.voter,
-        asker=to.asker,
+        requester=to.requester,
         nonce=to.nonce,
         roster=roster if roster is not None else roster_of(5).digest(),
         digests=digests,
@@ -138,10 +140,10 @@ def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> No
     assert not far.have_all_been_asked([BOB, CAT], 6.0)
     assert far.ask([0], [BOB], [], 6.0) == []
     (request,) = {message for _, message in asked + again}
-    assert request == question(asker=ME, nonce=request.nonce), "it keeps its number"
+    assert request == question(requester=ME, nonce=request.nonce), "it keeps its number"
     reply = answer(request)
     assert far.expects(reply)
-    assert not far.expects(answer(question(asker=ME, nonce=request.nonce + 1)))
+    assert not far.expects(answer(question(requester=ME, nonce=request.nonce + 1)))
     assert not far.expects(answer(request, digests=(PAIR, PAIR))), "it does not fit the run"
     assert not far.expects(answer(question(fragment=9)))
     assert far.take(reply, 6.0) == 0.0
@@ -345,14 +347,14 @@ def page_of(
         rules=rules,
         membership=membership,
         chains=chains,
-        beacon=Beacon(rules=rules, membership=membership, chains=chains),
+        heartbeats=HeartbeatBuilder(rules=rules, membership=membership, chains=chains),
         linked=linked,
         verify=verify,
     )
     page.serves_state = holds
     roster = roster_1(5).roster.digest()
     for peer in sorted(linked - {JOINER}):
-        membership.hear(heartbeat(peer, roster=roster, heads=(fragment_head(), fragment_head())), 0.0)
+        membership.take_heartbeat(heartbeat(peer, roster=roster, heads=(fragment_head(), fragment_head())), 0.0)
     return page
 
 
@@ -393,16 +395,18 @@ def test_a_peer_linked_with_both_forwards_request_and_answer() -> None:
 def test_a_peer_not_linked_with_the_voter_forwards_to_one_that_should_be() -> None:
     page, mate = page_of(ANN, holds=True, linked={CAT, JOINER}), page_of(CAT, holds=True, linked={ANN, BOB, JOINER})
     assert sent(page.take(JOINER, question(), 0.0)) == [(CAT, question())]
-    assert sent(mate.take(JOINER, question(asker=ANN), 0.0)) == [], "a stranger asks for itself alone"
+    assert sent(mate.take(JOINER, question(requester=ANN), 0.0)) == [], "a stranger asks for itself alone"
     assert sent(mate.take(ANN, question(), 0.0)) == [(BOB, question())]
     assert sent(mate.take(BOB, answer(question()), 0.1)) == [(ANN, answer(question()))]
     assert sent(page.take(CAT, answer(question()), 0.2)) == [(JOINER, answer(question()))]
     mate.linked.discard(BOB)
     assert sent(mate.take(ANN, question(), 9.0)) == [], "two steps are enough"
     boot = peer_id("boot")
-    assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [], "two steps, whoever asks"
+    assert sent(page.take(boot, question(requester=JOINER), 0.0)) == [], "two steps, whoever asks"
     page.linked.add(BOB)
-    assert sent(page.take(boot, question(asker=JOINER), 0.0)) == [(BOB, question())], "who founded need be no member"
+    assert sent(page.take(boot, question(requester=JOINER), 0.0)) == [(BOB, question())], (
+        "who founded need be no member"
+    )
     alone = page_of(ANN, holds=False, linked={CAT, JOINER}, rosters=())
     assert sent(alone.take(JOINER, question(), 0.0)) == []
 
@@ -456,7 +460,7 @@ def test_relying_on_a_few_is_reported_once() -> None:
     for sequence, now in enumerate((stall - 0.1, stall, stall + 0.1), 2):
         roster = roster_1(5).roster.digest()
         beat = heartbeat(ANN, roster=roster, heads=(fragment_head(), fragment_head()), sequence=sequence)
-        page.membership.hear(beat, now)
+        page.membership.take_heartbeat(beat, now)
         reports = [action for action in page.pump(now) if isinstance(action, Report)]
         said.append([report.text for report in reports if "relying on" in report.text])
     assert [len(texts) for texts in said] == [0, 1, 0]

@@ -32,13 +32,13 @@ def test_losing_and_regaining_a_majority_is_reported_once_each() -> None:
     membership = membership_of(A, founding(), roster_1(3))
     watch = watch_of(membership)
     assert said(watch, 0.0) == [], "nobody has been heard yet: it has just started"
-    membership.hear(heartbeat(B), 1.0)
+    membership.take_heartbeat(heartbeat(B), 1.0)
     assert said(watch, 1.0) == []
     assert said(watch, 2.0 + SILENCE) == []
     (text,) = said(watch, 2.0 + 2 * SILENCE)
     assert text.startswith("in contact with 1 of 3 voters; entries need more")
     assert said(watch, 3.0 + 2 * SILENCE) == []
-    membership.hear(heartbeat(B, sequence=2), 90.0)
+    membership.take_heartbeat(heartbeat(B, sequence=2), 90.0)
     assert said(watch, 90.0) == ["in contact with 2 of 3 voters again"]
     assert said(watch, 91.0) == []
 
@@ -68,10 +68,10 @@ def test_members_without_a_vote_are_not_missed_and_replace_no_voter() -> None:
     one_of_the_crowd = membership_of(crowd[0].peer, founding(), roster)
     for now in range(40):
         for here in (one_voter, one_of_the_crowd):
-            here.hear(heartbeat(B, sequence=now + 1), float(now))
-        one_of_the_crowd.hear(heartbeat(C, sequence=now + 1), float(now))
+            here.take_heartbeat(heartbeat(B, sequence=now + 1), float(now))
+        one_of_the_crowd.take_heartbeat(heartbeat(C, sequence=now + 1), float(now))
         for each in crowd:
-            alone.hear(heartbeat(each.peer, sequence=now + 1), float(now))
+            alone.take_heartbeat(heartbeat(each.peer, sequence=now + 1), float(now))
     assert reports_of(one_voter) == []
     assert reports_of(one_of_the_crowd) == [], "it has no vote itself"
     (text,) = reports_of(alone)
@@ -85,7 +85,7 @@ def test_a_peer_that_only_dials_out_misses_no_peer_that_it_cannot_hear() -> None
         me=me, rules=run_rules(), book=book_with(founding(), roster), ballots=NO_BALLOTS, verify=verify, remembers=True
     )
     for now in range(40):
-        membership.hear(heartbeat(A, sequence=now + 1), float(now))
+        membership.take_heartbeat(heartbeat(A, sequence=now + 1), float(now))
     assert reports_of(membership) == []
 
 
@@ -100,7 +100,7 @@ def test_in_a_grid_a_peer_needs_a_majority_of_its_row_and_column() -> None:
     assert grid is not None
     for now in range(40):
         for peer in sorted(grid.neighbours(me))[:3]:
-            lonely.hear(heartbeat(peer, sequence=now + 1), float(now))
+            lonely.take_heartbeat(heartbeat(peer, sequence=now + 1), float(now))
     assert reports_of(lonely) == []
 
 

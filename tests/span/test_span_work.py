@@ -17,7 +17,7 @@ from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, Round
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.kernels.choice import numpy_alone, span_kernels
 from p2p_diloco.log.head import AbsorbedEntry, SpanHead
-from p2p_diloco.outer.in_flight import InFlight, Sent
+from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import num_radial_blocks, radial_mean
@@ -25,7 +25,7 @@ from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.span_work import contribute_span, follow_span
-from p2p_diloco.span.vector_work import Codecs, Reduced, reduce_parts
+from p2p_diloco.span.vector_work import Codecs, EncodedMean, reduce_parts
 
 ROSTER = sha256(b"a roster")
 INT4, INT8 = codec_named("int4"), codec_named("int8")
@@ -110,7 +110,9 @@ def test_contributing_at_once_is_contributing_step_by_step(
     in_flight = InFlight()
     for own_round in range(flying):
         payload = INT4.encode(some(seed + 7 + own_round, elements, 0.01))
-        in_flight = in_flight.with_contribution(own_round, Sent(payload, lambda sent: INT4.decode(sent, elements)))
+        in_flight = in_flight.with_contribution(
+            own_round, PendingContribution(payload, lambda sent: INT4.decode(sent, elements))
+        )
     result = both(lambda: contribute(state, in_flight, local(state, seed + 3)))
     assert INT4.squared_norm(result[1], elements) ** 0.5 <= (2.0 * radius or float("inf"))
 
@@ -250,7 +252,7 @@ def test_only_a_part_that_is_too_long_or_unreadable_is_left_out_of_the_mean() ->
 
 def test_both_ways_agree_at_the_bound_of_an_update() -> None:
     parts = [replace(part, payload=INT4.encode(np.full(128, 3.3e38, np.float32))) for part in parts_of(1, 128, 3)]
-    assert isinstance(reduce(parts, 128), Reduced)
+    assert isinstance(reduce(parts, 128), EncodedMean)
 
 
 def test_means_of_rows_have_eight_bits_and_are_computed_step_by_step() -> None:

@@ -20,7 +20,7 @@ from p2p_diloco.protocol.wire.messages import SpanReply
 from p2p_diloco.span.vector_work import (
     MOST_SHRINKS,
     Codecs,
-    Reduced,
+    EncodedMean,
     content_digests,
     cut_piece,
     encode_contribution,
@@ -71,9 +71,9 @@ def reduce(*parts: Part, norm_limit: float = float("inf"), seed: bytes = b"seed"
     )
 
 
-def reduced(action: ReduceSpan, codecs: Codecs = EXACT) -> Reduced:
+def reduced(action: ReduceSpan, codecs: Codecs = EXACT) -> EncodedMean:
     result = reduce_parts(action, codecs, ELEMENTS)
-    assert isinstance(result, Reduced), result
+    assert isinstance(result, EncodedMean), result
     return result
 
 
@@ -120,7 +120,7 @@ def test_a_mean_that_overflows_is_skipped_without_an_error() -> None:
     most = float(np.finfo(np.float32).max)
     codecs = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=INT4, rounds_stochastically=False)
     result = reduce_parts(reduce(part(ANN, vector(most)), part(BEN, vector(most))), codecs, ELEMENTS)
-    assert isinstance(result, str | Reduced)
+    assert isinstance(result, str | EncodedMean)
 
 
 def test_a_sender_slightly_above_the_limit_by_rounding_is_not_dropped() -> None:

@@ -16,7 +16,7 @@ from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.node.traffic import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine, Progress
-from p2p_diloco.protocol.membership.attendance import Heard, Self
+from p2p_diloco.protocol.membership.attendance import LocalPeer, PeerView
 from p2p_diloco.protocol.membership.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
 from p2p_diloco.status.event_log import EVENTS_FILE, append_event, read_events
@@ -31,7 +31,7 @@ CLOSED = RoundClosed(round=3, num_spans=4, num_entries=3, num_included=6, num_re
 
 def engine(trains: bool = True) -> PeerEngine:
     key = peer_key("ada")
-    me = Self(peer=key.peer, incarnation=2, can_be_dialled=True, trains=trains, sign=key.sign)
+    me = LocalPeer(peer=key.peer, incarnation=2, can_be_dialled=True, trains=trains, sign=key.sign)
     return PeerEngine(me=me, rules=PLAN.rules, verify=is_signed_by)
 
 
@@ -166,8 +166,8 @@ def test_peers_are_said_as_their_heartbeats_say() -> None:
     silent: Any = SimpleNamespace(
         ready=False, can_be_dialled=True, share=8, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
     )
-    peer.membership.heard[peer_key("ben").peer] = Heard(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
-    peer.membership.heard[peer_key("boot").peer] = Heard(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
+    peer.membership.heard[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
+    peer.membership.heard[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
     lines = {line.peer: line for line in status_of(count, peer).peers}
     ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
     assert (ben.ready, ben.reachable, ben.trains, ben.steps) == (True, False, True, 3)
@@ -200,7 +200,7 @@ def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -
         Standing(is_reachable=True, proofs=(yes, yes), num_proved=2),
         Standing(is_reachable=False, proofs=(yes,), failures=(no,)),
     ):
-        count.hear_of_reach(standing, (5,), trains=True)
+        count.report_reach(standing, (5,), trains=True)
     assert [event.text.partition(":")[0] for event in watcher.events if event.topic == "reach"] == [
         "outbound only",
         "reachable at 45.10.0.2",
@@ -213,7 +213,7 @@ def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -
 
 def test_what_others_sent_is_shown_without_control_characters() -> None:
     count, _ = reporter()
-    count.hear_of_reach(
+    count.report_reach(
         Standing(is_reachable=False, failures=(Answer(host="45.10.0.2", port=5, reason="no\x1b[2J\u202e", at=0.0),)),
         (5,),
         trains=True,

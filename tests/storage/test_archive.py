@@ -38,7 +38,7 @@ class Kept:
             plan=PLAN,
             keep=self.keep,
             soon=self.waiting.append,
-            hear=lambda topic, text: self.heard.append((topic, text)),
+            report=lambda topic, text: self.heard.append((topic, text)),
         )
 
     def settle(self) -> None:

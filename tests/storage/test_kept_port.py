@@ -35,7 +35,7 @@ class Start:
                 folder=folder,
                 peer=peer_key(name).peer,
                 preferred=preferred or None,
-                say=self.said.append,
+                notify=self.said.append,
             )
         )
         self.port = port_of(self.addresses[0])
@@ -92,7 +92,7 @@ def test_a_port_that_the_killed_daemon_of_this_peer_still_holds_is_waited_for(
         with ExitStack() as held:
             held.enter_context(taken(before))
             asyncio.get_running_loop().call_later(0.3, held.pop_all().close)
-            return await keep_port((ANY,), folder=tmp_path / "ada", peer=peer_key("ada").peer, say=pytest.fail)
+            return await keep_port((ANY,), folder=tmp_path / "ada", peer=peer_key("ada").peer, notify=pytest.fail)
 
     assert port_of(asyncio.run(start())[0]) == before
 

@@ -14,7 +14,7 @@ from small_run import ORGANISER, peer_key, small_plan
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.peer.founding import found_roster
-from p2p_diloco.protocol.engine import Recalled
+from p2p_diloco.protocol.engine import SavedState
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Bond, Proposal
 from p2p_diloco.protocol.wire.member import Member
@@ -150,7 +150,7 @@ def test_a_peer_starts_without_what_was_seen_of_its_line(tmp_path: Path, content
     folder = folder_in(tmp_path)
     if content is not None:
         (folder.path / LIVELINESS_FILE).write_bytes(content)
-    assert folder.recall() == Recalled()
+    assert folder.recall() == SavedState()
 
 
 def test_ballots_survive_a_restart(tmp_path: Path) -> None:

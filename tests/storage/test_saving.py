@@ -34,15 +34,19 @@ class Scene:
     """A saver in virtual time."""
 
     def __init__(self, folder: Path) -> None:
-        self.archive = Archive(folder, plan=PLAN, keep=9, soon=lambda write: write(), hear=self.hear)
+        self.archive = Archive(folder, plan=PLAN, keep=9, soon=lambda write: write(), report=self.report)
         self.states: Mapping[SpanId, SpanState] | None = start_states(PLAN)
         self.ready = False
         self.heard: list[str] = []
         self.saver = Saver(
-            self.archive, states=lambda: self.states, is_ready=lambda: self.ready, pause_seconds=60.0, hear=self.hear
+            self.archive,
+            states=lambda: self.states,
+            is_ready=lambda: self.ready,
+            pause_seconds=60.0,
+            report=self.report,
         )
 
-    def hear(self, _: str, text: str) -> None:
+    def report(self, _: str, text: str) -> None:
         self.heard.append(text)
 
     @property

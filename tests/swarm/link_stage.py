@@ -92,7 +92,7 @@ class Scene:
             record=lambda: self.record(key),
             known={other.peer: self.network.transport(other.peer, run=RUN).listen_addresses() for other in known},
             unix_seconds=now,
-            hear=lambda topic, text: self.heard.append((topic, text)),
+            report=lambda topic, text: self.heard.append((topic, text)),
             wanted=wanted,
             is_stranger=is_stranger,
         )

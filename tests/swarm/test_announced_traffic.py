@@ -19,7 +19,7 @@ from p2p_diloco.testing.simulation import Simulation, play
 
 FRAGMENTS = 2
 RULES = run_rules(
-    num_spans=(6,) * FRAGMENTS, void_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=16384
+    num_spans=(6,) * FRAGMENTS, stalled_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=16384
 )
 """Vectors outweigh their headers, as in real runs."""
 SETTLING_ROUNDS = 20

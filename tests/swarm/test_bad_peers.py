@@ -32,7 +32,7 @@ from p2p_diloco.transport.link import Lane
 NUM_PEERS = 4
 VILLAIN = "p3"
 VERSION = bytes((PROTOCOL_VERSION,))
-RULES = run_rules(num_spans=(8, 8), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+RULES = run_rules(num_spans=(8, 8), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
 def add_all(swarm: Simulation) -> None:

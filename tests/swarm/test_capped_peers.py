@@ -19,7 +19,7 @@ STEP_SECONDS = 1.5
 OTHERS = ("ada", "ben", "cleo")
 ROUNDS = 4
 RULES = run_rules(
-    num_spans=(SPANS, SPANS), void_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=ELEMENTS
+    num_spans=(SPANS, SPANS), stalled_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=ELEMENTS
 )
 
 

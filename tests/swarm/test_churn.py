@@ -15,7 +15,7 @@ import pytest
 
 from p2p_diloco.config.invite import MOST_NAMED, parse_invite
 from p2p_diloco.ids import parse_peer_id, short_peer_id
-from tests.swarm.process_swarm import ProcessSwarm
+from tests.swarm.process_swarm import PeerProcess, ProcessSwarm
 
 SECONDS = float(os.environ.get("CHURN_SECONDS", "600"))
 SEED = int(os.environ.get("CHURN_SEED", "1"))
@@ -27,7 +27,7 @@ LEAST, MOST = 2, 5
 START_SHARE, RESTART_SHARE = 0.6, 0.5
 GAP_SECONDS, GAP_WITHOUT_MAJORITY_SECONDS = 25.0, 45.0
 AGREE_SECONDS = 60.0
-ROSTER = re.compile(r"roster (?P<number>\d+): \d+ members? \((?P<members>[^)]+)\)")
+ROSTER = re.compile(r"roster (?P<number>\d+): (?P<size>\d+) members?(?: \((?P<changes>[^)]+)\))?")
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(SECONDS + 900)]
 
@@ -119,12 +119,7 @@ class Churn:
         peers = self.swarm.peers.values()
         rounds = {closed.round for peer in peers for closed in peer.rounds() if closed.num_entries}
         names = {short_peer_id(parse_peer_id(peer.status.peer)): name for name, peer in self.swarm.peers.items()}
-        rosters = [
-            (event.time, int(said["number"]), {names[member] for member in said["members"].split(", ")} - {"boot"})
-            for peer in peers
-            for event in peer.events("roster")
-            if (said := ROSTER.search(event.text)) is not None
-        ]
+        rosters = [roster for peer in peers for roster in rosters_of(peer, names)]
         found, before = [], begin
         for number in sorted(rounds):
             at = self.swarm.begin(number + 1)
@@ -133,11 +128,33 @@ class Churn:
                     (roster[1:] for roster in rosters if roster[0] <= before), key=lambda roster: roster[0]
                 )
                 lived = sum(
-                    life.name in members and life.started <= before and (life.ended or end) >= at for life in self.lives
+                    life.name in members - {"boot"} and life.started <= before and (life.ended or end) >= at
+                    for life in self.lives
                 )
-                found.append((at - before, before - self.begin, len(members), lived))
+                found.append((at - before, before - self.begin, len(members - {"boot"}), lived))
                 before = at
         return sorted(found, reverse=True)
+
+
+def rosters_of(peer: PeerProcess, names: dict[str, str]) -> list[tuple[float, int, frozenset[str]]]:
+    """Return when a peer adopted each roster, with its number and members.
+
+    The first event names all members, later ones only those that are new or gone.
+    """
+    found: list[tuple[float, int, frozenset[str]]] = []
+    members: frozenset[str] = frozenset()
+    for event in peer.events("roster"):
+        match = ROSTER.search(event.text)
+        if match is None:
+            continue
+        changes = (match["changes"] or "").split("; ") if match["changes"] else []
+        for change in changes:
+            kind, _, listed = change.rpartition(": ")
+            changed = {names[member] for member in listed.split(", ")}
+            members = {"new": members | changed, "gone": members - changed}.get(kind, frozenset(changed))
+        assert len(members) == int(match["size"]), event.text
+        found.append((event.time, int(match["number"]), members))
+    return found
 
 
 def test_who_lives_a_minute_becomes_ready_though_peers_and_their_bootstrap_die() -> None:

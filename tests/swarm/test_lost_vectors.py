@@ -18,7 +18,7 @@ NUM_SPANS = 8
 NUM_ROUNDS = 8
 LATE_SECONDS = 11.0
 """Behind the moment at which reducers stop waiting, within the round."""
-RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
 async def found(swarm: Simulation, num_peers: int) -> None:

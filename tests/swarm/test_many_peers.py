@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 async def come_and_go(seed: int) -> Outcome:
     """Twenty peers, of which some come late, some leave, some die and come again; then all agree."""
     rules = run_rules(
-        num_spans=(12, 12), group_size=GROUP_SIZE, void_cycles=8, heartbeat_seconds=8.0, round_seconds=32.0
+        num_spans=(12, 12), group_size=GROUP_SIZE, stalled_cycles=8, heartbeat_seconds=8.0, round_seconds=32.0
     )
     async with Simulation(seed=seed, rules=rules, as_bytes=False) as swarm:
         swarm.network.trouble.loss = 0.1

@@ -35,7 +35,7 @@ NUM_SPANS = 8
 NAMES = ("p0", "p1", "p2", "p3")
 LIAR, HONEST = "p3", ("p0", "p1", "p2")
 GARBAGE = np.full(2 * SPAN_ELEMENTS, 3.0, dtype="<f4").tobytes()
-RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
 async def begin(swarm: Simulation, names: Sequence[str] = NAMES) -> None:
@@ -278,7 +278,7 @@ def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -
 
     async def scene() -> None:
         nonlocal has_begun
-        async with Simulation(rules=replace(RULES, void_cycles=2), as_bytes=False) as swarm:
+        async with Simulation(rules=replace(RULES, least_stalled_cycles=2), as_bytes=False) as swarm:
             await begin(swarm, (*NAMES, "p4", "p5"))
             for name in ("p3", "p4"):
                 swarm.machines[name].lie(mutator(swarm.machines[name]))

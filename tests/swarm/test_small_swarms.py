@@ -13,7 +13,7 @@ from p2p_diloco.testing.simulation import Simulation, play
 WEEKEND_SECONDS = 60 * 3600.0
 CASES = [(count, who) for count in (1, 2, 3) for who in ("all", "one", "none")]
 COMPANY = [(count, who) for count, who in CASES if count > 1]
-RULES = run_rules(num_spans=(4, 4), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 everywhere = pytest.mark.parametrize(("count", "who"), CASES)
 in_company = pytest.mark.parametrize(("count", "who"), COMPANY)

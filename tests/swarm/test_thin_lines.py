@@ -14,7 +14,7 @@ ELEMENTS = 4096
 PIECE_BYTES = 2048
 MARGIN = 1.5
 OTHERS = ("ada", "ben", "cleo")
-RULES = run_rules(num_spans=(4, 4), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0, span_elements=ELEMENTS)
+RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0, span_elements=ELEMENTS)
 STATE_BYTES = 8 * ELEMENTS * len(RULES.span_elements)
 ENTRY_BYTES_PER_SECOND = (max(RULES.entry_bytes.values()) + 300) * RULES.num_spans[0] / RULES.clock.round_seconds
 """That a listener must follow, frames included."""

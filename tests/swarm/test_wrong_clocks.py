@@ -19,7 +19,7 @@ from p2p_diloco.testing.simulation import START_SECONDS, Simulation, play
 
 HOUR, DAY = 3600.0, 86_400.0
 NIGHT = 8 * HOUR
-RULES = run_rules(num_spans=(4, 4), void_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
+RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
 def simulation(seed: int) -> Simulation:

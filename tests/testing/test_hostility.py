@@ -14,9 +14,9 @@ from p2p_diloco.node.budgets import LINES_PER_MINUTE
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration
 from p2p_diloco.protocol.wire.messages import Message, Opening, SpanVector, encode_message
 from p2p_diloco.testing.coverage import share_of_spans
-from p2p_diloco.testing.endings import check_agreement, check_tables, fragment_heights
 from p2p_diloco.testing.hostility import MUTATORS, Caller, MutatorMaker, Outsider, Stranger, claims_reach
 from p2p_diloco.testing.inspector import Violated
+from p2p_diloco.testing.liveness import check_agreement, check_tables, fragment_heights
 from p2p_diloco.testing.machine import Machine
 from p2p_diloco.testing.network import OUTBOUND_ONLY, Mutator
 from p2p_diloco.testing.run import RUN, key_named, run_rules, sign_as
@@ -53,7 +53,7 @@ def test_peers_split_by_a_roster_dated_a_day_ahead_need_not_agree() -> None:
     """Only the bootstrap votes, and receives one other clock, the liar's. A joiner takes it; a member does not."""
 
     async def scene() -> None:
-        async with Simulation(seed=1, rules=run_rules(num_spans=(1,), void_cycles=20)) as swarm:
+        async with Simulation(seed=1, rules=run_rules(num_spans=(1,), stalled_cycles=20)) as swarm:
             swarm.add("boot", trains=False, founds=True)
             for name in ("p0", "liar"):
                 swarm.add(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.testing.endings import cycles_until_it_goes_on, fragment_heights
+from p2p_diloco.testing.liveness import cycles_until_it_goes_on, fragment_heights
 from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
 from p2p_diloco.testing.run import ROUND_SECONDS, run_rules
 from p2p_diloco.testing.simulation import Simulation, play
@@ -139,7 +139,7 @@ def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(nu
         await swarm.until(swarm.all_members, 40 * ROUND_SECONDS)
         await swarm.until(swarm.agreed, 8 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2, 2), group_size=2, void_cycles=2)
+    tell(story, num_spans=(2, 2), group_size=2, stalled_cycles=2)
 
 
 @pytest.mark.parametrize("founder_lives", [True, False])
@@ -163,7 +163,7 @@ def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_
         await swarm.until(swarm.all_members, 90 * ROUND_SECONDS)
         await goes_on(swarm, 8 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2,), group_size=2, void_cycles=3, heartbeat_seconds=2.0)
+    tell(story, num_spans=(2,), group_size=2, stalled_cycles=3, heartbeat_seconds=2.0)
 
 
 @pytest.mark.parametrize("place", [0, *(pytest.param(place, marks=pytest.mark.long) for place in (3, 6))])
@@ -181,7 +181,7 @@ def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: i
             swarm.kill(name)
         await swarm.until(swarm.all_members, 60 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2,), group_size=2, void_cycles=1, heartbeat_seconds=2.0)
+    tell(story, num_spans=(2,), group_size=2, stalled_cycles=1, heartbeat_seconds=2.0)
 
 
 def test_two_branches_with_grids_merge_again() -> None:
@@ -201,7 +201,7 @@ def test_two_branches_with_grids_merge_again() -> None:
         await swarm.until(swarm.all_members, 20 * ROUND_SECONDS)
         await swarm.until(swarm.agreed, 4 * ROUND_SECONDS)
 
-    tell(story, seed=4, num_spans=(2,), group_size=2, void_cycles=1)
+    tell(story, seed=4, num_spans=(2,), group_size=2, stalled_cycles=1)
 
 
 def test_no_progress_is_promised_after_the_last_holders_of_the_state_lost_their_disks() -> None:

@@ -25,7 +25,7 @@ Story = Callable[[Simulation], Awaitable[None]]
 
 
 def tell(story: Story) -> None:
-    rules = run_rules(num_spans=(2, 2), void_cycles=3, heartbeat_seconds=2.0)
+    rules = run_rules(num_spans=(2, 2), stalled_cycles=3, heartbeat_seconds=2.0)
 
     async def scene() -> None:
         async with Simulation(seed=1, rules=rules, as_bytes=False) as swarm:

@@ -303,10 +303,10 @@ def test_no_more_is_under_way_than_the_window_has_room_for() -> None:
             await asyncio.sleep(1.0)
             assert bench.counters.bulk.frames_sent == 2
             assert bench.link.outboxes[Lane.BULK].waiting_bytes == 2 * len(frame)
-            bench.link.hear_read(len(frame) + 4)
+            bench.link.take_read_count(len(frame) + 4)
             await bench.until_written(3 * (len(frame) + 4))
             assert bench.counters.bulk.bytes_read == len(frame) + 4
-            bench.link.hear_read(2**31 - 1)  # in all, and it cannot be
+            bench.link.take_read_count(2**31 - 1)  # in all, and it cannot be
             await bench.until_written(4 * (len(frame) + 4))
         assert bench.counters.bulk.bytes_read == 3 * (len(frame) + 4), "it cannot have read more than was sent"
 
@@ -324,7 +324,7 @@ def test_a_frame_that_waits_for_room_past_its_deadline_is_dropped_and_the_next_o
             await asyncio.sleep(5.0)
             assert bench.counters.bulk.frames_dropped == 1
             assert bench.link.outboxes[Lane.BULK].waiting_bytes == len(next_one)
-            bench.link.hear_read(len(first) + 4)
+            bench.link.take_read_count(len(first) + 4)
             await bench.until_written(len(first) + len(next_one) + 8)
         assert bench.ended == []
 
@@ -359,7 +359,7 @@ def test_a_buffer_that_nobody_empties_is_waited_for_while_the_other_end_says_tha
             for number in range(1, 3):
                 await asyncio.sleep(4.0)
                 if says:
-                    bench.link.hear_read(number * (10 * KIB + 4))
+                    bench.link.take_read_count(number * (10 * KIB + 4))
             await asyncio.sleep(1.0)
             assert (bench.ended == []) == says
             await asyncio.sleep(11.0)
@@ -377,7 +377,7 @@ def test_who_says_that_it_reads_is_waited_for() -> None:
         async with bench.writing():
             for number in range(1, 5):
                 await asyncio.sleep(0.9 * LIMITS.longest_seconds(0))
-                bench.link.hear_read(number * (len(frame) + 4))
+                bench.link.take_read_count(number * (len(frame) + 4))
             assert bench.ended == []
             await bench.until_written(5 * (len(frame) + 4))
         assert bench.counters.bulk.frames_dropped == 2, "what waited behind was dropped at its own deadline"
@@ -398,7 +398,7 @@ def test_under_a_cap_a_frame_that_takes_the_place_of_an_expired_one_needs_room_t
             bench.post(bytes(300 * KIB))
             await asyncio.sleep(30.0)
             assert bench.counters.bulk.frames_sent == 1, "there was room for the one that expired"
-            bench.link.hear_read(200 * KIB + 4)
+            bench.link.take_read_count(200 * KIB + 4)
             await bench.until_written(500 * KIB + 8)
 
     run_virtual(main())

@@ -170,17 +170,17 @@ def test_what_is_heard_counts_once_whatever_was_lost_between() -> None:
         link = make_link()
         for num_bytes in (100, 200, 300):
             link.flight.send(num_bytes, 0.0, 60.0)
-        link.hear_read(100)
+        link.take_read_count(100)
         assert link.flight.bytes_under_way == 500
-        link.hear_read(100)
+        link.take_read_count(100)
         assert link.flight.bytes_under_way == 500
-        link.hear_read(600)
+        link.take_read_count(600)
         assert link.flight.bytes_under_way == 0
         link.flight.send(50, 0.0, 60.0)
-        link.hear_read(0)
+        link.take_read_count(0)
         assert link.flight.bytes_under_way == 0, "the other end counts from the beginning: no telling what it has read"
         link.flight.send(50, 0.0, 60.0)
-        link.hear_read(20)
+        link.take_read_count(20)
         assert link.flight.bytes_under_way == 30
 
     run_virtual(main())

@@ -26,7 +26,7 @@ NO_SIGNATURE = bytes(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Self:
+class LocalPeer:
     """This peer, as the rules see it; `sign` signs with its key, `can_be_dialled` is what is known at its start."""
 
     peer: PeerId
@@ -41,7 +41,7 @@ class Self:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class PeerView:
     """The latest heartbeat of a peer, when it arrived, and the start of the time in which the peer was never silent."""
 
     heartbeat: Heartbeat
@@ -56,11 +56,11 @@ class Attendance:
     reachable, and `proofs` what they signed about that, newest first. The shell updates all three.
     """
 
-    def __init__(self, *, me: Self, rules: RunRules, book: RosterBook, verify: Verify) -> None:
+    def __init__(self, *, me: LocalPeer, rules: RunRules, book: RosterBook, verify: Verify) -> None:
         self.me = me
         self.rules = rules
         self.book = book
-        self.heard: dict[PeerId, Heard] = {}
+        self.heard: dict[PeerId, PeerView] = {}
         self.present_in: dict[PeerId, int] = {}
         """Per member, the round of the last entry for which it was present."""
         self.share = FULL_SHARE
@@ -78,7 +78,7 @@ class Attendance:
 
     # -- heartbeats
 
-    def hear(self, heartbeat: Heartbeat, now: float) -> bool:
+    def take_heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
         """Receive a heartbeat; return False if it is ignored, such as one that is old or not signed by its peer."""
         known = self.heard.get(heartbeat.peer)
         if known is None and len(self.heard) >= MOST_HEARD and not self._is_listed(heartbeat.peer):
@@ -90,10 +90,10 @@ class Attendance:
         ):
             return False
         since = known.since if known is not None and now - known.at <= self.rules.silence_seconds else now
-        self.heard[heartbeat.peer] = Heard(heartbeat=heartbeat, at=now, since=since)
+        self.heard[heartbeat.peer] = PeerView(heartbeat=heartbeat, at=now, since=since)
         return True
 
-    def _is_older(self, heartbeat: Heartbeat, known: Heard, now: float) -> bool:
+    def _is_older(self, heartbeat: Heartbeat, known: PeerView, now: float) -> bool:
         """Return whether a heartbeat is older than the last one that its peer sent.
 
         Incarnations that start on a new disk are numbered by the clock. If the clock was far ahead once, the next such

@@ -18,7 +18,7 @@ from dataclasses import replace
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, KeepRoster, Report, Send
-from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Attendance, Self
+from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Attendance, LocalPeer
 from p2p_diloco.protocol.membership.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
 from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
 from p2p_diloco.protocol.membership.proposal import SHARE_STEP, is_bootstrap_needed, next_roster
@@ -90,7 +90,7 @@ class Membership(Attendance):
     def __init__(
         self,
         *,
-        me: Self,
+        me: LocalPeer,
         rules: RunRules,
         book: RosterBook,
         ballots: Ballots,
@@ -99,7 +99,7 @@ class Membership(Attendance):
     ) -> None:
         super().__init__(me=me, rules=rules, book=book, verify=verify)
         self.owners = OwnerLog(clock=rules.clock)
-        self.void_cycles = 0
+        self.cycles_without_entries = 0
         self.in_force_since = 0
         self.height = 0
         """Total number of entries that all spans here have absorbed; updated by the engine."""
@@ -111,7 +111,7 @@ class Membership(Attendance):
         self._candidacies: dict[bool, Candidacy] = {}
         self._prepared = 0
         self._remembers = remembers
-        self._has_said_forgotten = False
+        self._has_reported_forgotten = False
         self._doubted_since: float | None = None
         self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
         """Per voter without a link, the roster that it signed as the one in force, and when; updated by `Repair`."""
@@ -269,9 +269,9 @@ class Membership(Attendance):
         voted = self._ballots.bond(roster.parent, degraded=roster.degraded).voted
         is_kept = voted is not None and voted.ballot >= certified.ballot
         has_voted = any(peer == self.me.peer for peer, _ in certified.votes)
-        if self._has_said_forgotten or not self._remembers or not has_voted or is_kept:
+        if self._has_reported_forgotten or not self._remembers or not has_voted or is_kept:
             return []
-        self._has_said_forgotten = True
+        self._has_reported_forgotten = True
         text = (
             f"roster {roster.k} carries a vote of this peer that its state directory does not hold: either the "
             "directory was restored from a backup (nothing to do), or another process uses a copy of it (stop one of "
@@ -356,7 +356,7 @@ class Membership(Attendance):
                 return
         raise PeerError(
             f"roster {roster.k} has no majority of roster {roster.k - 1}; only stalled peers accept it, after "
-            f"{self.rules.stalled_cycles} cycles without entries; this peer had {self.void_cycles}"
+            f"{self.rules.stalled_cycles} cycles without entries; this peer had {self.cycles_without_entries}"
         )
 
     def ask_rosters(self, to: PeerId, now: float) -> Send:
@@ -369,7 +369,7 @@ class Membership(Attendance):
         return Send(to=to, message=RosterRequest(known=(parent,)), deadline=self._soon(now))
 
     def _enter(self, before: Roster | None, after: Roster, now: float, actions: list[Action]) -> None:
-        self.void_cycles = 0
+        self.cycles_without_entries = 0
         self._candidacies = {}
         self._doubted_since = None
         self.in_force_since = self.rules.clock.round_at(now)
@@ -473,7 +473,7 @@ class Membership(Attendance):
         bootstrap peer cannot train, so it waits for an application of a peer that can.
         """
         roster = self.book.in_force
-        if roster is None or self.void_cycles < self.rules.stalled_cycles or len(roster.members) == 1:
+        if roster is None or self.cycles_without_entries < self.rules.stalled_cycles or len(roster.members) == 1:
             return False
         return roster.member(self.me.peer) is not None and (self.me.trains or self._has_application(roster))
 
@@ -496,7 +496,7 @@ class Membership(Attendance):
         """
         if roster.member(self.me.peer) is not None:
             return self.is_stalled()
-        return self.ready and self.void_cycles >= self.rules.stalled_cycles
+        return self.ready and self.cycles_without_entries >= self.rules.stalled_cycles
 
     def are_voters_idle(self, now: float) -> bool:
         """Return whether more than half of the electorate is present and none of it has stepped since the last call.
@@ -534,7 +534,7 @@ class Membership(Attendance):
         """Return the quorum for a child of `parent`; after a long stall, any members are enough."""
         if not degraded:
             return lambda peers: is_majority(parent, peers)
-        is_patient = self.void_cycles >= PATIENT_STALLS * self.rules.stalled_cycles
+        is_patient = self.cycles_without_entries >= PATIENT_STALLS * self.rules.stalled_cycles
         return lambda peers: is_quarter(parent, peers) or (is_patient and not parent.peers().isdisjoint(peers))
 
     def _promise(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> list[Action]:
@@ -594,7 +594,7 @@ class Membership(Attendance):
         """Count a promise made to this peer; propose once there are enough."""
         parent, said = self.book.in_force, word.promise
         if parent is None or said.parent != parent.digest():
-            return self._tell_child(sender, said.parent, now)
+            return self._send_child(sender, said.parent, now)
         if self._lead_of(parent, said.ballot, now, degraded=said.degraded) != self.me.peer:
             return []
         if said.degraded and not self.is_stalled() and parent.member(self.me.peer) is not None:
@@ -621,7 +621,7 @@ class Membership(Attendance):
         actions += [Send(to=peer, message=candidacy.proposal, deadline=self._soon(now)) for peer in to]
         return actions + self.take_proposal(self.me.peer, candidacy.proposal, now)
 
-    def _tell_child(self, sender: PeerId, parent: Digest, now: float) -> list[Action]:
+    def _send_child(self, sender: PeerId, parent: Digest, now: float) -> list[Action]:
         """Send the rosters after `parent` to a member that still makes promises under it: the certificate was lost."""
         if not self.book.is_on_chain(parent) or sender not in self.book.roster(parent).peers():
             return []

@@ -15,7 +15,7 @@ class SplitWatch:
         self._rules = rules
         self._membership = membership
         self._lonely_since: float | None = None
-        self._has_said_lonely = False
+        self._has_reported_lonely = False
 
     def tick(self, now: float) -> list[Action]:
         """Report each change once.
@@ -26,14 +26,14 @@ class SplitWatch:
         num_heard = len(voters & {me, *self._membership.alive(now)})
         is_member = roster is not None and roster.member(me) is not None
         if not is_member or 2 * num_heard > len(voters):
-            has_said, self._has_said_lonely, self._lonely_since = self._has_said_lonely, False, None
+            has_said, self._has_reported_lonely, self._lonely_since = self._has_reported_lonely, False, None
             text = f"in contact with {num_heard} of {len(voters)} voters again"
             return [Report(topic="split", text=text)] if has_said and is_member else []
         if self._lonely_since is None:
             self._lonely_since = now
-        if self._has_said_lonely or now - self._lonely_since < self._rules.silence_seconds:
+        if self._has_reported_lonely or now - self._lonely_since < self._rules.silence_seconds:
             return []
-        self._has_said_lonely = True
+        self._has_reported_lonely = True
         text = (
             f"in contact with {num_heard} of {len(voters)} voters; entries need more than half of them; training "
             "continues meanwhile"

@@ -179,7 +179,7 @@ class CatchUp:
         self.namers = Voices()
         """Peers that may name the bytes of a fetched span: usually the electorate, linked or not."""
         self._contents = NamedContents(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
-        self._told: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
+        self._tips_of: dict[int, dict[PeerId, tuple[SpanHead, ...]]] = {}
         self._level: dict[int, set[PeerId]] = {}
         self._doubted: dict[tuple[PeerId, SpanId], float] = {}
 
@@ -213,7 +213,7 @@ class CatchUp:
         """Give up everything that is being fetched."""
         for dropped in (self._fetches, self._findings, self._targets, self._lacking, self._heads_asked):
             dropped.clear()
-        for told in (self._told, self._level, self._contents):
+        for told in (self._tips_of, self._level, self._contents):
             told.clear()
         self._chains.forget_forks()
 
@@ -248,7 +248,7 @@ class CatchUp:
         if self.is_transferred(span) or span not in self._targets or self.voices.needed < 2:
             return False
         mine = self._chains.heads[span]
-        told = self._told.get(span.fragment, {})
+        told = self._tips_of.get(span.fragment, {})
         return sum(told[voice][span.index].height > mine.height for voice in told.keys() & self.voices.near) < 2
 
     @property
@@ -449,10 +449,12 @@ class CatchUp:
         ones lack, and wait until they have them. A whole span is fetched if a majority has another tip that cannot be
         reached by entries.
         """
-        told = self._told.setdefault(reply.fragment, {})
+        told = self._tips_of.setdefault(reply.fragment, {})
         told[sender] = reply.heads
         if len(told) > 2 * len(self.voices.near) + MOST_FORMER:
-            self._told[reply.fragment] = {v: heads for v, heads in told.items() if v in self.voices.near or v == sender}
+            self._tips_of[reply.fragment] = {
+                v: heads for v, heads in told.items() if v in self.voices.near or v == sender
+            }
         self._level.get(reply.fragment, set()).discard(sender)
         actions: list[Action] = []
         for index, theirs in enumerate(reply.heads):
@@ -476,13 +478,13 @@ class CatchUp:
 
     def stands_level(self, fragment: int, voice: PeerId) -> None:
         """Note that a voice has our tips in all spans of a fragment."""
-        self._told.get(fragment, {}).pop(voice, None)
+        self._tips_of.get(fragment, {}).pop(voice, None)
         self._level.setdefault(fragment, set()).add(voice)
 
     def _voters(self, span: SpanId) -> dict[SpanHead, set[PeerId]]:
         """Return the voices by tip, without those that have our tips in the whole fragment."""
         voters: dict[SpanHead, set[PeerId]] = {}
-        for voice, heads in self._told.get(span.fragment, {}).items():
+        for voice, heads in self._tips_of.get(span.fragment, {}).items():
             voters.setdefault(heads[span.index], set()).add(voice)
         return voters
 
@@ -578,7 +580,7 @@ class CatchUp:
             self._chains.fork_at(span, parent, is_left=tie.ahead is not None)
             self._heads_asked.forget(span.fragment)
             return []
-        others = sorted(self._told.get(span.fragment, {}).keys() & self.voices.heard)
+        others = sorted(self._tips_of.get(span.fragment, {}).keys() & self.voices.heard)
         text = f"{span} differs from what others hold, and this disk cannot rebuild its earlier state"
         if len(self.voices.near) != 1 or not others:
             return [Report(topic="tips", text=f"{text}; waiting for a majority")]

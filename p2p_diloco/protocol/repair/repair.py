@@ -14,7 +14,7 @@ from dataclasses import replace
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
-from p2p_diloco.protocol.beacon import Beacon
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.catch_up import CatchUp
@@ -46,7 +46,7 @@ from p2p_diloco.rate import counted
 BYTES_PER_ELEMENT_OF_STATE = 8
 ASKS_IN_A_ROUND = 8
 PATIENT_CYCLES = 2
-SAID_AGAIN_SILENCES = 16
+REPORT_AGAIN_SILENCES = 16
 ENOUGH_READY = 3
 """Number of ready peers with thin lines that together replace a founder in serving newcomers."""
 QUIET_SILENCES = 2.0
@@ -115,7 +115,7 @@ class Repair:
         rules: RunRules,
         membership: Membership,
         chains: ChainBook,
-        beacon: Beacon,
+        heartbeats: HeartbeatBuilder,
         linked: set[PeerId],
         verify: Verify,
     ) -> None:
@@ -126,7 +126,7 @@ class Repair:
         self.rules = rules
         self.membership = membership
         self.chains = chains
-        self._beacon = beacon
+        self._heartbeats = heartbeats
         self.linked = linked
         self._alone_since: float | None = None
         self._pumped_at = float("-inf")
@@ -137,7 +137,7 @@ class Repair:
         self._listens_since = math.inf
         self._waits_since = math.inf
         self._short_since = math.inf
-        self._few_said_until = -math.inf
+        self._few_reported_until = -math.inf
         self._unverified_since = math.inf
         self._damaged = self.catch_up.damaged
 
@@ -159,7 +159,7 @@ class Repair:
         """Return the tips that heartbeats publish; none while spans are missing or an abandoned branch is replaced."""
         if not self.serves_state or self.catch_up.is_adopting:
             return ()
-        return self._beacon.closed_heads(now)
+        return self._heartbeats.closed_heads(now)
 
     def donors(self, now: float) -> list[PeerId]:
         """Return linked peers to fetch from: those that are ready or, if there are none, all that hold the state.
@@ -338,7 +338,7 @@ class Repair:
         since. So its current tips are compared, not those at the beginning of the round.
         """
         self.membership.ready = False
-        self._beacon.thaw()
+        self._heartbeats.thaw()
         self.catch_up.adopt()
 
     def begin_round(self, round_index: int) -> list[Action]:
@@ -361,9 +361,9 @@ class Repair:
         actions: list[Action] = []
         if not self.follows or not self.membership.book.is_on_chain(beat.roster):
             return actions
-        clock, beacon, catch_up = self.rules.clock, self._beacon, self.catch_up
+        clock, heartbeats, catch_up = self.rules.clock, self._heartbeats, self.catch_up
         for fragment, theirs in enumerate(beat.heads[: len(self.rules.num_spans)]):
-            mine = beacon.boundary_digest(fragment)
+            mine = heartbeats.boundary_digest(fragment)
             if mine is None or clock.closed_round(fragment, now) != theirs.round:
                 continue
             if mine == theirs.digest:
@@ -424,7 +424,7 @@ class Repair:
         if roster.peers() != {self.membership.me.peer}:  # else there is only a founder to compare with
             donors = [donor for donor in donors if roster.member(donor) is not None]
         namers = self.catch_up.namers
-        self.catch_up.scrub.hear_only({*donors, *namers.heard, *namers.far})
+        self.catch_up.scrub.limit_to({*donors, *namers.heard, *namers.far})
         compared = counted(min(len(donors), 2), "peer")
         text = f"ready: state compared with {compared}" if donors else "ready: no other peer is here"
         if not donors:
@@ -445,8 +445,8 @@ class Repair:
 
         If enough voices are in contact, it comes later: their answers agree only if they are about the same entry.
         """
-        if self.catch_up.goes_by_few and now >= self._few_said_until:
-            self._few_said_until = now + SAID_AGAIN_SILENCES * self.rules.silence_seconds
+        if self.catch_up.goes_by_few and now >= self._few_reported_until:
+            self._few_reported_until = now + REPORT_AGAIN_SILENCES * self.rules.silence_seconds
             return [Report(topic="majority", text=self.catch_up.namers.sentence_of_few())]
         if not self.catch_up.is_waiting_for_a_majority:
             self._waits_since = math.inf
@@ -458,7 +458,7 @@ class Repair:
             patience_seconds += self.rules.stalled_cycles * self.rules.cycle_seconds
         if now - self._waits_since < patience_seconds:
             return []
-        self._waits_since = now + SAID_AGAIN_SILENCES * self.rules.silence_seconds
+        self._waits_since = now + REPORT_AGAIN_SILENCES * self.rules.silence_seconds
         return [Report(topic="majority", text=namers.sentence())]
 
     def set_back(self, now: float) -> None:
@@ -661,13 +661,13 @@ class Repair:
 
         Neighbours are used only if the sender is the requester itself.
         """
-        if sender != question.asker and not self._may_give(sender):
+        if sender != question.requester and not self._may_give(sender):
             return []
         if question.voter in self.linked:
             return [question.voter]
         book = self.membership.book
         roster, grid = book.in_force, book.grid()
-        if sender != question.asker or roster is None or grid is None:
+        if sender != question.requester or roster is None or grid is None:
             return []
         parent = book.parent_of(roster)  # the requester may still follow that one
         if question.voter not in roster.voters.union(parent.voters if parent is not None else ()):
@@ -675,7 +675,7 @@ class Repair:
         return sorted(self.linked & grid.neighbours(question.voter) - {sender})
 
     def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
-        if answer.asker != self.membership.me.peer:
+        if answer.requester != self.membership.me.peer:
             return [self._send(to, answer, now) for to in self._carrier.bring(sender, answer, now) if to in self.linked]
         if not self.catch_up.far.expects(answer):
             return []
@@ -700,7 +700,7 @@ class Repair:
         unsigned = SignedContent(
             fragment=question.fragment,
             voter=self.membership.me.peer,
-            asker=question.asker,
+            requester=question.requester,
             nonce=question.nonce,
             roster=self.membership.book.in_force_digest or ZERO_DIGEST,
             digests=digests,

@@ -56,7 +56,7 @@ class Scrub:
         self._rebuilding.discard(span)
         self._rebuilt.discard(span)
 
-    def hear_only(self, peers: Collection[PeerId]) -> None:
+    def limit_to(self, peers: Collection[PeerId]) -> None:
         """Discard the results of all other peers: they were asked when no better ones were known."""
         for seen in self._witnesses.values():
             seen.intersection_update(peers)

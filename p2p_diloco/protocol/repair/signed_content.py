@@ -84,7 +84,7 @@ class FarVoters:
                 asked.nonce, asked.first_at = self._draw_nonce(now), now  # a carrier may have kept an old answer
             if asked is None:
                 asked = self._asked[key] = _Asked(nonce=self._draw_nonce(now), first_at=now, times=0, again_at=now)
-            request = SignedContentRequest(fragment=fragment, voter=voter, asker=self._me, nonce=asked.nonce)
+            request = SignedContentRequest(fragment=fragment, voter=voter, requester=self._me, nonce=asked.nonce)
             num, first = min(FIRST_CARRIERS << min(asked.times, 16), len(carriers)), asked.nonce % len(carriers)
             questions += [(carrier, request) for carrier in (*carriers[first:], *carriers[:first])[:num]]
             asked.times, asked.again_at = asked.times + 1, now + self._answer_seconds
@@ -154,7 +154,7 @@ class Carrier:
         self, sender: PeerId, question: SignedContentRequest, ways: Sequence[PeerId], now: float
     ) -> PeerId | None:
         """Return the peer to forward a question to, each time the next of `ways`; None if none, or asked too often."""
-        key = (question.voter, question.asker, question.fragment)
+        key = (question.voter, question.requester, question.fragment)
         before = self._carried.get(key, {}).get(sender)
         if not ways or (before is not None and now < before.at + self._seconds):
             return None
@@ -173,7 +173,7 @@ class Carrier:
         only the requester can detect.
         """
         waiting = []
-        for peer, carried in self._carried.get((answer.voter, answer.asker, answer.fragment), {}).items():
+        for peer, carried in self._carried.get((answer.voter, answer.requester, answer.fragment), {}).items():
             went_at = carried.awaited.get(sender, -math.inf)
             if carried.nonce == answer.nonce and now < went_at + LATE_ANSWERS * self._seconds:
                 del carried.awaited[sender]

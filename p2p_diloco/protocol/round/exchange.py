@@ -14,7 +14,7 @@ from p2p_diloco.protocol.round.finish import Finish, refuse_row_mean
 from p2p_diloco.protocol.round.round import (
     Collection,
     FragmentContribution,
-    Gathered,
+    MeanInputs,
     ReductionRules,
     contribution_messages,
     gather_contributions,
@@ -40,7 +40,7 @@ ENTRY_HEADER_BYTES = 300
 """Bytes of an entry besides its vector (digests, signature, weights …). They matter in small models."""
 
 
-class Ration:
+class UploadBudget:
     """Chooses the spans that fit under an upload cap, longest-waiting spans first. A state machine without I/O.
 
     Spans are independent logs, so a peer can send part of a contribution. Spans that it reduces itself cost nothing.
@@ -111,11 +111,11 @@ class Exchange:
         self.membership = membership
         self.chains = chains
         self._reduction = ReductionRules(weight_clip=rules.weight_clip, radius_limit=rules.contribution_limit)
-        self._gathered: dict[tuple[Stage, SpanId], Gathered] = {}
+        self._gathered: dict[tuple[Stage, SpanId], MeanInputs] = {}
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
         self.finish: Finish | None = None
-        self.ration = Ration(rules=rules, me=membership.me.peer)
+        self.upload_budget = UploadBudget(rules=rules, me=membership.me.peer)
         self._is_awaited = False
         """Whether the island was asked for its contribution to the round in progress and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
@@ -159,7 +159,7 @@ class Exchange:
                 actions += self._come_empty_handed(collection, self.rules.clock.begin(round_index))
             else:
                 deadline = self.rules.clock.contribute_by(round_index)
-                spans = self.ration.choose(collection, left_out)
+                spans = self.upload_budget.choose(collection, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited = True
                 self._note_named(round_index)
@@ -236,7 +236,7 @@ class Exchange:
         for reducer in self._reducers(collection):
             spans, held = shares.get(reducer, []), held_back.get(reducer, {})
             # Without an opening, a reducer would wait for this peer until the deadline. An empty one prevents that.
-            if spans or held or self._left_out or self.ration.bytes_per_second is not None:
+            if spans or held or self._left_out or self.upload_budget.bytes_per_second is not None:
                 opening, vectors = contribution_messages(
                     contribution, spans, collection.roster_digest, me.incarnation, held
                 )
@@ -386,7 +386,7 @@ class Exchange:
         return self._settle(finish.settled, found, span, now, at_deadline=at_deadline)
 
     def _settle(
-        self, settled: set[SpanId], found: Gathered | str, span: SpanId, now: float, *, at_deadline: bool
+        self, settled: set[SpanId], found: MeanInputs | str, span: SpanId, now: float, *, at_deadline: bool
     ) -> list[Action]:
         """Order the mean, or report that the span is skipped. Before the deadline, missing parts may still arrive."""
         if isinstance(found, str) and not at_deadline:
@@ -440,7 +440,7 @@ class Exchange:
         return replace(entry, signature=self.membership.me.sign(entry.statement()))
 
     def _row_mean(
-        self, collection: Collection, gathered: Gathered, sound: frozenset[PeerId], payload: bytes | memoryview
+        self, collection: Collection, gathered: MeanInputs, sound: frozenset[PeerId], payload: bytes | memoryview
     ) -> RowMean:
         """Return the mean of this row. If no contribution counts, it has no vector, and only names who was present."""
         inclusion = gathered.inclusion_of(sound)

@@ -13,7 +13,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import as_float32, balanced, weight_limit
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.round.round import Collection, Gathered, ReductionRules, rounding_seed
+from p2p_diloco.protocol.round.round import Collection, MeanInputs, ReductionRules, rounding_seed
 from p2p_diloco.protocol.wire.entry import lies_within, places_in
 from p2p_diloco.protocol.wire.inclusion import Inclusion, too_few
 from p2p_diloco.protocol.wire.messages import RowMean
@@ -53,7 +53,7 @@ class Finish:
         """Return whether the means of all rows have arrived."""
         return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
 
-    def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> Gathered | str:
+    def gather(self, span: SpanId, head: SpanHead | None, rules: ReductionRules) -> MeanInputs | str:
         """Return the parts of the span's entry, or why the span is skipped this round.
 
         The parent is the one that more than half of the electorate named, over all rows; it must be the owner's own
@@ -86,7 +86,7 @@ class Finish:
         )
         if not parts:
             return f"no contribution arrived; {too_few(roster, named[parent])}"
-        return Gathered(
+        return MeanInputs(
             parent=parent,
             reduce=ReduceSpan(
                 round=collection.round,

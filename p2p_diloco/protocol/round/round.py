@@ -186,7 +186,7 @@ def is_sending(opening: Opening, span: SpanId) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class MeanInputs:
     """The parts to average, the parent that they build on, and the members in each part, by its sender.
 
     `inclusions` also holds members that named the parent but sent no part.
@@ -212,7 +212,7 @@ class Gathered:
 
 def gather_contributions(
     collection: Collection, span: SpanId, head: SpanHead | None, rules: ReductionRules
-) -> Gathered | str:
+) -> MeanInputs | str:
     """Return the parts of this row's mean, or why there is none this round.
 
     All members that named a parent count in its choice, whether their contributions arrived or not. The mean is of the
@@ -233,7 +233,7 @@ def gather_contributions(
         there = too_few(collection.roster, (place for place, _, _ in agreeing.values()))
         return f"no contribution arrived; {there}"
     weights = _weights(came, collection.newcomers, head if head is not None and head.digest == parent else None, rules)
-    return Gathered(
+    return MeanInputs(
         parent=parent,
         reduce=ReduceSpan(
             round=collection.round,

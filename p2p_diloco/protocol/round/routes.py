@@ -79,8 +79,8 @@ class Routes:
         If most members of a roster are gone, the remaining ones may have no links to each other, and no other member
         that connects them.
         """
-        void_cycles = self._membership.void_cycles
-        return void_cycles > 0 and 2 * void_cycles >= self._rules.stalled_cycles
+        cycles_without_entries = self._membership.cycles_without_entries
+        return cycles_without_entries > 0 and 2 * cycles_without_entries >= self._rules.stalled_cycles
 
     def hand_on_rosters(
         self, grid: Grid | None, sender: PeerId, actions: Collection[Action], now: float, deadline: float

@@ -184,7 +184,7 @@ class SignedContentRequest:
 
     fragment: int
     voter: PeerId
-    asker: PeerId
+    requester: PeerId
     nonce: int
 
 
@@ -194,7 +194,7 @@ class SignedContent:
 
     fragment: int
     voter: PeerId
-    asker: PeerId
+    requester: PeerId
     nonce: int
     roster: Digest
     digests: tuple[tuple[Digest, Digest], ...]
@@ -348,7 +348,7 @@ _DIGEST_PAIRS = many(pair(DIGEST, DIGEST), MOST_SPANS)
 _SIGNED_CONTENT_LAYOUT: Layout = (
     ("fragment", U16),
     ("voter", PEER),
-    ("asker", PEER),
+    ("requester", PEER),
     ("nonce", U64),
     ("roster", DIGEST),
     ("digests", _DIGEST_PAIRS),
@@ -386,7 +386,7 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
     20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
     21: (Prepare, PREPARE_LAYOUT),
-    22: (SignedContentRequest, (("fragment", U16), ("voter", PEER), ("asker", PEER), ("nonce", U64))),
+    22: (SignedContentRequest, (("fragment", U16), ("voter", PEER), ("requester", PEER), ("nonce", U64))),
     23: (SignedContent, _SIGNED_CONTENT_LAYOUT),
     25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
     26: (

@@ -64,7 +64,7 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
 ) -> None:
     asked: list[ContestPlan] = []
 
-    def play(plan: ContestPlan, say: object) -> Contest:
+    def play(plan: ContestPlan, show: object) -> Contest:
         asked.append(plan)
         return CONTEST
 

@@ -48,7 +48,7 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
 ) -> None:
     asked: list[FootprintPlan] = []
 
-    def play(plan: FootprintPlan, say: object) -> tuple[SizeFigures, ...]:
+    def play(plan: FootprintPlan, show: object) -> tuple[SizeFigures, ...]:
         asked.append(plan)
         return SIZES
 

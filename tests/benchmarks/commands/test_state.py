@@ -29,7 +29,7 @@ ONE = Transfer(
 def played(monkeypatch: pytest.MonkeyPatch, *transfers: Transfer) -> list[TransferPlan]:
     plans: list[TransferPlan] = []
 
-    def measure(plan: TransferPlan, say: object) -> list[Transfer]:
+    def measure(plan: TransferPlan, show: object) -> list[Transfer]:
         plans.append(plan)
         return list(transfers)
 

@@ -64,7 +64,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[TrainingPlan]:
     """Play nothing; return what would have been played."""
     seen: list[TrainingPlan] = []
 
-    def play(plan: TrainingPlan, say: Any) -> Played:
+    def play(plan: TrainingPlan, show: Any) -> Played:
         seen.append(plan)
         return PLAYED
 
@@ -140,6 +140,6 @@ def test_another_system_than_linux_is_refused(
 
 def test_torchft_is_installed_by_a_command_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[bool] = []
-    monkeypatch.setattr(training, "install_torchft", lambda say: called.append(True))
+    monkeypatch.setattr(training, "install_torchft", lambda show: called.append(True))
     assert main(["install-torchft"]) == 0
     assert called == [True]

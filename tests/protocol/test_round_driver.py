@@ -9,21 +9,21 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import Exchange
-from p2p_diloco.protocol.round.turns import Turns
+from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.wire.entry import EntryRules
 
 
-def turns(name: str = "ann") -> tuple[Turns, Membership]:
+def turns(name: str = "ann") -> tuple[RoundDriver, Membership]:
     rules = run_rules()
     membership = membership_of(peer_id(name), founding(), roster_1(2))
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
     exchange = Exchange(rules=rules, membership=membership, chains=chains)
-    return Turns(rules=rules, membership=membership, chains=chains, exchange=exchange), membership
+    return RoundDriver(rules=rules, membership=membership, chains=chains, exchange=exchange), membership
 
 
-def pass_time(page: Turns, begin: float, end: float, step: float = 1.0) -> None:
+def pass_time(page: RoundDriver, begin: float, end: float, step: float = 1.0) -> None:
     now = begin
     while now < end:
         begun = page.tick(now)
@@ -35,7 +35,7 @@ def pass_time(page: Turns, begin: float, end: float, step: float = 1.0) -> None:
 def test_cycles_without_entries_count_only_while_awake() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 5 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == 4  # not the first, which may not have been spent awake
+    assert membership.cycles_without_entries == 4  # not the first, which may not have been spent awake
 
 
 def test_a_cycle_governed_by_another_roster_does_not_count_as_stalled() -> None:
@@ -43,25 +43,25 @@ def test_a_cycle_governed_by_another_roster_does_not_count_as_stalled() -> None:
     page, membership = turns()
     membership.in_force_since = membership.rules.clock.num_fragments * 3
     pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == 0
+    assert membership.cycles_without_entries == 0
     pass_time(page, 4 * CYCLE_SECONDS + 1.0, 5 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == 1
+    assert membership.cycles_without_entries == 1
 
 
 def test_a_strangers_cycles_do_not_count() -> None:
     page, membership = turns("stranger")
     pass_time(page, 1.0, 5 * CYCLE_SECONDS)
-    assert membership.void_cycles == 0
+    assert membership.cycles_without_entries == 0
 
 
 def test_neither_cycles_asleep_nor_the_cycle_of_waking_count() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 2 * CYCLE_SECONDS + 1.0)
-    counted = membership.void_cycles
+    counted = membership.cycles_without_entries
     pass_time(page, 50 * CYCLE_SECONDS + 1.0, 51 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == counted
+    assert membership.cycles_without_entries == counted
     pass_time(page, 51 * CYCLE_SECONDS + 1.0, 52 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == counted + 1
+    assert membership.cycles_without_entries == counted + 1
 
 
 def test_stalled_cycles_are_counted_after_a_clock_is_set_back() -> None:
@@ -70,19 +70,19 @@ def test_stalled_cycles_are_counted_after_a_clock_is_set_back() -> None:
     pass_time(page, 60 * CYCLE_SECONDS + 1.0, 62 * CYCLE_SECONDS + 1.0)
     membership.in_force_since = 61 * membership.rules.clock.num_fragments
     membership.set_back(1.0)
-    counted = membership.void_cycles
+    counted = membership.cycles_without_entries
     pass_time(page, 1.0, CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == counted, "part of that cycle was at another time"
+    assert membership.cycles_without_entries == counted, "part of that cycle was at another time"
     pass_time(page, CYCLE_SECONDS + 1.0, 2 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == counted + 1
+    assert membership.cycles_without_entries == counted + 1
 
 
-def hear_bob(page: Turns, membership: Membership, cycle: int, steps: int) -> None:
+def hear_bob(page: RoundDriver, membership: Membership, cycle: int, steps: int) -> None:
     """Run a cycle in which the other voter is heard all the time."""
     for second in range(int(CYCLE_SECONDS)):
         now = cycle * CYCLE_SECONDS + second + 1.0
         pass_time(page, now, now + 1.0)
-        membership.hear(heartbeat(peer_id("bob"), sequence=int(now), steps=steps), now)
+        membership.take_heartbeat(heartbeat(peer_id("bob"), sequence=int(now), steps=steps), now)
 
 
 def test_a_cycle_in_which_most_voters_are_present_without_a_step_is_not_stalled() -> None:
@@ -90,24 +90,24 @@ def test_a_cycle_in_which_most_voters_are_present_without_a_step_is_not_stalled(
     page, membership = turns()
     for cycle in range(6):
         hear_bob(page, membership, cycle, steps=0)
-    assert membership.void_cycles == 0
+    assert membership.cycles_without_entries == 0
     for cycle in range(6, 10):
         hear_bob(page, membership, cycle, steps=min(cycle, 8))
-    assert membership.void_cycles == 3, "the last cycle is not over"
+    assert membership.cycles_without_entries == 3, "the last cycle is not over"
     hear_bob(page, membership, 10, steps=8)
-    assert membership.void_cycles == 3, "no step in the ninth cycle"
+    assert membership.cycles_without_entries == 3, "no step in the ninth cycle"
     membership.own_steps = 3
     hear_bob(page, membership, 11, steps=8)
-    assert membership.void_cycles == 4, "this peer's own steps are steps"
+    assert membership.cycles_without_entries == 4, "this peer's own steps are steps"
 
 
 def test_an_entry_resets_the_count() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
     page.entry_absorbed(8, 2)
-    assert membership.void_cycles == 0
+    assert membership.cycles_without_entries == 0
     pass_time(page, 4 * CYCLE_SECONDS + 1.0, 5 * CYCLE_SECONDS + 1.0)
-    assert membership.void_cycles == 0
+    assert membership.cycles_without_entries == 0
 
 
 def test_a_round_is_closed_with_its_outcome() -> None:

@@ -10,7 +10,7 @@ from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.rules import RunRules
 
 
-class Turns:
+class RoundDriver:
     """Tracks the round that this peer is in and the outcome of recent rounds. A state machine without I/O."""
 
     def __init__(self, *, rules: RunRules, membership: Membership, chains: ChainBook, exchange: Exchange) -> None:
@@ -45,7 +45,7 @@ class Turns:
 
     def entry_absorbed(self, round_index: int, num_included: int) -> None:
         """Count an absorbed entry, which shows that the run is not stalled."""
-        self._membership.void_cycles = 0
+        self._membership.cycles_without_entries = 0
         self._membership.entry_absorbed(round_index)
         self._entries_in_cycle += 1
         if round_index == self.round:
@@ -87,7 +87,7 @@ class Turns:
             was_governed = self._membership.in_force_since < first
             all_idle = self._membership.are_voters_idle(now)
             if self._has_part() and was_governed and sat_through and not self._entries_in_cycle and not all_idle:
-                self._membership.void_cycles += 1
+                self._membership.cycles_without_entries += 1
             self._entries_in_cycle = 0
 
     def _has_part(self) -> bool:

@@ -27,7 +27,7 @@ class Progress:
     loss: float = 0.0
 
 
-class Beacon:
+class HeartbeatBuilder:
     """Builds heartbeats. A state machine without I/O.
 
     The fragment of the round in progress advances at different times on different peers. So its digest is frozen when
@@ -106,13 +106,13 @@ class Beacon:
             trains=me.trains,
             tokens=min(progress.tokens, MOST_COUNTED),
             steps=min(progress.steps, MOST_COUNTED),
-            tokens_per_second=_sayable(progress.tokens_per_second),
-            loss=_sayable(progress.loss),
+            tokens_per_second=_sendable(progress.tokens_per_second),
+            loss=_sendable(progress.loss),
             signature=NO_SIGNATURE,
         )
         return unsigned.signed(me.sign)
 
 
-def _sayable(value: float) -> float:
+def _sendable(value: float) -> float:
     """Return a finite float32, the only kind that a frame holds: a diverged loss must not stop the heartbeats."""
     return as_float32(value) if math.isfinite(value) else 0.0

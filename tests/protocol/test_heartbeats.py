@@ -8,30 +8,30 @@ import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
 from made import founding, head_of, membership_of, roster_1
 
-from p2p_diloco.protocol.beacon import Beacon, Progress
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.messages import decode_message, encode_message
 
 
-def beacon() -> tuple[Beacon, ChainBook]:
+def heartbeats() -> tuple[HeartbeatBuilder, ChainBook]:
     rules = run_rules()
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
-    return Beacon(rules=rules, membership=membership_of(peer_id("ann")), chains=chains), chains
+    return HeartbeatBuilder(rules=rules, membership=membership_of(peer_id("ann")), chains=chains), chains
 
 
 def test_heartbeats_are_sent_at_their_interval() -> None:
-    lamp, _ = beacon()
+    lamp, _ = heartbeats()
     assert lamp.is_due(-5.0)
     assert not lamp.is_due(-4.5)
     assert lamp.next_at == -4.0
 
 
 def test_the_fragment_in_progress_is_reported_as_it_was_when_its_round_began() -> None:
-    lamp, chains = beacon()
+    lamp, chains = heartbeats()
     lamp.freeze(0)
     assert lamp.closed_heads(1.0) == ()
     for span in ALL_SPANS:
@@ -46,7 +46,7 @@ def test_the_fragment_in_progress_is_reported_as_it_was_when_its_round_began() -
 
 
 def test_after_giving_up_a_branch_the_fragment_in_progress_is_reported_as_it_is() -> None:
-    lamp, chains = beacon()
+    lamp, chains = heartbeats()
     for span in ALL_SPANS:
         chains.set_head(span, head_of())
     lamp.freeze(0)
@@ -58,19 +58,19 @@ def test_after_giving_up_a_branch_the_fragment_in_progress_is_reported_as_it_is(
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e300, 2.5])
 def test_a_diverged_loss_does_not_stop_heartbeats(loss: float) -> None:
-    lamp, _ = beacon()
+    lamp, _ = heartbeats()
     beat = lamp.heartbeat(Progress(tokens=1 << 70, steps=1, loss=loss, tokens_per_second=loss), ())
     assert decode_message(encode_message(beat)) == beat
     assert beat.tokens == MOST_COUNTED
 
 
 def test_a_heartbeat_names_the_roster_in_force_and_counts_up() -> None:
-    lamp, _ = beacon()
+    lamp, _ = heartbeats()
     assert lamp.heartbeat(Progress(), ()).roster == bytes(32)
     membership = membership_of(peer_id("ann"))
     membership.take_rosters((founding(), roster_1(2)), 0.0)
-    _, chains = beacon()
-    lamp = Beacon(rules=run_rules(), membership=membership, chains=chains)
+    _, chains = heartbeats()
+    lamp = HeartbeatBuilder(rules=run_rules(), membership=membership, chains=chains)
     first, second = lamp.heartbeat(Progress(), ()), lamp.heartbeat(Progress(), ())
     assert (first.roster, first.roster_k) == (roster_1(2).roster.digest(), 1)
     assert second.sequence == first.sequence + 1
@@ -78,7 +78,7 @@ def test_a_heartbeat_names_the_roster_in_force_and_counts_up() -> None:
 
 
 def test_a_heartbeat_is_due_after_time_was_set_back() -> None:
-    lamp, _ = beacon()
+    lamp, _ = heartbeats()
     every = run_rules().heartbeat_seconds
     assert lamp.is_due(1_000_000.0)
     assert not lamp.is_due(1_000_000.0 + every / 2)
