@@ -27,17 +27,19 @@ HISTORY = ("lab-log.md", "CHANGELOG.md")
 """Pages, beside the decisions, that keep the words of their day."""
 
 # A docstring says what something is or does, with a noun or an imperative at its head.
-HEADLESS = re.compile(r"(Who|What|Whom|Whose|Whoever|Whatever|Tell|Hear|Say)\b")
+HEADLESS = re.compile(r"(Who|What|Whom|Whose|Whoever|Whatever|Tell|Hear|Say|Of)\b")
 DIALECT = re.compile(r"\b([Ww]ho(m)?ever|one's own|so many|so often|another mouth|for want of)\b")
 LONGEST_LINE = 120
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings of modules, classes and functions, and those below constants."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield getattr(node, "lineno", 1), text
+            for statement in node.body:
+                match statement:
+                    case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
+                        yield line, text.strip()
 
 
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(PROJECT)))
@@ -53,6 +55,14 @@ def test_pages_have_lines_that_people_can_read(path: Path) -> None:
         if len(line) > LONGEST_LINE and not in_code and not line.startswith("|"):
             long.append(number)
     assert long == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if path.name not in HISTORY], ids=lambda path: str(path.relative_to(PROJECT))
+)
+def test_pages_name_modules_that_exist(path: Path) -> None:
+    named = re.findall(r"`([\w./-]+\.py)(?:::[^`]*)?`", path.read_text(encoding="utf-8"))
+    assert [name for name in named if not any(PROJECT.glob(f"**/{name}"))] == []
 
 
 @pytest.mark.parametrize(
