@@ -52,7 +52,7 @@ from p2p_diloco.transport.link import SilentListener, Transport
 from p2p_diloco.transport.reach_probe import is_own_host
 
 LEAVE_PAUSE_SECONDS = 0.05
-STATUS_SECONDS = 1.0
+HOUSEKEEPING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ class PeerSession:
             tasks.create_task(node.run(), name="swarm")
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._reach.run(), name="reach")
-            tasks.create_task(self._publish_status(node), name="status")
+            tasks.create_task(self._keep_house(node), name="housekeeping")
             if self._training.owns_process:
                 tasks.create_task(trim_now_and_then(), name="memory")
             if self._training.evaluate_seconds > 0:
@@ -357,21 +357,30 @@ class PeerSession:
             issued_at=self._parts.plan.clocks.wall(),
         )
 
-    async def _publish_status(self, node: SwarmNode) -> None:
-        manifest, moment = self._parts.verified.manifest, asyncio.get_running_loop().time
+    async def _keep_house(self, node: SwarmNode) -> None:
+        """Do what is due once a second, and publish the status."""
+        moment = asyncio.get_running_loop().time
         while True:
             now = self._clock.now()
-            if self._engine.ready and self._reporter.phase in ("catching up", "training", "not stepping"):
-                self._reporter.phase = "training" if self._training.is_stepping() else "not stepping"
             self._drop_start_once_others_hold_it(now)
             self._contact.watch()
-            if self._parts.line is not None:
-                for notice in self._parts.line.steer(self._engine, now):
-                    self._reporter.report(notice.topic, notice.text, **notice.figures)
-            self._reporter.addresses, self._reporter.ports = self._addresses(), self._parts.transport.listen_ports()
-            self._reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
+            self._follow_line(now)
+            self._publish(node, now)
             self._next_start.keep(self._clock, self._keeper.kept_addresses(), moment())
-            await asyncio.sleep(STATUS_SECONDS)
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+    def _follow_line(self, now: float) -> None:
+        """Fit the upload budget and this peer's share of the averaging to its line."""
+        if self._parts.line is not None:
+            for notice in self._parts.line.steer(self._engine, now):
+                self._reporter.report(notice.topic, notice.text, **notice.figures)
+
+    def _publish(self, node: SwarmNode, now: float) -> None:
+        reporter, manifest = self._reporter, self._parts.verified.manifest
+        if self._engine.ready and reporter.phase in ("catching up", "training", "not stepping"):
+            reporter.phase = "training" if self._training.is_stepping() else "not stepping"
+        reporter.addresses, reporter.ports = self._addresses(), self._parts.transport.listen_ports()
+        reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
         if not self._parts.plan.trains and self._engine.holds_needlessly(now):
@@ -383,7 +392,7 @@ class PeerSession:
     async def _evaluate(self) -> None:
         while True:
             has_measured = await self._evaluate_once()
-            await asyncio.sleep(self._training.evaluate_seconds if has_measured else STATUS_SECONDS)
+            await asyncio.sleep(self._training.evaluate_seconds if has_measured else HOUSEKEEPING_SECONDS)
 
     async def _evaluate_once(self) -> bool:
         if not self._engine.serves_state or self._all_states() is None:
@@ -450,9 +459,7 @@ class PeerSession:
             if not told:
                 node.leave()
         self._reporter.phase = "finished"
-        self._reporter.publish(
-            self._engine, node, self._parts.verified.manifest, self._plan.num_parameters, self._clock.now()
-        )
+        self._publish(node, self._clock.now())
         digest = self._reporter.state_digest[:16]
         text = f"finished with state {digest}" if digest else "finished"
         self._reporter.report("finished", text, state_digest=self._reporter.state_digest)
