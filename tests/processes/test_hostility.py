@@ -52,8 +52,10 @@ WORSE_LOSS = 1.15
 HONEST = ("p0", "p1", "p2")
 LIAR = "p3"
 DIALS = "dials to the third party"
-OWN_TOPICS = frozenset({"evaluation", "checkpoint", "roster", "traffic", "reach", "start", "invite"})
-"""What peers write of themselves, and of who is a member."""
+OWN_TOPICS = frozenset(
+    "evaluation checkpoint checkpoints roster traffic reach start starting device replay ready invite".split()
+)
+"""Topics of lines about a peer itself, and about the members."""
 MOST_OF_ROUND = {"round": 1, "skipped": 1, "content-sound": 1, "missing": 2}
 """What they write of a round, so often at most, whoever causes it."""
 MOST_OF_MINUTE = {"clock": 2, **dict.fromkeys(SPAN_BY_SPAN, 2 * SHOWN_A_MINUTE + 1)}
@@ -408,7 +410,7 @@ LIES = [
     Lie("a-day-ahead"),
     Lie("self-voted", seen=r"\[roster-refused\] .* has no majority of roster"),
     Lie("self-voted-old"),
-    Lie("self-voted-dropped", seen=r"\[roster-refused\] .* has no majority of roster"),
+    Lie("self-voted-dropped", seen=r"\[roster-refused\] .* holds a vote that .* could not give"),
     Lie("entries-dropped", place="reduces", seen=r"\[entry-refused\] .* names roster \d+, but"),
 ]
 
