@@ -1,4 +1,4 @@
-"""Runs contestants in turn, many times over, so that a machine's bad minutes hit all alike."""
+"""Runs candidates in turn, many times over, so that a machine's bad minutes hit all alike."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def measure_in_turn(
-    contestants: Mapping[str, Callable[[], object]], *, repeats: int, seconds: Callable[[], float]
+    candidates: Mapping[str, Callable[[], object]], *, repeats: int, seconds: Callable[[], float]
 ) -> dict[str, Spread]:
-    """Run each contestant `repeats` times, in turn, after one run that does not count.
+    """Run each candidate `repeats` times, in turn, after one run that does not count.
 
     Args:
         seconds: the clock, such as `time.process_time`.
     """
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
     for repeat in range(repeats + 1):
-        for name, run in contestants.items():
+        for name, run in candidates.items():
             began = seconds()
             run()
             if repeat:

@@ -39,7 +39,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Comparison:
     """All turns that count, by system, in order of repeats; and what they were of.
 
     Attributes:
@@ -76,46 +76,48 @@ class SystemFigures:
 MEASURED = ("wall_seconds", "cpu_ns_per_parameter_per_peer", "wire_bytes_per_parameter_per_peer", "peak_rss_mib")
 
 
-def figures_of(contest: Contest, system: str) -> SystemFigures:
+def figures_of(comparison: Comparison, system: str) -> SystemFigures:
     """Return the figures of one system."""
-    spreads = {name: spread_of([_figure(contest, turn, name) for turn in contest.turns[system]]) for name in MEASURED}
-    return SystemFigures(**spreads, results_equal=all(turn.results_equal for turn in contest.turns[system]))
+    spreads = {
+        name: spread_of([_figure(comparison, turn, name) for turn in comparison.turns[system]]) for name in MEASURED
+    }
+    return SystemFigures(**spreads, results_equal=all(turn.results_equal for turn in comparison.turns[system]))
 
 
-def ratios_to_ours(contest: Contest, system: str) -> dict[str, Spread]:
+def ratios_to_ours(comparison: Comparison, system: str) -> dict[str, Spread]:
     """Return how often ours fits into a system's figure: ratios within each repeat, their median and quartiles."""
-    pairs = list(zip(contest.turns[system], contest.turns[OURS], strict=True))
+    pairs = list(zip(comparison.turns[system], comparison.turns[OURS], strict=True))
     return {
-        name: spread_of([_figure(contest, theirs, name) / _figure(contest, ours, name) for theirs, ours in pairs])
+        name: spread_of([_figure(comparison, theirs, name) / _figure(comparison, ours, name) for theirs, ours in pairs])
         for name in MEASURED
     }
 
 
-def idle_cores(contest: Contest) -> float:
+def idle_cores(comparison: Comparison) -> float:
     """Return how many cores the waiting processes took while others had their turns: what they may have spoilt."""
-    turns = [turn for played in contest.turns.values() for turn in played]
+    turns = [turn for played in comparison.turns.values() for turn in played]
     return sum(turn.others_cpu_seconds for turn in turns) / sum(turn.wall_seconds for turn in turns)
 
 
-def document_of(contest: Contest) -> dict[str, Any]:
+def document_of(comparison: Comparison) -> dict[str, Any]:
     """Return what `--json` writes: medians under the names of old, spreads and ratios in keys of their own."""
-    figures = {system: figures_of(contest, system) for system in contest.turns}
+    figures = {system: figures_of(comparison, system) for system in comparison.turns}
     return {
-        "peers": contest.num_peers,
-        "parameters": contest.parameters,
-        "repeats": contest.repeats,
-        "codec": contest.codec,
-        "cores": contest.num_cores,
-        "own_network": contest.on_own_network,
-        "processes_kept_alive": contest.kept_alive,
-        "idle_cores": idle_cores(contest),
-        "systems": {system: _system_document(figures[system]) for system in contest.turns},
+        "peers": comparison.num_peers,
+        "parameters": comparison.parameters,
+        "repeats": comparison.repeats,
+        "codec": comparison.codec,
+        "cores": comparison.num_cores,
+        "own_network": comparison.on_own_network,
+        "processes_kept_alive": comparison.kept_alive,
+        "idle_cores": idle_cores(comparison),
+        "systems": {system: _system_document(figures[system]) for system in comparison.turns},
         "ratios": {
-            system: {name: dataclasses.asdict(spread) for name, spread in ratios_to_ours(contest, system).items()}
-            for system in contest.turns
+            system: {name: dataclasses.asdict(spread) for name, spread in ratios_to_ours(comparison, system).items()}
+            for system in comparison.turns
             if system != OURS
         },
-        "turns": {system: [dataclasses.asdict(turn) for turn in played] for system, played in contest.turns.items()},
+        "turns": {system: [dataclasses.asdict(turn) for turn in played] for system, played in comparison.turns.items()},
     }
 
 
@@ -125,8 +127,8 @@ def _system_document(figures: SystemFigures) -> dict[str, Any]:
     return {**medians, "results_equal": figures.results_equal, "spread": quartiles}
 
 
-def _figure(contest: Contest, turn: Turn, name: str) -> float:
-    shares = contest.parameters * contest.num_peers
+def _figure(comparison: Comparison, turn: Turn, name: str) -> float:
+    shares = comparison.parameters * comparison.num_peers
     match name:
         case "wall_seconds":
             return turn.wall_seconds

@@ -22,7 +22,7 @@ _CLASSES = {
 }
 
 
-class Contestant(Protocol):
+class ComparedPeer(Protocol):
     """One peer of one system. Between two calls it must take next to nothing of the machine."""
 
     def start(self) -> dict[str, Any]:
@@ -63,10 +63,10 @@ class Contestant(Protocol):
         ...
 
 
-def make_contestant(order: Mapping[str, Any]) -> Contestant:
+def make_peer(order: Mapping[str, Any]) -> ComparedPeer:
     """Return what an order asks for; only its own libraries are imported."""
     module, name = _CLASSES[order["system"]]
-    made: Contestant = getattr(import_module(f"benchmarks.{module}"), name)(order)
+    made: ComparedPeer = getattr(import_module(f"benchmarks.{module}"), name)(order)
     return made
 
 
@@ -78,38 +78,38 @@ def wait_for_moment(at: float) -> None:
 
 def obey(words: TextIO, answers: TextIO) -> None:
     """Do what is said until the word to end."""
-    worker.obey(words, answers, lambda order: _Player(make_contestant(order)))
+    worker.obey(words, answers, lambda order: _Player(make_peer(order)))
 
 
 class _Player:
-    """A contestant as a worker."""
+    """A compared peer as a worker."""
 
-    def __init__(self, contestant: Contestant) -> None:
-        self._contestant = contestant
+    def __init__(self, peer: ComparedPeer) -> None:
+        self._peer = peer
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
         """Do one thing."""
-        return _do(self._contestant, word)
+        return _do(self._peer, word)
 
     def close(self) -> None:
         """Tidy up."""
-        self._contestant.close()
+        self._peer.close()
 
 
-def _do(contestant: Contestant, word: Mapping[str, Any]) -> dict[str, Any]:
+def _do(peer: ComparedPeer, word: Mapping[str, Any]) -> dict[str, Any]:
     match word["do"]:
         case "start":
-            return contestant.start()
+            return peer.start()
         case "meet":
-            contestant.meet(word["words"])
+            peer.meet(word["words"])
         case "prepare":
-            contestant.prepare(word["turn"])
+            peer.prepare(word["turn"])
         case "play":
-            return contestant.play(word["turn"], word["at"], word["is_trial"])
+            return peer.play(word["turn"], word["at"], word["is_trial"])
         case "settle":
-            return contestant.settle(word["turn"], word["at"])
+            return peer.settle(word["turn"], word["at"])
         case "digest":
-            return {"digest": contestant.digest()}
+            return {"digest": peer.digest()}
     return {}
 
 

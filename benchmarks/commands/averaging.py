@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from benchmarks.averaging.contest import ContestPlan, play_contest
+from benchmarks.averaging.comparison import ComparisonPlan, run_comparison
 from benchmarks.averaging.figures import (
     MEASURED,
-    Contest,
+    Comparison,
     SystemFigures,
     document_of,
     figures_of,
@@ -66,14 +66,14 @@ def bench_averaging(options: AveragingOptions) -> int:
         raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
     machine, options = describe_machine(), replace(options, spans=plan.spans)
     with ended_politely():
-        contest = play_contest(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
-    write_figures(options.json, bench_document("averaging", options, document_of(contest), machine))
+        comparison = run_comparison(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
+    write_figures(options.json, bench_document("averaging", options, document_of(comparison), machine))
     if options.json != STANDARD_OUTPUT:
-        print("\n".join(averaging_lines(contest)))
+        print("\n".join(averaging_lines(comparison)))
     return 0
 
 
-def plan_of(options: AveragingOptions) -> ContestPlan:
+def plan_of(options: AveragingOptions) -> ComparisonPlan:
     """Return what the options mean.
 
     Raises:
@@ -88,7 +88,7 @@ def plan_of(options: AveragingOptions) -> ContestPlan:
     check_codec(options.codec)
     check_target(options.json)
     parameters = count_named(options.parameters)
-    return ContestPlan(
+    return ComparisonPlan(
         systems=systems_against(options.against),
         num_peers=options.peers,
         parameters=parameters,
@@ -98,25 +98,25 @@ def plan_of(options: AveragingOptions) -> ContestPlan:
     )
 
 
-def averaging_lines(contest: Contest) -> list[str]:
+def averaging_lines(comparison: Comparison) -> list[str]:
     """Return the tables for people: ratios, then figures, then what was counted and how."""
-    width = max(map(len, contest.turns)) + 2
+    width = max(map(len, comparison.turns)) + 2
     heading = "".join(f"{heading:>26}" for heading in _HEADINGS)
     lines = [
-        f"{contest.num_peers} peers, {contest.parameters:,} parameters, {contest.codec}, {contest.num_cores} cores, "
-        f"{contest.repeats} repeats in turn: medians and quartiles"
+        f"{comparison.num_peers} peers, {comparison.parameters:,} parameters, {comparison.codec}, "
+        f"{comparison.num_cores} cores, {comparison.repeats} repeats in turn: medians and quartiles"
     ]
-    opponents = [system for system in contest.turns if system != OURS]
+    opponents = [system for system in comparison.turns if system != OURS]
     if opponents:
         lines += ["", f"{'times ours':{width}}{heading}"]
-        lines += [f"{system:{width}}{_ratio_words(contest, system)}" for system in opponents]
+        lines += [f"{system:{width}}{_ratio_words(comparison, system)}" for system in opponents]
     lines += ["", f"{'':{width}}{heading}  results"]
-    lines += [f"{system:{width}}{_figure_words(figures_of(contest, system))}" for system in contest.turns]
-    return [*lines, "", *_remarks(contest)]
+    lines += [f"{system:{width}}{_figure_words(figures_of(comparison, system))}" for system in comparison.turns]
+    return [*lines, "", *_remarks(comparison)]
 
 
-def _ratio_words(contest: Contest, system: str) -> str:
-    ratios = ratios_to_ours(contest, system)
+def _ratio_words(comparison: Comparison, system: str) -> str:
+    ratios = ratios_to_ours(comparison, system)
     return "".join(f"{_spread_words(ratios[name], 2, 'x'):>26}" for name in MEASURED)
 
 
@@ -131,12 +131,14 @@ def _spread_words(spread: Spread, digits: int, unit: str = "") -> str:
     return f"{spread.middle:.{digits}f}{unit} ({spread.low:.{digits}f}–{spread.high:.{digits}f})"
 
 
-def _remarks(contest: Contest) -> list[str]:
+def _remarks(comparison: Comparison) -> list[str]:
     network = "bytes sent over loopback, headers and acknowledgements told, "
-    network += "in a network of each system's own" if contest.on_own_network else "OTHER PROGRAMS' TOO: no own network"
-    kept = "all processes lived through the run" if contest.kept_alive else "processes were started for each turn"
+    network += (
+        "in a network of each system's own" if comparison.on_own_network else "OTHER PROGRAMS' TOO: no own network"
+    )
+    kept = "all processes lived through the run" if comparison.kept_alive else "processes were started for each turn"
     return [
         f"wire: {network}",
-        f"CPU and memory: all processes, daemons too; {kept}; those who waited took {idle_cores(contest):.3f} cores",
+        f"CPU and memory: all processes, daemons too; {kept}; those who waited took {idle_cores(comparison):.3f} cores",
         "results: whether all peers ended with the same bytes, by hash",
     ]

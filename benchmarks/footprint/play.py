@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.crew import Crew
 from benchmarks.footprint.figures import Footprint, PeerFootprint, SizeFigures
 from benchmarks.footprint.shapes import shape_of
 from benchmarks.footprint.worker import ALONE, PEER
 from benchmarks.memory_watch import MemoryWatch
+from benchmarks.worker_pool import WorkerPool
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 
@@ -63,12 +63,12 @@ def _measure(plan: FootprintPlan, parameters: int, show: Callable[[str], None]) 
     size = shape_of(parameters).num_parameters
     orders = orders_of(plan, parameters)
     patience = plan.patience_seconds(parameters)
-    with _scratch_folder() as root, Crew(ALONE, orders[:1], root, command=WORKER) as crew:
+    with _scratch_folder() as root, WorkerPool(ALONE, orders[:1], root, command=WORKER) as pool:
         show(f"{size:,} parameters: training alone")
-        alone = _train_alone(crew, patience)
-    with _scratch_folder() as root, Crew(PEER, orders, root, command=WORKER) as crew:
+        alone = _train_alone(pool, patience)
+    with _scratch_folder() as root, WorkerPool(PEER, orders, root, command=WORKER) as pool:
         show(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
-        peers, ends = _train_together(crew, patience)
+        peers, ends = _train_together(pool, patience)
     return SizeFigures(
         parameters=size,
         alone=alone,
@@ -79,36 +79,36 @@ def _measure(plan: FootprintPlan, parameters: int, show: Callable[[str], None]) 
     )
 
 
-def _train_alone(crew: Crew, patience: float) -> Footprint:
-    with MemoryWatch(crew.pids_by_peer) as watch:
-        crew.ask({"do": "train", "steps": WARM_STEPS}, patience)
+def _train_alone(pool: WorkerPool, patience: float) -> Footprint:
+    with MemoryWatch(pool.pids_by_peer) as watch:
+        pool.ask({"do": "train", "steps": WARM_STEPS}, patience)
         watch.begin_average()
-        crew.ask({"do": "train", "steps": STEPS_ALONE}, patience)
+        pool.ask({"do": "train", "steps": STEPS_ALONE}, patience)
         steady = watch.averages()[0]
-        crew.ask({"do": "evaluate", "steps": 0}, patience)
+        pool.ask({"do": "evaluate", "steps": 0}, patience)
         watch.look()
         return Footprint(peak=watch.peaks()[0], steady=steady)
 
 
-def _train_together(crew: Crew, patience: float) -> tuple[tuple[PeerFootprint, ...], list[dict[str, Any]]]:
-    with MemoryWatch(lambda: _processes_apart(crew)) as watch:
-        invite = crew.ask({"do": "found", "seconds": patience}, patience)[0]["invite"]
-        crew.ask({"do": "join", "invite": invite}, patience)
-        crew.ask({"do": "exchange", "rounds": ROUNDS_FIRST, "seconds": patience}, patience)
+def _train_together(pool: WorkerPool, patience: float) -> tuple[tuple[PeerFootprint, ...], list[dict[str, Any]]]:
+    with MemoryWatch(lambda: _processes_apart(pool)) as watch:
+        invite = pool.ask({"do": "found", "seconds": patience}, patience)[0]["invite"]
+        pool.ask({"do": "join", "invite": invite}, patience)
+        pool.ask({"do": "exchange", "rounds": ROUNDS_FIRST, "seconds": patience}, patience)
         watch.begin_average()
-        standing = crew.ask({"do": "exchange", "rounds": ROUNDS_FIRST + ROUNDS_MORE, "seconds": patience}, patience)
+        standing = pool.ask({"do": "exchange", "rounds": ROUNDS_FIRST + ROUNDS_MORE, "seconds": patience}, patience)
         steady = watch.averages()
         last_round = max(answer["round"] for answer in standing) + 1
-        ends = crew.ask({"do": "finish", "last_round": last_round, "seconds": patience}, patience)
+        ends = pool.ask({"do": "finish", "last_round": last_round, "seconds": patience}, patience)
         watch.look()
         held = [Footprint(peak=peak, steady=mean) for peak, mean in zip(watch.peaks(), steady, strict=True)]
     pairs = zip(held[::2], held[1::2], strict=True)
     return tuple(PeerFootprint(peer=peer, daemon=daemon) for peer, daemon in pairs), ends
 
 
-def _processes_apart(crew: Crew) -> list[Sequence[int]]:
+def _processes_apart(pool: WorkerPool) -> list[Sequence[int]]:
     """Return for each peer its own process, then all that it has started: the daemon, and a shell that tidies up."""
-    return [group for pids in crew.pids_by_peer() for group in (pids[:1], pids[1:])]
+    return [group for pids in pool.pids_by_peer() for group in (pids[:1], pids[1:])]
 
 
 def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:

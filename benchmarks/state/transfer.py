@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.averaging.contest import WORKER
+from benchmarks.averaging.comparison import WORKER
 from benchmarks.averaging.figures import MIB
 from benchmarks.averaging.systems import STATE
-from benchmarks.crew import Crew
 from benchmarks.interleaved import Spread, spread_of
 from benchmarks.meters import cpu_seconds, forget_peaks, peak_rss_bytes
+from benchmarks.worker_pool import WorkerPool
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
 from p2p_diloco.signing import SigningKey
@@ -102,19 +102,19 @@ def measure_transfers(plan: TransferPlan, show: Callable[[str], None]) -> list[T
 def play_transfer(plan: TransferPlan, folder: Path) -> Transfer:
     """Start donors and a newcomer, have it fetch everything, and end them all."""
     killed = range(plan.donors - plan.killed, plan.donors)
-    with Crew(STATE, _orders(plan), folder, command=WORKER) as crew:
-        words = crew.ask({"do": "start"}, START_SECONDS)
-        crew.ask({"do": "meet", "words": words}, START_SECONDS)
-        pids_by_peer = crew.pids_by_peer()
+    with WorkerPool(STATE, _orders(plan), folder, command=WORKER) as pool:
+        words = pool.ask({"do": "start"}, START_SECONDS)
+        pool.ask({"do": "meet", "words": words}, START_SECONDS)
+        pids_by_peer = pool.pids_by_peer()
         pids = [pid for peer in pids_by_peer for pid in peer]
         lasting = [pids for place, pids in enumerate(pids_by_peer) if place not in killed]
         forget_peaks(pids)
         began_cpu, at = cpu_seconds_apart(pids_by_peer), time.monotonic() + LEAD_SECONDS
         word = {"do": "play", "turn": 0, "at": at, "is_trial": False}
-        *donors, joiner = crew.ask(word, plan.turn_seconds, may_end=killed)
+        *donors, joiner = pool.ask(word, plan.turn_seconds, may_end=killed)
         ended_cpu, lost_cpu = cpu_seconds_apart(lasting), joiner["lost_cpu_seconds"]
         *donor_peaks, joiner_peak = (peak_rss_bytes(peer) for peer in pids_by_peer)
-        digests = [answer.get("digest") for answer in crew.ask({"do": "digest"}, START_SECONDS, may_end=killed)]
+        digests = [answer.get("digest") for answer in pool.ask({"do": "digest"}, START_SECONDS, may_end=killed)]
     lags = sorted(lag for donor in donors if donor for lag in donor["lags"])
     return Transfer(
         seconds=joiner["ready_at"] - at,

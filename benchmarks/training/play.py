@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.crew import Crew, Word
 from benchmarks.machine import describe_machine
 from benchmarks.training.figures import OURS, TORCHFT, IslandWindow, Row, Setting, Turn, Window
 from benchmarks.training.our_run import (
@@ -31,6 +30,7 @@ from benchmarks.training.our_run import (
 )
 from benchmarks.training.star_network import StarNetwork
 from benchmarks.training.uplinks import Uplink
+from benchmarks.worker_pool import Word, WorkerPool
 from p2p_diloco.errors import NetworkError, P2PDilocoError
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.signing import SigningKey
@@ -152,16 +152,16 @@ def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, show: Callable[[st
 
 
 class Islands:
-    """All islands of a system on a line: their crew, and the round that comes next."""
+    """All islands of a system on a line: their pool, and the round that comes next."""
 
-    def __init__(self, crew: Crew, network: StarNetwork, run: RunPlan) -> None:
-        self._crew, self._run, self._next = crew, run, 0
+    def __init__(self, pool: WorkerPool, network: StarNetwork, run: RunPlan) -> None:
+        self._pool, self._run, self._next = pool, run, 0
         self.network = network
         self.longest_cycle_seconds = run.rules.clock.round_seconds * run.rules.clock.num_fragments
 
     def ask(self, word: Mapping[str, Any], seconds: float) -> list[Word]:
         """Send an order with a moment to begin at."""
-        return self._crew.ask({**word, "at": time.monotonic() + LEAD_SECONDS}, seconds + PATIENCE_SECONDS)
+        return self._pool.ask({**word, "at": time.monotonic() + LEAD_SECONDS}, seconds + PATIENCE_SECONDS)
 
     def gather(self) -> None:
         """Play rounds until contents are compared and the roster still lists everybody; go on to a cycle's begin."""
@@ -215,7 +215,7 @@ class Islands:
         missing = "nothing was tried"
         for _ in range(MOST_GATHERING_CYCLES):
             self.exchange(1)
-            answers = self._crew.ask({"do": "roster", "round": self._next}, PATIENCE_SECONDS)
+            answers = self._pool.ask({"do": "roster", "round": self._next}, PATIENCE_SECONDS)
             missing = next((answer["missing"] for answer in answers if answer["missing"]), "")
             if not missing:
                 return
@@ -252,11 +252,11 @@ def ready_islands(
     # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as root,
-        Crew(system, orders, Path(root), command=WORKER, network=network, **python) as crew,
+        WorkerPool(system, orders, Path(root), command=WORKER, network=network, **python) as pool,
     ):
-        words = crew.ask({"do": "start"}, START_SECONDS)
-        crew.ask({"do": "meet", "words": words}, START_SECONDS)
-        islands = Islands(crew, network, run)
+        words = pool.ask({"do": "start"}, START_SECONDS)
+        pool.ask({"do": "meet", "words": words}, START_SECONDS)
+        islands = Islands(pool, network, run)
         if system != TORCHFT:  # its islands find each other when they exchange
             islands.gather()
         yield islands

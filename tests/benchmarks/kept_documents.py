@@ -38,12 +38,12 @@ def averaging_document(*, peers: int = 4, parameters: int = 10_000_000, alone: b
     turns = {OURS: [turn(0.5, 6.0, True)] * 3}
     if not alone:
         turns |= {HIVEMIND_FLOAT16: [turn(2.0, 30.0, False)] * 3, GLOO: [turn(0.25, 3.0, True)] * 3}
-    contest = averaging.Contest(
+    comparison = averaging.Comparison(
         num_peers=peers, parameters=parameters, codec="int4", turns=turns, on_own_network=True, kept_alive=not alone,
         num_cores=2,
     )  # fmt: skip
     command = f"averaging --peers {peers} --parameters {parameters // 1_000_000}M"
-    return {"command": command, **averaging.document_of(contest), "machine": MACHINE}
+    return {"command": command, **averaging.document_of(comparison), "machine": MACHINE}
 
 
 def vectors_document() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Contestants take turns, and the first turn of each does not count."""
+"""Candidates take turns, and the first turn of each does not count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_spread_is_median_and_quartiles(values: list[float], spread: tuple[flo
     assert (found.middle, found.low, found.high) == spread
 
 
-def test_contestants_take_turns_and_the_first_does_not_count() -> None:
+def test_candidates_take_turns_and_the_first_does_not_count() -> None:
     turns: list[str] = []
     clock = 0.0
 
@@ -25,7 +25,7 @@ def test_contestants_take_turns_and_the_first_does_not_count() -> None:
         clock += 100.0 if name not in turns else seconds
         turns.append(name)
 
-    contestants = {"fast": lambda: run("fast", 1.0), "slow": lambda: run("slow", 4.0)}
-    taken = measure_in_turn(contestants, repeats=3, seconds=lambda: clock)
+    candidates = {"fast": lambda: run("fast", 1.0), "slow": lambda: run("slow", 4.0)}
+    taken = measure_in_turn(candidates, repeats=3, seconds=lambda: clock)
     assert turns == ["fast", "slow"] * 4
     assert (taken["fast"].middle, taken["slow"].high) == (1.0, 4.0)

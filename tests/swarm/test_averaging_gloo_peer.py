@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.averaging.contest import ContestPlan, play_turn, ready_crew
+from benchmarks.averaging.comparison import ComparisonPlan, play_turn, ready_pool
 from benchmarks.averaging.systems import GLOO, OURS
 from tests.swarm.bench_processes import Witness
 
@@ -17,15 +17,15 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
 ]
 
-PLAN = ContestPlan(systems=(OURS, GLOO), num_peers=2, parameters=1 << 16, codec="int4", spans=4, repeats=1)
+PLAN = ComparisonPlan(systems=(OURS, GLOO), num_peers=2, parameters=1 << 16, codec="int4", spans=4, repeats=1)
 
 
 def test_two_ranks_average_in_float32(tmp_path: Path) -> None:
     witness = Witness()
-    with ready_crew(PLAN, GLOO, tmp_path, say=lambda text: None) as crew:
-        turn = play_turn(crew, [], PLAN.turn_seconds)
+    with ready_pool(PLAN, GLOO, tmp_path, show=lambda text: None) as pool:
+        turn = play_turn(pool, [], PLAN.turn_seconds)
         witness.look()
-        if crew.network.is_private:
+        if pool.network.is_private:
             assert 4.0 <= turn.wire_bytes / PLAN.parameters / PLAN.num_peers < 4.5
     assert turn.results_equal
     assert 0.0 < turn.wall_seconds < 60.0

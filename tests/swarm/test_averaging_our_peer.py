@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.averaging.contest import ContestPlan, play_turn, ready_crew
+from benchmarks.averaging.comparison import ComparisonPlan, play_turn, ready_pool
 from benchmarks.averaging.systems import OURS
 from tests.swarm.bench_processes import Witness
 
@@ -19,12 +19,12 @@ pytestmark = [
 
 
 def test_three_peers_exchange_everything_and_hold_the_same_bytes(tmp_path: Path) -> None:
-    plan = ContestPlan(systems=(OURS,), num_peers=3, parameters=1 << 16, codec="int4", spans=6, repeats=1)
+    plan = ComparisonPlan(systems=(OURS,), num_peers=3, parameters=1 << 16, codec="int4", spans=6, repeats=1)
     witness = Witness()
-    with ready_crew(plan, OURS, tmp_path, say=lambda text: None) as crew:
-        turns = [play_turn(crew, [], plan.turn_seconds) for _ in range(3)]
+    with ready_pool(plan, OURS, tmp_path, show=lambda text: None) as pool:
+        turns = [play_turn(pool, [], plan.turn_seconds) for _ in range(3)]
         witness.look()
-        is_private = crew.network.is_private
+        is_private = pool.network.is_private
     for turn in turns:
         assert turn.results_equal
         assert 0.0 < turn.wall_seconds < plan.turn_seconds

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.averaging.figures import (
     MEASURED,
     MIB,
-    Contest,
+    Comparison,
     Turn,
     document_of,
     figures_of,
@@ -30,8 +30,8 @@ TURN = Turn(
 )
 
 
-def contest_of(ours: list[Turn], theirs: list[Turn]) -> Contest:
-    return Contest(
+def comparison_of(ours: list[Turn], theirs: list[Turn]) -> Comparison:
+    return Comparison(
         num_peers=4,
         parameters=1_000_000,
         codec="int4",
@@ -43,7 +43,7 @@ def contest_of(ours: list[Turn], theirs: list[Turn]) -> Contest:
 
 
 def test_figures_are_for_each_parameter_and_peer() -> None:
-    figures = figures_of(contest_of([TURN] * 3, [TURN] * 3), OURS)
+    figures = figures_of(comparison_of([TURN] * 3, [TURN] * 3), OURS)
     assert figures.cpu_ns_per_parameter_per_peer.middle == pytest.approx(10.0)
     assert figures.wire_bytes_per_parameter_per_peer.middle == pytest.approx(2.0)
     assert figures.peak_rss_mib == Spread(middle=300.0, low=300.0, high=300.0)
@@ -52,22 +52,22 @@ def test_figures_are_for_each_parameter_and_peer() -> None:
 def test_a_ratio_is_of_one_repeat_so_that_bad_minutes_cancel() -> None:
     slow = replace(TURN, wall_seconds=10.0)
     theirs = [replace(TURN, wall_seconds=3.0), replace(TURN, wall_seconds=30.0), replace(TURN, wall_seconds=3.0)]
-    ratio = ratios_to_ours(contest_of([TURN, slow, TURN], theirs), GLOO)["wall_seconds"]
+    ratio = ratios_to_ours(comparison_of([TURN, slow, TURN], theirs), GLOO)["wall_seconds"]
     assert ratio == Spread(middle=3.0, low=3.0, high=3.0)
 
 
 def test_one_turn_that_differs_is_told() -> None:
-    contest = contest_of([TURN, replace(TURN, results_equal=False)], [TURN, TURN])
-    assert not figures_of(contest, OURS).results_equal
-    assert figures_of(contest, GLOO).results_equal
+    comparison = comparison_of([TURN, replace(TURN, results_equal=False)], [TURN, TURN])
+    assert not figures_of(comparison, OURS).results_equal
+    assert figures_of(comparison, GLOO).results_equal
 
 
 def test_who_waits_is_told_in_cores() -> None:
-    assert idle_cores(contest_of([TURN], [replace(TURN, wall_seconds=3.0)])) == pytest.approx(0.005)
+    assert idle_cores(comparison_of([TURN], [replace(TURN, wall_seconds=3.0)])) == pytest.approx(0.005)
 
 
 def test_the_document_has_medians_under_the_names_that_were_agreed_on() -> None:
-    document = json.loads(json.dumps(document_of(contest_of([TURN] * 5, [TURN] * 5)), allow_nan=False))
+    document = json.loads(json.dumps(document_of(comparison_of([TURN] * 5, [TURN] * 5)), allow_nan=False))
     assert (document["peers"], document["parameters"], document["repeats"]) == (4, 1_000_000, 5)
     assert set(document["systems"]) == {OURS, GLOO}
     for system in document["systems"].values():

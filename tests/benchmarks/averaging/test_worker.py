@@ -12,7 +12,7 @@ import pytest
 from benchmarks.averaging import worker
 
 
-class FakeContestant:
+class FakePeer:
     def __init__(self) -> None:
         self.done: list[Any] = []
 
@@ -40,9 +40,9 @@ class FakeContestant:
 
 
 @pytest.fixture
-def contestant(monkeypatch: pytest.MonkeyPatch) -> FakeContestant:
-    made = FakeContestant()
-    monkeypatch.setattr(worker, "make_contestant", lambda order: made)
+def peer(monkeypatch: pytest.MonkeyPatch) -> FakePeer:
+    made = FakePeer()
+    monkeypatch.setattr(worker, "make_peer", lambda order: made)
     return made
 
 
@@ -55,7 +55,7 @@ def said(*words: dict[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def test_each_word_is_answered_by_one_line_until_the_end(contestant: FakeContestant) -> None:
+def test_each_word_is_answered_by_one_line_until_the_end(peer: FakePeer) -> None:
     assert said(
         {"do": "start"},
         {"do": "meet", "words": [{"addresses": ["here"]}]},
@@ -73,10 +73,10 @@ def test_each_word_is_answered_by_one_line_until_the_end(contestant: FakeContest
         {"is_settled": True, "roster": ""},
         {"digest": "d1"},
     ]
-    assert contestant.done == [[{"addresses": ["here"]}], "closed"]
+    assert peer.done == [[{"addresses": ["here"]}], "closed"]
 
 
-def test_a_failure_is_the_last_answer(contestant: FakeContestant) -> None:
+def test_a_failure_is_the_last_answer(peer: FakePeer) -> None:
     answers = io.StringIO()
     words = io.StringIO('{"system": "x"}\n{"do": "prepare", "turn": 13}\n')
     with pytest.raises(ZeroDivisionError):
@@ -90,4 +90,4 @@ def test_a_moment_that_has_passed_is_not_waited_for() -> None:
 
 def test_each_system_has_its_class() -> None:
     order = {"system": "gloo_fp32", "place": 0, "num_peers": 2, "parameters": 64, "folder": "/nowhere/peer"}
-    assert type(worker.make_contestant(order)).__name__ == "GlooPeer"
+    assert type(worker.make_peer(order)).__name__ == "GlooPeer"

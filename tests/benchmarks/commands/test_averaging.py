@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.averaging.contest import ContestPlan
-from benchmarks.averaging.figures import MIB, Contest, Turn
+from benchmarks.averaging.comparison import ComparisonPlan
+from benchmarks.averaging.figures import MIB, Comparison, Turn
 from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, OURS
 from benchmarks.command import main
 from benchmarks.commands import averaging
@@ -23,7 +23,7 @@ TURN = Turn(
     results_equal=True,
 )
 THEIRS = replace(TURN, wall_seconds=2.0, cpu_seconds=1.2, results_equal=False)
-CONTEST = Contest(
+COMPARISON = Comparison(
     num_peers=4,
     parameters=10_000_000,
     codec="int4",
@@ -35,7 +35,7 @@ CONTEST = Contest(
 
 
 def test_ratios_come_first_and_who_differs_is_told() -> None:
-    lines = averaging.averaging_lines(CONTEST)
+    lines = averaging.averaging_lines(COMPARISON)
     assert lines[0].startswith("4 peers, 10,000,000 parameters, int4, 2 cores, 5 repeats in turn")
     ratios = next(line for line in lines if line.startswith(HIVEMIND_FLOAT16))
     assert "4.00x (4.00–4.00)" in ratios
@@ -49,32 +49,34 @@ def test_ratios_come_first_and_who_differs_is_told() -> None:
 
 
 def test_whose_bytes_were_counted_is_said() -> None:
-    assert any("in a network of each system's own" in line for line in averaging.averaging_lines(CONTEST))
-    shared = averaging.averaging_lines(replace(CONTEST, on_own_network=False, kept_alive=False))
+    assert any("in a network of each system's own" in line for line in averaging.averaging_lines(COMPARISON))
+    shared = averaging.averaging_lines(replace(COMPARISON, on_own_network=False, kept_alive=False))
     assert any("OTHER PROGRAMS' TOO" in line for line in shared)
     assert any("started for each turn" in line for line in shared)
 
 
 def test_alone_there_are_no_ratios() -> None:
-    assert not any("times ours" in line for line in averaging.averaging_lines(replace(CONTEST, turns={OURS: [TURN]})))
+    assert not any(
+        "times ours" in line for line in averaging.averaging_lines(replace(COMPARISON, turns={OURS: [TURN]}))
+    )
 
 
 def test_the_command_plays_what_was_asked_for_and_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[ContestPlan] = []
+    asked: list[ComparisonPlan] = []
 
-    def play(plan: ContestPlan, show: object) -> Contest:
+    def play(plan: ComparisonPlan, show: object) -> Comparison:
         asked.append(plan)
-        return CONTEST
+        return COMPARISON
 
-    monkeypatch.setattr(averaging, "play_contest", play)
+    monkeypatch.setattr(averaging, "run_comparison", play)
     monkeypatch.setattr(averaging.sys, "platform", "linux")
     file = tmp_path / "figures.json"
     words = ["--peers", "4", "--parameters", "10M", "--against", "gloo", "--repeat", "5", "--json", str(file)]
     assert main(["averaging", *words]) == 0
     assert asked == [
-        ContestPlan(systems=(OURS, GLOO), num_peers=4, parameters=10_000_000, codec="int4", spans=4, repeats=5)
+        ComparisonPlan(systems=(OURS, GLOO), num_peers=4, parameters=10_000_000, codec="int4", spans=4, repeats=5)
     ]
     document = json.loads(file.read_text())
     assert document["systems"][OURS]["wall_seconds"] == 0.5

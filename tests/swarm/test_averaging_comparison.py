@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.averaging import contest
-from benchmarks.averaging.contest import ContestPlan, play_contest
+from benchmarks.averaging import comparison
+from benchmarks.averaging.comparison import ComparisonPlan, run_comparison
 from benchmarks.averaging.figures import document_of
 from benchmarks.averaging.systems import GLOO, OURS
 from p2p_diloco.errors import PeerError
@@ -20,12 +20,12 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
 ]
 
-PLAN = ContestPlan(systems=(OURS, GLOO), num_peers=2, parameters=1 << 16, codec="int4", spans=4, repeats=2)
+PLAN = ComparisonPlan(systems=(OURS, GLOO), num_peers=2, parameters=1 << 16, codec="int4", spans=4, repeats=2)
 
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_systems_play_in_turn_and_nothing_is_left(stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "can_all_stay", lambda *words: stays)
+    monkeypatch.setattr(comparison, "can_all_stay", lambda *words: stays)
     plan = PLAN if stays else replace(PLAN, repeats=1)  # starting takes long
     witness, said = Witness(), list[str]()
 
@@ -33,7 +33,7 @@ def test_systems_play_in_turn_and_nothing_is_left(stays: bool, monkeypatch: pyte
         said.append(text)
         witness.look()
 
-    played = play_contest(plan, say)
+    played = run_comparison(plan, say)
     turns = [text.split()[4] for text in said if text.startswith("repeat")]
     assert turns == [OURS, GLOO] * plan.repeats
     document = document_of(played)
@@ -56,7 +56,7 @@ def test_a_peer_that_dies_ends_the_bench_with_a_sentence_and_all_processes() -> 
             min(workers, key=lambda process: process.create_time()).kill()
 
     with pytest.raises(PeerError, match=r"peer \d of p2p_diloco was ended by signal 9 when it was to prepare"):
-        play_contest(PLAN, say)
+        run_comparison(PLAN, say)
     witness.check_all_gone()
 
 
@@ -70,7 +70,7 @@ def test_an_opponent_that_dies_is_started_again() -> None:
             workers = [p for p in witness.seen if p.is_running() and "benchmarks.averaging.worker" in p.cmdline()]
             max(workers, key=lambda process: process.create_time()).kill()
 
-    played = play_contest(PLAN, say)
+    played = run_comparison(PLAN, say)
     assert [len(turns) for turns in played.turns.values()] == [2, 2]
     assert sum(text.endswith("starting gloo_fp32 again") for text in said) == 1
     witness.check_all_gone()

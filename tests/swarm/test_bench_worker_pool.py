@@ -1,4 +1,4 @@
-"""A crew is asked together, says who failed, and leaves nobody behind."""
+"""A pool asks all workers together, names the one that failed, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.crew import Crew
+from benchmarks.worker_pool import WorkerPool
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 from tests.swarm.bench_processes import Witness, is_alive
 
@@ -40,18 +40,18 @@ for line in sys.stdin:
 """
 
 
-def crew_in(folder: Path) -> Crew:
-    return Crew("acting", [{}, {}], folder, command=("-c", ACTOR))
+def pool_in(folder: Path) -> WorkerPool:
+    return WorkerPool("acting", [{}, {}], folder, command=("-c", ACTOR))
 
 
 def test_answers_come_in_order_however_long(tmp_path: Path) -> None:
     witness = Witness()
-    with crew_in(tmp_path) as crew:
-        answers = crew.ask({"do": "talk"}, 20.0)
+    with pool_in(tmp_path) as pool:
+        answers = pool.ask({"do": "talk"}, 20.0)
         witness.look()
         assert [answer["place"] for answer in answers] == [0, 1]
         assert all(len(answer["big"]) == 200_000 for answer in answers)
-        assert [len(peer) for peer in crew.pids_by_peer()] == [3, 3]
+        assert [len(peer) for peer in pool.pids_by_peer()] == [3, 3]
     witness.check_all_gone()
 
 
@@ -69,11 +69,11 @@ def test_who_does_not_do_as_told_is_named_and_all_end(
     witness = Witness()
 
     def play() -> None:
-        with crew_in(tmp_path) as crew:
-            crew.ask({"do": "start"}, 20.0)
-            crew.pids_by_peer()
+        with pool_in(tmp_path) as pool:
+            pool.ask({"do": "start"}, 20.0)
+            pool.pids_by_peer()
             witness.look()
-            crew.ask({"do": do, "who": 1}, 1.0 if do == "sleep" else 20.0)
+            pool.ask({"do": do, "who": 1}, 1.0 if do == "sleep" else 20.0)
 
     with pytest.raises(error, match=text):
         play()
@@ -84,13 +84,13 @@ def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
     witness = Witness()
 
     def play() -> None:
-        with crew_in(tmp_path) as crew:
-            crew.ask({"do": "start"}, 20.0)
-            victim = crew.pids_by_peer()[0][0]
+        with pool_in(tmp_path) as pool:
+            pool.ask({"do": "start"}, 20.0)
+            victim = pool.pids_by_peer()[0][0]
             witness.look()
             psutil.Process(victim).kill()
             for _ in range(100):
-                crew.ask({"do": "talk"}, 20.0)
+                pool.ask({"do": "talk"}, 20.0)
 
     with pytest.raises(PeerError, match="peer 0 of acting was ended by signal 9 when it was to talk"):
         play()
@@ -99,12 +99,12 @@ def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
 
 def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
     witness = Witness()
-    with crew_in(tmp_path) as crew:
-        crew.ask({"do": "start"}, 20.0)
-        crew.pids_by_peer()  # what left a worker's group is known to whoever looked in time
+    with pool_in(tmp_path) as pool:
+        pool.ask({"do": "start"}, 20.0)
+        pool.pids_by_peer()  # what left a worker's group is known to whoever looked in time
         witness.look()
         for do in ("die", "talk"):
-            answers = crew.ask({"do": do, "who": 1}, 20.0, may_end={1})
+            answers = pool.ask({"do": do, "who": 1}, 20.0, may_end={1})
             assert [answer.get("place") for answer in answers] == [0, None]
     witness.check_all_gone()
 
@@ -112,12 +112,12 @@ def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from benchmarks.averaging.contest import WORKER
-from benchmarks.crew import Crew
+from benchmarks.averaging.comparison import WORKER
+from benchmarks.worker_pool import WorkerPool
 order = {"num_peers": 2, "parameters": 64}
-with Crew("gloo_fp32", [order, order], Path(sys.argv[1]), command=WORKER) as crew:
-    crew.ask({"do": "start"}, 60.0)
-    print(*[pid for peer in crew.pids_by_peer() for pid in peer], crew.network.pid, flush=True)
+with WorkerPool("gloo_fp32", [order, order], Path(sys.argv[1]), command=WORKER) as pool:
+    pool.ask({"do": "start"}, 60.0)
+    print(*[pid for peer in pool.pids_by_peer() for pid in peer], pool.network.pid, flush=True)
     time.sleep(60)
 """
 

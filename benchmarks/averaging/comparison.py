@@ -18,11 +18,11 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.averaging.figures import Contest, Turn
+from benchmarks.averaging.figures import Comparison, Turn
 from benchmarks.averaging.our_run import our_orders
 from benchmarks.averaging.systems import OURS, can_all_stay
-from benchmarks.crew import Crew
 from benchmarks.meters import cpu_seconds, forget_peaks, loopback_bytes, peak_rss_bytes
+from benchmarks.worker_pool import WorkerPool
 from p2p_diloco.errors import NetworkError, P2PDilocoError
 
 WORKER = ("-m", "benchmarks.averaging.worker")
@@ -38,7 +38,7 @@ MOST_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContestPlan:
+class ComparisonPlan:
     """The measurements to make.
 
     Attributes:
@@ -61,7 +61,7 @@ class ContestPlan:
         return 60.0 + 1e-6 * self.parameters * self.num_peers
 
 
-def play_contest(plan: ContestPlan, show: Callable[[str], None]) -> Contest:
+def run_comparison(plan: ComparisonPlan, show: Callable[[str], None]) -> Comparison:
     """Start all processes, play, end them, and return what came out.
 
     Args:
@@ -79,7 +79,7 @@ def play_contest(plan: ContestPlan, show: Callable[[str], None]) -> Contest:
                 show(f"repeat {repeat + 1} of {plan.repeats}: {system} {turn.wall_seconds:.3f} s")
                 turns[system].append(turn)
         is_private = stage.is_private
-    return Contest(
+    return Comparison(
         num_peers=plan.num_peers,
         parameters=plan.parameters,
         codec=plan.codec,
@@ -99,9 +99,9 @@ class _Stage:
         is_private: whether each had a network of its own so far.
     """
 
-    def __init__(self, plan: ContestPlan, root: Path, show: Callable[[str], None], *, stays: bool) -> None:
+    def __init__(self, plan: ComparisonPlan, root: Path, show: Callable[[str], None], *, stays: bool) -> None:
         self._plan, self._root, self._show, self._stays = plan, root, show, stays
-        self._crews: dict[str, Crew] = {}
+        self._pools: dict[str, WorkerPool] = {}
         self._ends = {system: ExitStack() for system in plan.systems}
         self._failures = dict.fromkeys(plan.systems, 0)
         self.is_private = True
@@ -109,7 +109,7 @@ class _Stage:
     def __enter__(self) -> Self:
         try:
             for system in self._plan.systems if self._stays else ():
-                self._crew(system)
+                self._pool(system)
         except BaseException:
             self.__exit__()
             raise
@@ -130,9 +130,9 @@ class _Stage:
             self._end(other)
         while True:
             try:
-                crew = self._crew(system)
-                others = [other for name, other in self._crews.items() if name != system]
-                return play_turn(crew, others, self._plan.turn_seconds)
+                pool = self._pool(system)
+                others = [other for name, other in self._pools.items() if name != system]
+                return play_turn(pool, others, self._plan.turn_seconds)
             except P2PDilocoError as error:
                 self._end(system)
                 self._failures[system] += 1
@@ -140,15 +140,15 @@ class _Stage:
                     raise
                 self._show(f"{error}; starting {system} again")
 
-    def _crew(self, system: str) -> Crew:
-        if system not in self._crews:
-            crew = self._ends[system].enter_context(ready_crew(self._plan, system, self._root, self._show))
-            self._crews[system] = crew
-            self.is_private = self.is_private and crew.network.is_private
-        return self._crews[system]
+    def _pool(self, system: str) -> WorkerPool:
+        if system not in self._pools:
+            pool = self._ends[system].enter_context(ready_pool(self._plan, system, self._root, self._show))
+            self._pools[system] = pool
+            self.is_private = self.is_private and pool.network.is_private
+        return self._pools[system]
 
     def _end(self, system: str) -> None:
-        self._crews.pop(system, None)
+        self._pools.pop(system, None)
         self._ends[system].close()
 
 
@@ -160,37 +160,37 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def ready_crew(plan: ContestPlan, system: str, root: Path, show: Callable[[str], None]) -> Iterator[Crew]:
+def ready_pool(plan: ComparisonPlan, system: str, root: Path, show: Callable[[str], None]) -> Iterator[WorkerPool]:
     """Start a system and let it play until a turn was whole: it is warm then, and its turns count."""
     show(f"starting {plan.num_peers} peers of {system}")
     place = Path(tempfile.mkdtemp(prefix="c", dir=root))
-    with Crew(system, _orders(plan, system), place, command=WORKER) as crew:
-        words = crew.ask({"do": "start"}, START_SECONDS)
-        crew.ask({"do": "meet", "words": words}, START_SECONDS)
+    with WorkerPool(system, _orders(plan, system), place, command=WORKER) as pool:
+        words = pool.ask({"do": "start"}, START_SECONDS)
+        pool.ask({"do": "meet", "words": words}, START_SECONDS)
         for _ in range(MOST_TRIALS):
-            _prepare(crew)
-            trouble = _play(crew, plan.turn_seconds, is_trial=True).trouble
+            _prepare(pool)
+            trouble = _play(pool, plan.turn_seconds, is_trial=True).trouble
             if not trouble:
                 break
         else:
             raise NetworkError(f"{system} came to no whole exchange in {MOST_TRIALS} turns: {trouble}")
-        _settle(crew, plan.turn_seconds)
-        yield crew
+        _settle(pool, plan.turn_seconds)
+        yield pool
 
 
-def _settle(crew: Crew, turn_seconds: float) -> None:
+def _settle(pool: WorkerPool, turn_seconds: float) -> None:
     """Have done what a system does once after its start, before turns count."""
     for _ in range(MOST_SETTLING):
-        word = {"do": "settle", "turn": crew.num_plays, "at": time.monotonic() + LEAD_SECONDS}
-        crew.num_plays += 1
-        answers = crew.ask(word, turn_seconds)
+        word = {"do": "settle", "turn": pool.num_plays, "at": time.monotonic() + LEAD_SECONDS}
+        pool.num_plays += 1
+        answers = pool.ask(word, turn_seconds)
         # Swarm time stands still between turns: a peer that lacks the newest roster would begin the next without it.
         if all(answer["is_settled"] for answer in answers) and len({answer["roster"] for answer in answers}) == 1:
             return
-    raise NetworkError(f"{crew.system} did not come to rest in {MOST_SETTLING} turns without an exchange")
+    raise NetworkError(f"{pool.system} did not come to rest in {MOST_SETTLING} turns without an exchange")
 
 
-def _orders(plan: ContestPlan, system: str) -> Sequence[Mapping[str, Any]]:
+def _orders(plan: ComparisonPlan, system: str) -> Sequence[Mapping[str, Any]]:
     common = {"num_peers": plan.num_peers, "parameters": plan.parameters}
     if system != OURS:
         return [common] * plan.num_peers
@@ -205,15 +205,15 @@ class _Played:
     trouble: str
 
 
-def _prepare(crew: Crew) -> None:
-    crew.ask({"do": "prepare", "turn": crew.num_plays}, PREPARE_SECONDS)
+def _prepare(pool: WorkerPool) -> None:
+    pool.ask({"do": "prepare", "turn": pool.num_plays}, PREPARE_SECONDS)
 
 
-def _play(crew: Crew, turn_seconds: float, *, is_trial: bool) -> _Played:
+def _play(pool: WorkerPool, turn_seconds: float, *, is_trial: bool) -> _Played:
     at = time.monotonic() + LEAD_SECONDS
-    word = {"do": "play", "turn": crew.num_plays, "at": at, "is_trial": is_trial}
-    crew.num_plays += 1
-    answers = crew.ask(word, turn_seconds)
+    word = {"do": "play", "turn": pool.num_plays, "at": at, "is_trial": is_trial}
+    pool.num_plays += 1
+    answers = pool.ask(word, turn_seconds)
     troubles = [f"peer {place}: {answer['trouble']}" for place, answer in enumerate(answers) if answer["trouble"]]
     return _Played(
         began_at=at,
@@ -222,26 +222,26 @@ def _play(crew: Crew, turn_seconds: float, *, is_trial: bool) -> _Played:
     )
 
 
-def play_turn(crew: Crew, others: Sequence[Crew], turn_seconds: float) -> Turn:
+def play_turn(pool: WorkerPool, others: Sequence[WorkerPool], turn_seconds: float) -> Turn:
     """Let a system that is warm exchange once, and measure it.
 
     Raises:
         NetworkError: the exchange was not one of all among all.
     """
-    _prepare(crew)
-    pids_by_peer = crew.pids_by_peer()
+    _prepare(pool)
+    pids_by_peer = pool.pids_by_peer()
     pids = [pid for peer in pids_by_peer for pid in peer]
     waiting = [pid for other in others for peer in other.pids_by_peer() for pid in peer]
     forget_peaks(pids)
-    before = (cpu_seconds(pids), cpu_seconds(waiting), loopback_bytes(crew.network.pid))
-    played = _play(crew, turn_seconds, is_trial=False)
-    after = (cpu_seconds(pids), cpu_seconds(waiting), loopback_bytes(crew.network.pid))
+    before = (cpu_seconds(pids), cpu_seconds(waiting), loopback_bytes(pool.network.pid))
+    played = _play(pool, turn_seconds, is_trial=False)
+    after = (cpu_seconds(pids), cpu_seconds(waiting), loopback_bytes(pool.network.pid))
     peak = max(peak_rss_bytes(peer) for peer in pids_by_peer)
     if played.trouble:
         raise NetworkError(
-            f"an exchange of {crew.system} was not whole: {played.trouble}; try again on a machine with less to do"
+            f"an exchange of {pool.system} was not whole: {played.trouble}; try again on a machine with less to do"
         )
-    digests = {answer["digest"] for answer in crew.ask({"do": "digest"}, HASH_SECONDS)}
+    digests = {answer["digest"] for answer in pool.ask({"do": "digest"}, HASH_SECONDS)}
     return Turn(
         wall_seconds=played.applied_at - played.began_at,
         cpu_seconds=after[0] - before[0],

@@ -65,7 +65,7 @@ class Network(Protocol):
         ...
 
 
-class Crew:
+class WorkerPool:
     """One system's peers, each a process with what it starts. Enter to start, leave to end every one of them.
 
     Args:
@@ -73,7 +73,7 @@ class Crew:
         orders: what each worker is told first, beside its place.
         root: a folder for theirs.
         command: what a worker is: the words after the interpreter's name.
-        network: where they live; one of their own where none is given. The crew enters and leaves it.
+        network: where they live; one of their own where none is given. The pool enters and leaves it.
         interpreter: of Python; one of another environment finds this package as this one does.
     """
 
@@ -89,7 +89,7 @@ class Crew:
     ) -> None:
         self.system = system
         self.num_plays = 0
-        """Turns of this crew, those that do not count too; who speaks to it counts."""
+        """Turns of this pool, those that do not count too; who speaks to it counts."""
         self.network = network if network is not None else PrivateNetwork()
         self._orders = orders
         self._root = root
