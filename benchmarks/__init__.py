@@ -1,1 +1,1 @@
-"""Measurements: side by side, in one interleaved run, medians with their spread."""
+"""Benchmarks: systems measured in turn within one run, with medians and their spread."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measures on this machine and prints tables, ratios first."""
+"""`python -m benchmarks`: run benchmarks on this machine and print tables, ratios first."""
 
 from __future__ import annotations
 

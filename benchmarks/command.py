@@ -1,4 +1,4 @@
-"""The command line of the benchmarks. Nothing heavy is imported before one of them runs."""
+"""Command line of the benchmarks. Heavy modules are imported only when a benchmark runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_app() -> App:
-    """Return all benchmarks."""
+    """Return the app with all benchmark commands."""
     help_text = "Measure on this machine what an exchange, a join and training cost."
     bench = App(
         name=PROGRAM,
@@ -31,7 +31,7 @@ def make_app() -> App:
 
     @bench.command
     def vectors(*, parameters: str = "1M", codec: str = "int4", repeat: int = 9, json: FiguresFlag = None) -> int:
-        """Measure what each step of a cycle costs a core, with compiled loops and with NumPy alone.
+        """Measure the CPU time of each step of a cycle, with compiled loops and with NumPy alone.
 
         Parameters
         ----------
@@ -40,7 +40,7 @@ def make_app() -> App:
         codec
             int4, int8, bfloat16 or float32
         repeat
-            measurements of each
+            measurements of each step
         """
         from benchmarks.commands.vectors import VectorsOptions, bench_vectors
 
@@ -57,10 +57,11 @@ def make_app() -> App:
         spans: int | None = None,
         json: FiguresFlag = None,
     ) -> int:
-        """Measure a whole exchange of real processes over libp2p, in turn with what others wrote for it.
+        """Measure a whole exchange between real processes over libp2p, in turn with hivemind and gloo.
 
-        From pseudo-gradients in memory to the outer step applied at all peers: time, CPU and memory of all processes,
-        bytes on the wire, and whether all end with the same bytes.
+        The exchange starts with pseudo-gradients in memory and ends when all peers have applied the outer step.
+        Measured are time, CPU and memory of all processes, bytes on the wire, and whether all peers end with the same
+        bytes.
 
         Parameters
         ----------
@@ -69,13 +70,13 @@ def make_app() -> App:
         parameters
             length of the vector, like 10M
         codec
-            of p2p_diloco's contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
+            codec of p2p_diloco's contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
         against
             hivemind (its averager, float32 and float16), gloo (torch.distributed, float32), both, or none
         repeat
-            turns of each that count
+            measured turns of each system
         spans
-            pieces in which p2p_diloco exchanges the vector; without it as many as `plan` recommends
+            pieces in which p2p_diloco exchanges the vector; by default as many as `plan` recommends
         """
         from benchmarks.commands.averaging import AveragingOptions, bench_averaging
 
@@ -92,17 +93,17 @@ def make_app() -> App:
 
     @bench.command
     def memory(*, peers: int = 4, parameters: str = "10M,50M,125M", json: FiguresFlag = None) -> int:
-        """Measure what a peer holds in memory beyond the training itself: real peers that train and exchange.
+        """Measure how much memory a peer needs beyond training itself.
 
-        Beside them the same model is trained in a process of its own, which knows no swarm. The line through the sizes
-        says how many bytes belong to each parameter, and how many are always there.
+        Real peers train and exchange. For comparison, a separate process trains the same model without a swarm. A line
+        fitted through the sizes gives the bytes per parameter and the constant part.
 
         Parameters
         ----------
         peers
             2 to 16, each a process with a libp2p daemon
         parameters
-            of the models, one after the other, like 10M,50M
+            sizes of the models, measured one after the other, like 10M,50M
         """
         from benchmarks.commands.memory import MemoryOptions, bench_memory
 
@@ -112,21 +113,21 @@ def make_app() -> App:
     def state(
         *, megabytes: int = 800, donors: int = 3, killed: int = 1, repeat: int = 3, json: FiguresFlag = None
     ) -> int:
-        """Measure how fast a newcomer gets the whole state from real processes over libp2p, some killed half-way.
+        """Measure how fast a newcomer fetches the whole state over libp2p while some donors are killed.
 
-        From the first word to all spans in place and their hashes compared with two donors: time, CPU and memory of
-        all processes, how late the donors' loops came meanwhile, and whether all hold the same bytes.
+        The transfer ends when all spans are in place and their hashes agree with two donors. Measured are time, CPU and
+        memory of all processes, the lag of the donors' event loops, and whether all peers hold the same bytes.
 
         Parameters
         ----------
         megabytes
-            length of the state, anchor and momentum, in millions of bytes
+            size of the state (anchor and momentum) in millions of bytes
         donors
             1 to 16, each a process with a libp2p daemon
         killed
-            donors that are killed when half of the bytes have come
+            donors to kill when half of the bytes have arrived
         repeat
-            transfers, each with processes of its own
+            transfers, each with new processes
         """
         from benchmarks.commands.state import StateOptions, bench_state
 
@@ -145,31 +146,31 @@ def make_app() -> App:
         repeat: int = 3,
         json: FiguresFlag = None,
     ) -> int:
-        """Measure how much of its speed training keeps while islands exchange, beside systems that wait.
+        """Measure how much speed training keeps while islands exchange, compared with systems that wait.
 
         Real processes train a model of 10M parameters on real text. Inner steps per second with the exchange are
-        divided by those without it, in the same processes just before and after. The cycle is four times what its
-        transmission takes by itself, so that the exchange cannot hide in a long one.
+        divided by those without it, in the same processes just before and after. A cycle lasts four times as long as
+        its transmission alone, so that a long cycle cannot hide the exchange.
 
         Parameters
         ----------
         islands
             2 to 16, each a process of one thread with a libp2p daemon
         uplink
-            what each island may send: 5mbit, 20mbit, 100mbit, unlimited; several with commas
+            upload rate of each island: 5mbit, 20mbit, 100mbit, unlimited; separate several with commas
         against
-            own-loop (steps as Swarm.step makes them), blocking (waiting for each exchange), torchft (its DiLoCo over
-            gloo), several with commas, or none
+            own-loop (steps as Swarm.step makes them), blocking (waits for each exchange), torchft (its DiLoCo over
+            gloo), or none; separate several with commas
         codec
-            of contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
+            codec of contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
         fragments
-            parts of the model, exchanged in turn; rounds are shorter with several, and steps must fit into them
+            parts of the model, exchanged in turn; more parts mean shorter rounds, and a step must fit into a round
         spans
-            pieces of each part; without it as many as `plan` recommends
+            pieces of each part; by default as many as `plan` recommends
         cycle_seconds
-            another length of a cycle; 0: four times its own transmission
+            length of a cycle; 0: four times its transmission
         repeat
-            windows with the exchange, of each system on each line
+            windows with the exchange, for each system and uplink
         """
         from benchmarks.commands.training import TrainingOptions, bench_training
 
@@ -188,7 +189,7 @@ def make_app() -> App:
 
     @bench.command
     def install_torchft() -> int:
-        """Install torchft for `training`, into an environment of its own in this user's cache."""
+        """Install torchft for `training` into a separate environment in this user's cache."""
         from benchmarks.commands.training import bench_install_torchft
 
         return bench_install_torchft()

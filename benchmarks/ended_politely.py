@@ -1,4 +1,4 @@
-"""Being told to end, for commands that have started processes: nothing may be left behind."""
+"""Signal handling for commands that start processes, so that none is left running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def ended_politely() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C inside the block, so that whoever has started something can end it."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C inside the block, so that the caller can end what it has started."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

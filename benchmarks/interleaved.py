@@ -1,4 +1,4 @@
-"""Runs candidates in turn, many times over, so that a machine's bad minutes hit all alike."""
+"""Interleaved measurements: candidates run in turn, repeatedly, so that noise on the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Repeated measurements of one thing.
+    """Spread of repeated measurements of one quantity.
 
     Attributes:
-        middle: their median.
-        low, high: their quartiles; of fewer than four measurements the least and the greatest.
+        middle: the median.
+        low, high: the quartiles; with fewer than four measurements, the minimum and the maximum.
     """
 
     middle: float
@@ -31,10 +31,10 @@ def spread_of(values: Sequence[float]) -> Spread:
 def measure_in_turn(
     candidates: Mapping[str, Callable[[], object]], *, repeats: int, seconds: Callable[[], float]
 ) -> dict[str, Spread]:
-    """Run each candidate `repeats` times, in turn, after one run that does not count.
+    """Run each candidate `repeats` times, in turn, after one unmeasured run.
 
     Args:
-        seconds: the clock, such as `time.process_time`.
+        seconds: clock to measure with, such as `time.process_time`.
     """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for repeat in range(repeats + 1):

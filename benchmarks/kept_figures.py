@@ -1,4 +1,4 @@
-"""The documents of benches that a folder keeps, one JSON file each, as `python -m benchmarks ... --json` wrote them."""
+"""Benchmark results in a folder: JSON files written by `python -m benchmarks ... --json`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BENCHES = ("averaging", "vectors", "state", "training", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One file.
+    """One results file.
 
     Attributes:
-        name: of the file, without its suffix.
-        figures: all that the document says.
+        name: name of the file, without its suffix.
+        figures: contents of the document.
     """
 
     name: str
@@ -27,15 +27,15 @@ class Kept:
 
     @property
     def bench(self) -> str:
-        """Which bench wrote it."""
+        """Name of the benchmark that wrote the file."""
         return str(self.figures["command"]).split()[0]
 
 
 def read_kept(folder: Path) -> tuple[Kept, ...]:
-    """Return all that a folder keeps: bench by bench, small before large.
+    """Return all results in a folder, ordered by benchmark, then by size.
 
     Raises:
-        StateError: a file is no document of a bench, or one of a version that named neither command nor machine.
+        StateError: a file is not a benchmark document, or is from a version that recorded no command and machine.
     """
     return tuple(sorted((_read(path) for path in folder.glob("*.json")), key=_place))
 
@@ -49,7 +49,7 @@ def _read(path: Path) -> Kept:
     except (OSError, ValueError, TypeError, LookupError):
         pass
     raise StateError(
-        f"{path.name} is no document of python -m benchmarks with its command and its machine; take it again with "
+        f"{path.name} is not a document of python -m benchmarks with a command and a machine; measure it again with "
         "--json, or remove it"
     )
 

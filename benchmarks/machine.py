@@ -1,4 +1,4 @@
-"""Which machine figures were taken on: what it is made of and what runs on it, but nobody's names and no paths."""
+"""Description of the machine that figures were measured on: hardware and software, but no names and no paths."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CPU_FILE = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a document of figures says of its machine; to be called before anything is measured.
+    """Return the description of this machine for a results document. Call it before measuring.
 
-    `load` is the kernel's mean of the minute before: what other work there was beside.
+    `load` is the kernel's load average of the last minute: other work on the machine.
     """
     return {
         "processor": processor_named(_CPU_FILE.read_text(encoding="utf-8")) if _CPU_FILE.is_file() else "",
@@ -33,9 +33,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor_named(cpu_text: str) -> str:
-    """Return the name of the first processor in the text of `/proc/cpuinfo`, with its family and model if told.
+    """Return the name of the first processor in the text of `/proc/cpuinfo`, with family and model if given.
 
-    Virtual machines often tell a short name only, by which generations cannot be told apart. Empty if there is none.
+    Virtual machines often report only a short name that does not identify the generation. Empty without a name.
     """
     told: dict[str, str] = {}
     for line in cpu_text.splitlines():

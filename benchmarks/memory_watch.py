@@ -1,4 +1,4 @@
-"""Watches the resident memory of processes from outside, many times a second, in a thread of its own."""
+"""Sampling of the resident memory of other processes, ten times a second, in a background thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LOOK_SECONDS = 0.1
 
 
 class MemoryWatch:
-    """The memory of groups of processes: peaks since they began, and averages since `begin_average`.
+    """Memory of groups of processes: peaks since they started, and averages since `begin_average`.
 
-    Processes may come and go; the peak of one that is gone still counts. Enter to begin, leave to end.
+    Processes may come and go; the peak of an ended process still counts. Entering starts sampling, leaving stops it.
 
     Args:
-        groups: returns the process ids of each group, always as many groups in the same order.
+        groups: returns the process ids of each group; the number and order of groups must not change.
     """
 
     def __init__(self, groups: Callable[[], Sequence[Sequence[int]]]) -> None:
@@ -41,19 +41,19 @@ class MemoryWatch:
         self._thread.join()
 
     def begin_average(self) -> None:
-        """Let averages be of what is held from now on."""
+        """Restart the averages."""
         with self._lock:
             self._held = [[] for _ in self._held]
 
     def look(self) -> None:
-        """Look once, beside what the thread does."""
+        """Take one sample, in addition to those of the thread."""
         groups = self._groups()
         with self._lock:
             self._peaks += [{} for _ in range(len(groups) - len(self._peaks))]
             self._held += [[] for _ in range(len(groups) - len(self._held))]
             for group, peaks, held in zip(groups, self._peaks, self._held, strict=True):
                 for pid in group:
-                    # Not the largest ever seen: a child shares its parent's memory until it becomes what it shall be.
+                    # Not the largest ever seen: a child shares its parent's memory until it calls exec.
                     peaks[pid] = peak_rss_bytes([pid]) or peaks.get(pid, 0)
                 held.append(rss_bytes(group))
 
@@ -63,7 +63,7 @@ class MemoryWatch:
             return [sum(peaks.values()) for peaks in self._peaks]
 
     def averages(self) -> list[int]:
-        """Return what each group held on average, in bytes."""
+        """Return the average memory of each group, in bytes."""
         with self._lock:
             return [sum(held) // max(1, len(held)) for held in self._held]
 

@@ -1,4 +1,4 @@
-"""The resources that processes have used, as Linux counts them: cores, bytes on loopback, memory at its peak."""
+"""Resource usage of processes as Linux counts it: CPU time, bytes on loopback, peak memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import psutil
 
 _KIB = 1024
 _CLOCK_OF_PROCESS = 2
-"""Of `clock_getcpuclockid(3)`: the clock of all threads of a process, those that have ended told."""
+"""Clock type as in `clock_getcpuclockid(3)`: all threads of a process, including those that have ended."""
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return what these processes have had of all cores, user and system; one that is gone counts nothing.
+    """Return the CPU time of these processes on all cores, user and system. An ended process counts as zero.
 
-    The kernel's clock of a process, for the ticks of `/proc/<pid>/stat` are 10 ms long: as much as a peer needs.
+    Uses the kernel's clock of a process. The ticks of `/proc/<pid>/stat` are 10 ms long, as much as a peer needs.
     """
     total = 0.0
     for pid in pids:
@@ -27,7 +27,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def family_of(pid: int) -> list[psutil.Process]:
-    """Return a process and all that it has started, and these; nothing once it is gone."""
+    """Return a process and all its descendants; an empty list if it has ended."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -36,24 +36,24 @@ def family_of(pid: int) -> list[psutil.Process]:
 
 
 def forget_peaks(pids: Iterable[int]) -> None:
-    """Let the peaks of these processes' memory begin again with what they hold now."""
+    """Reset the memory peaks of these processes to their current memory."""
     for pid in pids:
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_rss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of these processes' peaks of resident memory; what several share counts for each of them."""
+    """Return the sum of the peaks of these processes' resident memory; shared memory counts once per process."""
     return sum(_status_of(pid, "VmHWM:") for pid in pids)
 
 
 def rss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of these processes' resident memory now; what several share counts for each of them."""
+    """Return the sum of these processes' current resident memory; shared memory counts once per process."""
     return sum(_status_of(pid, "VmRSS:") for pid in pids)
 
 
 def _status_of(pid: int, field: str) -> int:
-    """Return a size that the kernel tells of a process, in bytes; 0 once it is gone."""
+    """Return a size from the kernel's status of a process, in bytes; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(field):
@@ -62,7 +62,7 @@ def _status_of(pid: int, field: str) -> int:
 
 
 def loopback_bytes(pid: int) -> int:
-    """Return what was sent over the loopback interface of the network that process `pid` lives in."""
+    """Return the bytes sent over the loopback interface in the network of process `pid`."""
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":
@@ -71,5 +71,5 @@ def loopback_bytes(pid: int) -> int:
 
 
 def sent_bytes(counters: str) -> int:
-    """Return the bytes sent, of what follows the colon in a line of `/proc/net/dev`: eight figures are of receiving."""
+    """Return the bytes sent, given a line of `/proc/net/dev` after the colon; eight receive fields come first."""
     return int(counters.split()[8])

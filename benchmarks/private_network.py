@@ -1,4 +1,4 @@
-"""A network with nothing but a loopback interface, for one system's processes: what it counts, they have sent."""
+"""Network with only a loopback interface for the processes of one system, so that it counts only their bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _READY_SECONDS = 5.0
 
 
 class PrivateNetwork:
-    """A network namespace where this machine lets us make one; else the machine's own network.
+    """A network namespace if this machine lets us create one; otherwise the machine's own network.
 
     Args:
-        within: a private network whose user may enter this one too and lay lines between the two.
+        within: a private network whose user may also enter this one and connect the two.
     Attributes:
-        is_private: whether it is one of our own.
-        interface: by which its processes reach each other.
+        is_private: whether this is a namespace that we created.
+        interface: name of the interface that connects the processes.
     """
 
     interface = "lo"
@@ -34,11 +34,11 @@ class PrivateNetwork:
 
     def __enter__(self) -> Self:
         tools = ("unshare", "nsenter", "ip")
-        # First as root may, then as anybody may where the kernel permits namespaces of users.
+        # Try as root first, then as any user if the kernel permits user namespaces.
         kinds = _LEAVE if self._within is None else [self._within.kind]
         for kind in kinds if all(map(shutil.which, tools)) else ():
             self.kind = kind
-            # It ends when the pipe closes, so that it never outlives us.
+            # `cat` ends when the pipe closes, so it never outlives this process.
             self._holder = subprocess.Popen(
                 [*self._leave(kind), "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -56,18 +56,18 @@ class PrivateNetwork:
 
     @property
     def entrance(self) -> tuple[str, ...]:
-        """The words before a command that make it run in this network."""
+        """Command prefix that runs a command in this network."""
         if self._holder is None:
             return ()
         return ("nsenter", "--target", str(self._holder.pid), *_ENTER[self.kind])
 
     def entrance_of(self, place: int) -> tuple[str, ...]:
-        """The words before the command of the peer at `place`; all live in this one network."""
+        """Return the command prefix of the peer at `place`: the same for all, as they share this network."""
         return self.entrance
 
     @property
     def pid(self) -> int:
-        """A process that lives in this network."""
+        """Id of a process in this network."""
         return self._holder.pid if self._holder is not None else os.getpid()
 
     def _leave(self, kind: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""A peer of this project whose swarm time runs only when a bench lets it: all else is a volunteer's.
+"""Peer for benchmarks: the code of a real peer, with a swarm clock that runs only during turns.
 
-Engine, node, island thread, archive, disk and transport with its daemon are the very code of a volunteer. What a
-volunteer has beside it and this peer has not: directory, status file, checkpoints and evaluation. The clock is an
-argument of everything, so time can stand still between turns, and jump.
+Engine, node, island thread, archive, disk and transport with its daemon are those of a real peer. This peer has no
+address directory, status file, checkpoints or evaluation. All code takes the clock as an argument, so time can stop
+between turns and jump.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ KEEP_CHECKPOINTS = 3
 HOME = "127.0.0.1"
 
 STANDSTILL_SECONDS = 1e-3
-"""So long before a round's begin swarm time stands still when the turn before it is over."""
+"""Distance to the start of the next round at which swarm time stops when a turn is over."""
 
 _Result = TypeVar("_Result")
 
 
 class StageClock:
-    """Swarm time that runs only in turns: from an agreed moment of the monotonic clock on, up to the turn's end."""
+    """Swarm time that runs only during turns, from an agreed time of the monotonic clock until the end of the turn."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._at, self._until = seconds, time.monotonic(), float("inf")
 
     def set(self, seconds: float, at: float, until: float = float("inf")) -> None:
-        """Let it show `seconds` when the monotonic clock shows `at`, run on to `until`, and stand still there."""
+        """Set the clock to `seconds` when the monotonic clock shows `at`. It runs to `until` and stops there."""
         self._seconds, self._at, self._until = seconds, at, until
 
     def raw(self) -> float:
@@ -71,12 +71,12 @@ class StageClock:
         return self.bounded(self._seconds + time.monotonic() - self._at)
 
     def bounded(self, seconds: float) -> float:
-        """Return `seconds`, or the moment at which time stands still if that is before."""
+        """Return `seconds`, or the time at which the clock stops if that is earlier."""
         return min(seconds, self._until)
 
 
 class StagedSwarmClock(SwarmClock):
-    """Swarm time as peers agree on it, but that nobody's offset leads beyond the end of a turn."""
+    """Swarm time as peers agree on it, but never past the end of a turn, whatever the offset to other peers."""
 
     def __init__(self, stage: StageClock) -> None:
         super().__init__(stage.raw)
@@ -88,26 +88,27 @@ class StagedSwarmClock(SwarmClock):
 
 
 class Listener:
-    """Keeps the last sentences, for whoever must find out why a turn was not whole."""
+    """Observer that keeps the last event texts, to explain why an exchange was incomplete."""
 
     def __init__(self) -> None:
         self.sentences: deque[str] = deque(maxlen=4)
 
     def report(self, topic: str, text: str) -> None:
-        """Take a sentence."""
+        """Store the text of an event."""
         self.sentences.append(text)
 
     def round_closed(self, closed: RoundClosed) -> None:
-        """Take the result of a round."""
+        """Ignore the result of a round."""
 
 
 class StagedPeer:
-    """One peer; its loop runs inside `run` only.
+    """One peer, whose event loop runs only inside `run`.
 
     Args:
-        signed: the run; made for a bench, so that all know its organiser's key and found it alike.
-        host: the address of this machine, or of its place in a network of the bench's own.
-        folder: this peer's.
+        signed: manifest of the run. The run is made for the benchmark, so all peers know the organiser's key and found
+            it alike.
+        host: address to listen on: of this machine, or in a network made for the benchmark.
+        folder: folder of this peer.
     """
 
     def __init__(
@@ -137,10 +138,10 @@ class StagedPeer:
             host_maddrs=(f"/ip4/{host}/tcp/0",),
         )
 
-    # -- putting it together
+    # -- assembly
 
     def start(self) -> dict[str, Any]:
-        """Start the transport; return what the others must know, with the key, so that they can prove each other."""
+        """Start the transport. Return what other peers need, including the key, so that they can sign reach proofs."""
         self.run(self._enter_transport())
         key = self.key.private_bytes().hex()
         return {"peer": self.key.peer.hex(), "addresses": self.transport.listen_addresses(), "key": key}
@@ -151,14 +152,14 @@ class StagedPeer:
     def found(
         self, founder: str, start: Mapping[SpanId, Vector], make_thread: Callable[[dict[SpanId, SpanState]], Any]
     ) -> None:
-        """Hold the same founding roster as all others, and put engine, island and node together.
+        """Create the same founding roster as all other peers, and assemble engine, island and node.
 
         Args:
-            founder: a peer's id in hexadecimal, the same for all.
-            start: φ at the start, the same for all.
-            make_thread: makes the `TrainingThread` from the spans at the founding; it is started here.
+            founder: id of a peer in hexadecimal, the same on all peers.
+            start: initial φ, the same on all peers.
+            make_thread: makes the `TrainingThread` from the founding states of the spans; it is started here.
         """
-        # All make the same roster 0: the run is made for this bench, and all know its organiser's key.
+        # All peers make the same roster 0: the run is made for this benchmark, and all know the organiser's key.
         member = Member(peer=PeerId(bytes.fromhex(founder)), incarnation=1)
         founding = found_roster(self.plan, member, self._organiser, genesis_digest(dict(start)), cycle=0)
         self.assemble(founding, genesis_states(dict(start), founding.roster), make_thread)
@@ -169,7 +170,7 @@ class StagedPeer:
         states: dict[SpanId, SpanState],
         make_thread: Callable[[dict[SpanId, SpanState]], Any],
     ) -> None:
-        """Put engine, island and node together; without states this peer has to fetch them."""
+        """Assemble engine, island and node; without states, this peer has to fetch them."""
         self.run(self._assemble(founding, states, make_thread))
 
     async def _assemble(
@@ -179,7 +180,7 @@ class StagedPeer:
         me = LocalPeer(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
         recalled = SavedState(rosters=(founding,), heads=heads or None)
         self.engine = PeerEngine(me=me, rules=self.plan.rules, verify=is_signed_by, recalled=recalled)
-        # It need not compare its state with others before it takes part: all have just made the same one.
+        # No need to compare states before taking part: all peers have just made the same one.
         self.engine.membership.ready = bool(states)
         self.thread = make_thread(states)
         self.thread.start()
@@ -204,13 +205,13 @@ class StagedPeer:
         )
 
     def link(self, words: list[dict[str, Any]], place: int) -> None:
-        """Have a link to each other peer, from what each returned when it started, in order of places."""
+        """Connect to all other peers, given what each returned from `start`, in order of places."""
         if len(words) > 1:
             self._prover = SigningKey(bytes.fromhex(words[0 if place else 1]["key"]))
         self.run(self._link(words, place))
 
     async def _link(self, words: list[dict[str, Any]], place: int) -> None:
-        """Dial those before this peer, and stay until those behind it have called."""
+        """Dial the peers with lower places, and wait until those with higher places have dialled this one."""
         deadline = self._loop.time() + LINK_SECONDS
         for other in words[:place]:
             await self.transport.dial(PeerId(bytes.fromhex(other["peer"])), other["addresses"], deadline)
@@ -219,12 +220,12 @@ class StagedPeer:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def in_loop(self, call: Callable[[], None]) -> None:
-        """Hand a call over to the loop, from any thread."""
-        with contextlib.suppress(RuntimeError):  # a thread may have something to say when the loop is closed already
+        """Schedule a call in the event loop, from any thread."""
+        with contextlib.suppress(RuntimeError):  # a thread may call this after the loop was closed
             self._loop.call_soon_threadsafe(call)
 
     def of_state(self) -> dict[str, Any]:
-        """Return what a `TrainedState` of this peer is made with beside its model."""
+        """Return the arguments of this peer's `TrainedState`, except for its model."""
 
         def damaged(span: SpanId, reason: str) -> None:
             self.failures.append(StateError(f"{span}: {reason}"))
@@ -237,7 +238,7 @@ class StagedPeer:
         }
 
     def close(self) -> None:
-        """End the transport with its daemon, and all threads."""
+        """Stop the transport with its daemon, and all threads."""
         self.run(self._services.aclose())
         self.thread.stop()
         self.thread.state.close()
@@ -248,16 +249,16 @@ class StagedPeer:
     # -- turns
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run the loop until `work` is done."""
+        """Run the event loop until `work` is done."""
         return self._runner.run(work)
 
     @asynccontextmanager
     async def driven(self, round_index: int, at: float, num_rounds: int = 0) -> AsyncIterator[asyncio.Future[None]]:
-        """Have swarm time run from a round's begin on, and the node with it, while inside.
+        """Run swarm time, from the start of a round, and the node inside the block.
 
         Args:
-            at: when the round begins, by the monotonic clock.
-            num_rounds: after so many, swarm time stands still just before the next; 0: it runs on.
+            at: start of the round on the monotonic clock.
+            num_rounds: number of rounds after which swarm time stops, just before the next; 0: it does not stop.
         """
         clock = self.plan.rules.clock
         until = clock.begin(round_index + num_rounds) - STANDSTILL_SECONDS if num_rounds else float("inf")
@@ -272,51 +273,51 @@ class StagedPeer:
             await asyncio.wait({driving})
 
     def _prove(self, cycle: int) -> None:
-        """Have the founder prove that this peer can be dialled, and the next peer the founder: nobody is asked."""
+        """Sign a proof that this peer can be dialled: with the founder's key, for the founder with the next peer's."""
         if self._prover is not None:
             unsigned = ReachProof(prover=self._prover.peer, place=NO_PLACE, cycle=cycle, signature=NO_SIGNATURE)
             signature = self._prover.sign(unsigned.statement(self.plan.rules.run, self.key.peer))
             self.engine.membership.proofs = (replace(unsigned, signature=signature),)
 
     async def settle(self, round_index: int, at: float) -> bool:
-        """Sit through a round in which nobody has anything to contribute; tell whether contents are compared.
+        """Run a round without contributions, and return whether the content digests have been compared.
 
-        As after every start. A fragment that moves cannot be compared: peers would hash all of it in vain, again and
-        again, and what they are still asked for would be hashed while something else is measured.
+        Peers compare them after every start. A fragment that changes cannot be compared: peers would hash all of it
+        repeatedly and in vain, and would still answer requests for digests during a measurement.
         """
         scrub, give_up = self.engine.catch_up.scrub, at + SETTLE_SECONDS
         others = self.transport.linked_peers()
         async with self.driven(round_index, at):
             while not scrub.is_verified(others) and time.monotonic() < give_up:  # noqa: ASYNC110  # not measured
                 await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.sleep(SETTLE_LINGER_SECONDS)  # others ask this one
+            await asyncio.sleep(SETTLE_LINGER_SECONDS)  # other peers still request digests from this one
             await self._wait_for_vectors()
         return scrub.is_verified(others)
 
     def check(self, driving: asyncio.Future[None]) -> None:
-        """Raise what the node or the island's thread failed with, if one did."""
+        """Raise the error of the node or the island's thread, if one failed."""
         if driving.done():
             driving.result()
         for failure in self.failures:
             raise failure
 
     async def _wait_for_vectors(self) -> None:
-        """Wait until all vector work that was asked for is done."""
+        """Wait until all submitted vector work is done."""
         done = asyncio.Event()
         self._worker.submit(lambda result, error: done.set(), lambda: None)
         await done.wait()
 
     async def wait_for_disk(self) -> None:
-        """Wait until what was on its way to the disk is there."""
+        """Wait until all pending writes are on disk."""
         await self._loop.run_in_executor(self._writer, lambda: None)
 
     def governing_roster(self, round_index: int) -> Roster | None:
-        """Return the roster that governs a round; None before there is one."""
+        """Return the roster that governs a round, or None if there is none yet."""
         governing = self.engine.book.governing(round_index)
         return governing[0] if governing is not None else None
 
     def missing_members(self, round_index: int) -> str:
-        """Return what the roster that governs a round lacks of all linked peers as old members, or nothing."""
+        """Return a text unless the roster that governs a round lists all linked peers as old members."""
         roster, num_peers = self.governing_roster(round_index), len(self.transport.linked_peers()) + 1
         if roster is None:
             return "there is no roster"

@@ -1,4 +1,4 @@
-"""The cost of each step of a cycle for a peer, per element: with compiled loops and with NumPy alone, in one run."""
+"""Cost per element of each step of a peer's cycle, with compiled loops and with NumPy alone, in one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from p2p_diloco.span.vector_work import Codecs, reduce_parts
 
 COMPILED, NUMPY = "compiled", "numpy"
 PARTS = 4
-"""Contributions that a mean is made of."""
+"""Number of contributions in a mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class StepFigures:
     """One step of a cycle.
 
     Attributes:
-        share: of all parameters that a peer of `PARTS` in one row does this for in a cycle; 0 for what only a scrub
-            does, and for what is another way of steps that are there already.
-        compiled, numpy: nanoseconds of one core per element.
+        share: share of all parameters for which a peer, one of `PARTS` in a row, does this step in a cycle; 0 for steps
+            done only by a scrub and for alternatives to other steps in the list.
+        compiled, numpy: nanoseconds of CPU time per element.
     """
 
     name: str
@@ -48,7 +48,7 @@ def measure_vectors(*, codec_name: str, elements: int, repeats: int) -> list[Ste
     """Measure each step on vectors of `elements`.
 
     Raises:
-        ConfigError: there is no such codec.
+        ConfigError: the codec is unknown.
     """
     figures = []
     for name, (share, step) in _steps(codec_name, elements).items():
@@ -75,7 +75,7 @@ def _add_up(codec: Codec, encoded: bytes, elements: int) -> None:
 
 
 def _averaging(codec: Codec, encoded: bytes, elements: int) -> tuple[ReduceSpan, Codecs, Codecs]:
-    """Return a reducer's order, and the codecs of a run with plain means and of one with radial ones."""
+    """Return a reduce action, and the codecs of a run with plain means and of one with radial means."""
     parts = tuple(
         Part(peer=PeerId(sha256(bytes([place]))), payload=encoded, weight=1.0, norm=1.0) for place in range(PARTS)
     )
@@ -91,7 +91,7 @@ Step = Callable[[], object]
 
 
 def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
-    """Return what a peer does in a cycle, in order, each with the share of all parameters that it does it for."""
+    """Return the steps of a peer in a cycle, in order, each with the share of all parameters that it covers."""
     codec = codec_named(codec_name)
     rng = np.random.Generator(np.random.Philox(key=1))
     state = genesis_state(rng.standard_normal(elements, dtype=np.float32), ZERO_DIGEST)

@@ -1,7 +1,7 @@
-"""A worker process of a bench: words come by standard input, answers go by standard output, one JSON object a line.
+"""Worker process of a benchmark: reads messages from standard input and writes answers to standard output.
 
-The first line says what to be; each further one what to do, answered by one line. It ends, with all that it started,
-when the parent's end of its standard input closes.
+Each message and each answer is one JSON object on one line. The first line configures the worker; each further line is
+a command and gets one line as its answer. The worker and its children end when the parent closes its standard input.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Order = Mapping[str, Any]
 
 
 class Worker(Protocol):
-    """The functions that answer orders."""
+    """The commands that a worker executes."""
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what `word["do"]` names; return the answer."""
+        """Execute the command `word["do"]` and return the answer."""
         ...
 
     def close(self) -> None:
-        """Tidy up."""
+        """Release all resources."""
         ...
 
 
 def obey(words: TextIO, answers: TextIO, make: Callable[[Order], Worker]) -> None:
-    """Make a worker of the first line, and have it do what the others say until the word to end."""
+    """Make a worker from the first line, and execute the commands in the other lines until `end`."""
     worker = make(json.loads(words.readline()))
     for line in iter(words.readline, ""):
         word = json.loads(line)
@@ -48,11 +48,11 @@ def obey(words: TextIO, answers: TextIO, make: Callable[[Order], Worker]) -> Non
 
 
 def end_with_parent(descriptor: int) -> None:
-    """End the whole process group once the other end of this pipe is closed; reads nothing from it."""
+    """Kill the whole process group once the other end of this pipe is closed. Nothing is read from the pipe."""
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(descriptor, 0)  # a hang-up is told without being asked for
+        poll.register(descriptor, 0)  # hang-ups are always reported
         poll.poll()
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -60,7 +60,7 @@ def end_with_parent(descriptor: int) -> None:
 
 
 def run(obey_words: Callable[[TextIO, TextIO], None]) -> None:
-    """Be a worker process: what libraries print goes to the log, answers to the pipe."""
+    """Run as a worker process: send the output of libraries to the log, and answers to the pipe."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     end_with_parent(sys.stdin.fileno())

@@ -1,4 +1,4 @@
-"""All worker processes of one system: started, spoken to and ended together, with all that they started."""
+"""A pool of worker processes for one system: started, asked and ended together, child processes included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.private_network import PrivateNetwork
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 
 Word = dict[str, Any]
-"""What parent and workers say to each other: one JSON object, one line."""
+"""Message between parent and worker: one JSON object on one line."""
 
 LOG_FILE = "output.log"
 _LOOK_SECONDS = 0.1
@@ -33,48 +33,48 @@ _LAST_WORDS = 300
 
 
 class Network(Protocol):
-    """Where workers live."""
+    """Network in which the workers of a pool run."""
 
     @property
     def interface(self) -> str:
-        """By which they reach each other."""
+        """Name of the interface that connects the workers."""
         ...
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody else is in it."""
+        """Whether no other process uses this network."""
         ...
 
     @property
     def pid(self) -> int:
-        """A process that lives in it."""
+        """Id of a process in this network."""
         ...
 
     def __enter__(self) -> Any:
-        """Make it."""
+        """Create the network."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Remove the network."""
         ...
 
     def entrance_of(self, place: int) -> tuple[str, ...]:
-        """Return what a worker's command must begin with."""
+        """Return the prefix of the command of the worker at `place`."""
         ...
 
 
 class WorkerPool:
-    """One system's peers, each a process with what it starts. Enter to start, leave to end every one of them.
+    """The peers of one system, each a process with its children. Entering starts them, leaving ends them all.
 
     Args:
-        system: by name; the workers are told.
-        orders: what each worker is told first, beside its place.
-        root: a folder for theirs.
-        command: what a worker is: the words after the interpreter's name.
-        network: where they live; one of their own where none is given. The pool enters and leaves it.
-        interpreter: of Python; one of another environment finds this package as this one does.
+        system: name of the system, sent to the workers.
+        orders: first message for each worker, in addition to its place.
+        root: folder in which each worker gets a folder.
+        command: arguments after the interpreter that start a worker.
+        network: network of the workers; a private one by default. The pool enters and leaves it.
+        interpreter: Python to use; one from another environment finds this package too.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WorkerPool:
     ) -> None:
         self.system = system
         self.num_plays = 0
-        """Turns of this pool, those that do not count too; who speaks to it counts."""
+        """Turns played so far, including unmeasured ones; the caller increments it."""
         self.network = network if network is not None else PrivateNetwork()
         self._orders = orders
         self._root = root
@@ -126,7 +126,7 @@ class WorkerPool:
         environment = {
             **os.environ,
             "TMPDIR": str(self._root),
-            "OMP_NUM_THREADS": "1",  # peers share the cores; threads of one would only wait for those of others
+            "OMP_NUM_THREADS": "1",  # peers share the cores, so more threads would only wait for each other
             "GLOO_SOCKET_IFNAME": self.network.interface,
             "PYTHONPATH": _package_path(),
             "PYTHONUNBUFFERED": "1",
@@ -138,15 +138,15 @@ class WorkerPool:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # so that all that it starts can be ended by one signal
+                start_new_session=True,  # so that one signal ends all its children
             )
         order = {"system": self.system, "place": place, "folder": str(folder), **self._orders[place]}
-        with contextlib.suppress(BrokenPipeError):  # it ended at once; whoever asks it for something hears that
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; the next `ask` reports that
             _write(worker, order)
         return worker
 
     def _say_farewell(self) -> None:
-        """Let the workers tidy up."""
+        """Ask the workers to end, and give them time to clean up."""
         for worker in self._workers:
             with contextlib.suppress(BrokenPipeError):
                 _write(worker, {"do": "end"})
@@ -156,7 +156,7 @@ class WorkerPool:
                 worker.wait(max(deadline - time.monotonic(), 0.0))
 
     def _end(self) -> None:
-        """Kill what still lives of all that was started, and wait until it is gone."""
+        """Kill all processes that still run, and wait until they have ended."""
         self._note_families()
         for worker in self._workers:
             with contextlib.suppress(ProcessLookupError):
@@ -178,24 +178,24 @@ class WorkerPool:
             if worker.poll() is None:
                 self._seen.update(family_of(worker.pid))
 
-    # -- what they have
+    # -- processes
 
     def pids_by_peer(self) -> list[list[int]]:
-        """Return the processes of each peer: its own and those that it started."""
+        """Return the process ids of each peer: the worker and its children."""
         self._note_families()
         return [[process.pid for process in family_of(worker.pid)] for worker in self._workers]
 
-    # -- talking
+    # -- messages
 
     def ask(self, word: Mapping[str, Any], timeout_seconds: float, may_end: Collection[int] = ()) -> list[Word]:
         """Send an order to all workers and return the answer of each, in order.
 
         Args:
-            may_end: places of those that may end instead; their answers are empty then.
+            may_end: places of workers that may end instead of answering; their answers are then empty.
         Raises:
             PeerError: another worker ended instead of answering.
-            StateError: a worker says that it failed.
-            NetworkError: some have not answered in time.
+            StateError: a worker reported that it failed.
+            NetworkError: some workers did not answer in time.
         """
         for place, worker in enumerate(self._workers):
             try:
@@ -242,18 +242,18 @@ class WorkerPool:
 
     def _raise_ended(self, place: int, word: Mapping[str, Any]) -> None:
         code = self._workers[place].returncode
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         raise PeerError(
-            f"peer {place} of {self.system} {how} when it was to {word['do']}; all others were ended too; its last "
-            f"words: {self._last_words(place)}"
+            f"peer {place} of {self.system} {how} during {word['do']!r}; all others were stopped; its last "
+            f"output: {self._last_words(place)}"
         )
 
     def _raise_silent(self, answers: Mapping[int, Word], word: Mapping[str, Any], timeout_seconds: float) -> None:
         silent = [place for place in range(len(self._workers)) if place not in answers]
         raise NetworkError(
-            f"{len(silent)} of {len(self._workers)} peers of {self.system} did not {word['do']} within "
-            f"{timeout_seconds:.0f} s; last words of peer {silent[0]}: {self._last_words(silent[0])}; "
-            "try again on a machine with less to do"
+            f"{len(silent)} of {len(self._workers)} peers of {self.system} did not answer {word['do']!r} within "
+            f"{timeout_seconds:.0f} s; last output of peer {silent[0]}: {self._last_words(silent[0])}; "
+            "try again when the machine is less busy"
         )
 
     def _last_words(self, place: int) -> str:
@@ -262,7 +262,7 @@ class WorkerPool:
 
 
 def _package_path() -> str:
-    """Return where Python must look for this package, and then where it was told to."""
+    """Return a PYTHONPATH with this package first, then the inherited paths."""
     package = str(Path(p2p_diloco.__file__).resolve().parent.parent)
     return os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
 

@@ -1,1 +1,1 @@
-"""A whole exchange of real processes, beside what others wrote for it, in turn in one run."""
+"""Benchmark of a whole exchange between real processes, in turn with hivemind and gloo in one run."""

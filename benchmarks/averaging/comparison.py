@@ -1,8 +1,8 @@
-"""Plays systems in turn, each once in a repeat, and measures what each turn took of the machine.
+"""Comparison of averaging systems: each exchanges once per repeat, in turn, and each turn is measured.
 
-A turn is measured from outside and alike for all: the monotonic clock, the kernel's clocks of all processes, the
-counter of the network interface. What must come before an exchange (filling vectors, finding a group) and what comes
-after it (hashing results) is done by all, and not measured of any.
+All turns are measured in the same way and from outside: by the monotonic clock, the kernel's clocks of all processes,
+and the counter of the network interface. The work before an exchange (filling vectors, finding a group) and after it
+(hashing results) is done by all systems and measured for none.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ START_SECONDS = 180.0
 PREPARE_SECONDS = 300.0
 HASH_SECONDS = 120.0
 LEAD_SECONDS = 0.1
-"""Between the word to begin and the moment that it names: all must have heard it by then."""
+"""Time between sending a command and the start that it names; all workers must have received it by then."""
 MOST_TRIALS = 16
 MOST_SETTLING = 32
 MOST_FAILURES = 3
-"""Of an opponent, in a whole run: hivemind does not always find a group on a busy machine."""
+"""Maximum number of failures of another system in a run; hivemind sometimes finds no group on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class ComparisonPlan:
     """The measurements to make.
 
     Attributes:
-        systems: by name, ours the first.
-        codec: ours alone goes by it.
-        spans: pieces in which ours exchanges the vector.
-        repeats: turns of each system that count.
+        systems: names of the systems, ours first.
+        codec: codec of p2p_diloco; the other systems ignore it.
+        spans: pieces in which p2p_diloco exchanges the vector.
+        repeats: number of measured turns of each system.
     """
 
     systems: tuple[str, ...]
@@ -57,17 +57,17 @@ class ComparisonPlan:
 
     @property
     def turn_seconds(self) -> float:
-        """Longest turn that is waited for; a hundred times what it should take on one core."""
+        """Timeout of a turn; a hundred times what it should take on one core."""
         return 60.0 + 1e-6 * self.parameters * self.num_peers
 
 
 def run_comparison(plan: ComparisonPlan, show: Callable[[str], None]) -> Comparison:
-    """Start all processes, play, end them, and return what came out.
+    """Start all processes, run all turns, end the processes, and return the results.
 
     Args:
-        say: told how it goes on.
+        show: called with progress messages.
     Raises:
-        PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
+        PeerError, StateError, NetworkError: a process ended, failed or timed out; all processes are stopped.
     """
     available = psutil.virtual_memory().available
     stays = can_all_stay(plan.systems, plan.num_peers, plan.parameters, available)
@@ -91,12 +91,12 @@ def run_comparison(plan: ComparisonPlan, show: Callable[[str], None]) -> Compari
 
 
 class _Stage:
-    """The processes of all systems. An opponent that fails is started again: its failures are not the bench's.
+    """The processes of all systems. Another system that fails is restarted, so that it does not end the benchmark.
 
     Args:
-        stays: whether all live through the whole run; else each is started for its turn.
+        stays: whether all systems run until the end; otherwise each is started for its turn.
     Attributes:
-        is_private: whether each had a network of its own so far.
+        is_private: whether each system has had a private network so far.
     """
 
     def __init__(self, plan: ComparisonPlan, root: Path, show: Callable[[str], None], *, stays: bool) -> None:
@@ -121,10 +121,10 @@ class _Stage:
                 all_ends.callback(self._end, system)
 
     def play(self, system: str) -> Turn:
-        """Let a system exchange once.
+        """Run one exchange of a system.
 
         Raises:
-            PeerError, StateError, NetworkError: it failed; an opponent, for the last time.
+            PeerError, StateError, NetworkError: our system failed, or another one failed too often.
         """
         for other in () if self._stays else self._plan.systems:
             self._end(other)
@@ -154,14 +154,14 @@ class _Stage:
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
+    # The name must be short: the daemons' sockets are in this folder, and a socket path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @contextmanager
 def ready_pool(plan: ComparisonPlan, system: str, root: Path, show: Callable[[str], None]) -> Iterator[WorkerPool]:
-    """Start a system and let it play until a turn was whole: it is warm then, and its turns count."""
+    """Start a system and warm it up with turns until an exchange is complete."""
     show(f"starting {plan.num_peers} peers of {system}")
     place = Path(tempfile.mkdtemp(prefix="c", dir=root))
     with WorkerPool(system, _orders(plan, system), place, command=WORKER) as pool:
@@ -173,21 +173,21 @@ def ready_pool(plan: ComparisonPlan, system: str, root: Path, show: Callable[[st
             if not trouble:
                 break
         else:
-            raise NetworkError(f"{system} came to no whole exchange in {MOST_TRIALS} turns: {trouble}")
+            raise NetworkError(f"{system} completed no exchange in {MOST_TRIALS} turns: {trouble}")
         _settle(pool, plan.turn_seconds)
         yield pool
 
 
 def _settle(pool: WorkerPool, turn_seconds: float) -> None:
-    """Have done what a system does once after its start, before turns count."""
+    """Run turns without an exchange until the system has done what it does once after a start."""
     for _ in range(MOST_SETTLING):
         word = {"do": "settle", "turn": pool.num_plays, "at": time.monotonic() + LEAD_SECONDS}
         pool.num_plays += 1
         answers = pool.ask(word, turn_seconds)
-        # Swarm time stands still between turns: a peer that lacks the newest roster would begin the next without it.
+        # Swarm time stops between turns: a peer without the newest roster would start the next turn without it.
         if all(answer["is_settled"] for answer in answers) and len({answer["roster"] for answer in answers}) == 1:
             return
-    raise NetworkError(f"{pool.system} did not come to rest in {MOST_SETTLING} turns without an exchange")
+    raise NetworkError(f"{pool.system} did not settle in {MOST_SETTLING} turns without an exchange")
 
 
 def _orders(plan: ComparisonPlan, system: str) -> Sequence[Mapping[str, Any]]:
@@ -223,10 +223,10 @@ def _play(pool: WorkerPool, turn_seconds: float, *, is_trial: bool) -> _Played:
 
 
 def play_turn(pool: WorkerPool, others: Sequence[WorkerPool], turn_seconds: float) -> Turn:
-    """Let a system that is warm exchange once, and measure it.
+    """Measure one exchange of a warm system.
 
     Raises:
-        NetworkError: the exchange was not one of all among all.
+        NetworkError: the exchange did not include all peers.
     """
     _prepare(pool)
     pids_by_peer = pool.pids_by_peer()
@@ -239,7 +239,7 @@ def play_turn(pool: WorkerPool, others: Sequence[WorkerPool], turn_seconds: floa
     peak = max(peak_rss_bytes(peer) for peer in pids_by_peer)
     if played.trouble:
         raise NetworkError(
-            f"an exchange of {pool.system} was not whole: {played.trouble}; try again on a machine with less to do"
+            f"an exchange of {pool.system} was incomplete: {played.trouble}; try again when the machine is less busy"
         )
     digests = {answer["digest"] for answer in pool.ask({"do": "digest"}, HASH_SECONDS)}
     return Turn(

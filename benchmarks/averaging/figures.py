@@ -1,7 +1,7 @@
-"""The figures of all turns: medians with their quartiles, ratios within each repeat, the document for `--json`.
+"""Figures of all turns: medians with quartiles, ratios within each repeat, and the document for `--json`.
 
-Figures of a machine that others use too are noisy; of two systems that had their turns one right after the other the
-ratio is less so. A ratio here is the median over the repeats of the ratios within one.
+Figures from a shared machine are noisy. The ratio of two systems whose turns follow each other directly is less noisy.
+A ratio here is the median, over all repeats, of the ratios within a repeat.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Turn:
     """One exchange of one system.
 
     Attributes:
-        wall_seconds: from the word to begin until the last peer has applied its outer step.
-        cpu_seconds: of all processes of all peers, user and system.
-        wire_bytes: sent over the network interface by all peers, headers and acknowledgements told.
-        peak_rss_bytes: resident memory of a peer's processes at their peaks; of the peer that took most.
-        others_cpu_seconds: what the waiting processes of the other systems took meanwhile.
+        wall_seconds: from the start until the last peer has applied its outer step.
+        cpu_seconds: CPU time of all processes of all peers, user and system.
+        wire_bytes: bytes sent over the network interface by all peers, including headers and acknowledgements.
+        peak_rss_bytes: sum of the peaks of resident memory of a peer's processes; of the peer with the largest sum.
+        others_cpu_seconds: CPU time of the waiting processes of other systems during the turn.
         results_equal: whether all peers ended with the same bytes.
     """
 
@@ -40,12 +40,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All turns that count, by system, in order of repeats; and what they were of.
+    """All measured turns by system, in order of repeats, and their settings.
 
     Attributes:
-        on_own_network: whether each system had a network of its own, so that nobody else's bytes were counted.
-        kept_alive: whether all processes lived through the whole run; else each system's were started for its turn.
-        num_cores: of this machine.
+        on_own_network: whether each system had a private network, so that no other traffic was counted.
+        kept_alive: whether all processes ran until the end; otherwise each system's were started for its turn.
+        num_cores: number of cores available.
     """
 
     num_peers: int
@@ -58,13 +58,13 @@ class Comparison:
 
     @property
     def repeats(self) -> int:
-        """Turns of each system."""
+        """Number of turns of each system."""
         return len(next(iter(self.turns.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemFigures:
-    """One system's turns, each figure with its quartiles; cpu and wire for each parameter and peer."""
+    """Figures of one system with quartiles; CPU time and bytes are per parameter and peer."""
 
     wall_seconds: Spread
     cpu_ns_per_parameter_per_peer: Spread
@@ -85,7 +85,7 @@ def figures_of(comparison: Comparison, system: str) -> SystemFigures:
 
 
 def ratios_to_ours(comparison: Comparison, system: str) -> dict[str, Spread]:
-    """Return how often ours fits into a system's figure: ratios within each repeat, their median and quartiles."""
+    """Return a system's figures divided by ours: median and quartiles of the ratios within each repeat."""
     pairs = list(zip(comparison.turns[system], comparison.turns[OURS], strict=True))
     return {
         name: spread_of([_figure(comparison, theirs, name) / _figure(comparison, ours, name) for theirs, ours in pairs])
@@ -94,13 +94,13 @@ def ratios_to_ours(comparison: Comparison, system: str) -> dict[str, Spread]:
 
 
 def idle_cores(comparison: Comparison) -> float:
-    """Return how many cores the waiting processes took while others had their turns: what they may have spoilt."""
+    """Return the average number of cores used by waiting processes, which may have disturbed the turns of others."""
     turns = [turn for played in comparison.turns.values() for turn in played]
     return sum(turn.others_cpu_seconds for turn in turns) / sum(turn.wall_seconds for turn in turns)
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
-    """Return what `--json` writes: medians under the names of old, spreads and ratios in keys of their own."""
+    """Return the document for `--json`: medians under their old names; spreads and ratios under separate keys."""
     figures = {system: figures_of(comparison, system) for system in comparison.turns}
     return {
         "peers": comparison.num_peers,

@@ -1,4 +1,4 @@
-"""`torch.distributed` with gloo: an all-reduce in float32 over plain TCP, among ranks that are known from the start."""
+"""Peer of `torch.distributed` with gloo: an all-reduce in float32 over plain TCP among a fixed set of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 class GlooPeer:
-    """One rank."""
+    """One rank of the gloo group."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -28,11 +28,11 @@ class GlooPeer:
         self._outer = FlatOuter(int(order["parameters"]))
 
     def start(self) -> dict[str, Any]:
-        """Need nothing yet."""
+        """Do nothing: ranks need no addresses."""
         return {}
 
     def meet(self, words: list[dict[str, Any]]) -> None:
-        """Form the group."""
+        """Form the process group."""
         dist.init_process_group(
             "gloo", init_method=f"file://{self._store}", rank=self._place, world_size=self._num_peers, timeout=_TIMEOUT
         )
@@ -42,14 +42,14 @@ class GlooPeer:
         self._outer.fill(seed_of(self._place, turn))
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
-        """Sum over all ranks, divide, step."""
+        """Sum over all ranks, divide by their number, and apply the outer step."""
         wait_for_moment(at)
         dist.all_reduce(self._outer.delta_N)
         self._outer.step(self._outer.delta_N.div_(self._num_peers))
         return {"applied_at": time.monotonic(), "trouble": ""}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        """Have nothing to settle."""
+        """Do nothing: gloo has nothing to settle."""
         return {"is_settled": True, "roster": ""}
 
     def digest(self) -> str:
@@ -57,5 +57,5 @@ class GlooPeer:
         return self._outer.digest()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         dist.destroy_process_group()

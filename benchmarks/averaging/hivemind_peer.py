@@ -1,7 +1,7 @@
-"""hivemind's `DecentralizedAverager`, as its own optimiser drives it: a DHT process, an averager process, a daemon.
+"""Peer of hivemind's `DecentralizedAverager`, driven as by hivemind's optimiser: DHT, averager and daemon processes.
 
-Looking for a group, which takes seconds, is done before the exchange begins (`require_trigger`, what hivemind has for
-it), so what is measured is its all-reduce alone.
+Matchmaking takes seconds. It is done before the exchange begins (with hivemind's `require_trigger`), so only the
+all-reduce is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.01
 
 
 class HivemindPeer:
-    """One peer with a DHT and an averager. Not in an event loop: hivemind forks."""
+    """One peer with a DHT and an averager. It uses no event loop, because hivemind forks."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -38,7 +38,7 @@ class HivemindPeer:
         self._step: Any = None
 
     def start(self) -> dict[str, Any]:
-        """Start the first peer's DHT, on loopback alone; the others join it."""
+        """Start the DHT of the first peer, on loopback only; the other peers join it."""
         if self._place:
             return {}
         self._start_dht([])
@@ -70,10 +70,10 @@ class HivemindPeer:
         )
 
     def prepare(self, turn: int) -> None:
-        """Fill the tensor that is averaged, and wait until the group has been found.
+        """Fill the tensor to average, and wait until a group is found.
 
         Raises:
-            NetworkError: it has not been found in time.
+            NetworkError: no group was found in time.
         """
         from hivemind.averaging.control import AveragingStage
         from hivemind.utils import get_dht_time
@@ -93,7 +93,7 @@ class HivemindPeer:
             time.sleep(_LOOK_SECONDS)
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
-        """Have the group's all-reduce run, then step."""
+        """Run the all-reduce of the group, and apply the outer step."""
         wait_for_moment(at)
         self._step.allow_allreduce()
         gathered = self._step.result(EXCHANGE_SECONDS)
@@ -105,7 +105,7 @@ class HivemindPeer:
         return {"applied_at": applied_at, "trouble": trouble}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        """Have nothing to settle."""
+        """Do nothing: hivemind has nothing to settle."""
         return {"is_settled": True, "roster": ""}
 
     def digest(self) -> str:
@@ -113,7 +113,7 @@ class HivemindPeer:
         return self._outer.digest()
 
     def close(self) -> None:
-        """End averager and DHT."""
+        """Shut down the averager and the DHT."""
         if self._averager is not None:
             self._averager.shutdown()
         if self._dht is not None:

@@ -1,9 +1,8 @@
-"""A peer of this project, but for its training: engine, node, island thread, archive, disk and transport are a
-volunteer's.
+"""Peer of this project without training: engine, node, island thread, archive, disk and transport of a real peer.
 
-The whole vector is one fragment, so that one round is one exchange. Swarm time stands still between turns, and the
-loop runs only while there is something to do: see `StagedPeer`. What a volunteer has beside it and this peer has not
-is said there, and: the comparison of contents every few cycles.
+The whole vector is one fragment, so one round is one exchange. Swarm time stops between turns, and the event loop runs
+only during turns. `StagedPeer` describes this, and the parts of a real peer that are missing here. Also missing is the
+comparison of content digests every few cycles.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.training.model import model_shape
 
 TRIAL_LINGER_SECONDS = 1.0
-"""In turns that do not count, rosters are voted on that list everybody: that takes a few words to and fro."""
+"""Extra time in warm-up turns, in which peers exchange messages to vote on rosters that list all peers."""
 LINGER_SECONDS = 0.1
 TRIAL_SHARE = 0.125
-"""The part of a round that a trial may take. If some peers begin it under the previous roster there are no entries;
-the trial ends then and is played again. A round is twice as long as a turn may take."""
+"""Share of a round that a warm-up turn may take. If some peers start it under the previous roster, there are no
+entries; the turn then ends and is repeated. A round is twice as long as a turn may take."""
 START_SCALE = 0.02
 
 
 class OurPeer:
-    """One peer; its loop runs inside these calls only."""
+    """One peer, whose event loop runs only inside these calls."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         wake_politely()  # as `p2p-diloco join` does
@@ -57,7 +56,7 @@ class OurPeer:
         self._applied_at, self._num_absorbed, self._is_in_all = 0.0, 0, True
         self._state: SyntheticState
 
-    # -- for the worker
+    # -- commands of the worker
 
     def start(self) -> dict[str, Any]:
         """Start the transport."""
@@ -65,26 +64,27 @@ class OurPeer:
         return self._peer.start()
 
     def meet(self, words: list[dict[str, Any]]) -> None:
-        """Hold the same start and the same founding roster as all others, and have a link to each of them."""
+        """Create the same start and founding roster as all other peers, and connect to them."""
         self._peer.found(words[0]["peer"], _start_of(self._plan), self._make_thread)
         self._peer.link(words, self._place)
 
     def prepare(self, turn: int) -> None:
-        """Go away from the anchor, as training would have done."""
+        """Move θ away from the anchor, as training would."""
         self._peer.thread.wait_until_idle()
         self._state.walk(seed_of(self._place, turn))
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
-        """Begin the round of this turn at `at`, and go on until all its entries are in φ, m and θ, and on the disk."""
+        """Start the round of this turn at `at`, and run until all its entries are in φ, m and θ, and on disk."""
         trouble = self._peer.run(self._play(turn, at, is_trial=is_trial))
         if is_trial and not trouble:
             trouble = self._non_voters(turn + 1)
         return {"applied_at": self._applied_at, "trouble": trouble}
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        """Sit through a turn without an exchange, so that contents are compared as after every start.
+        """Run a turn without an exchange, in which peers compare content digests as after every start.
 
-        Not while a peer is missing on the roster, or has just come back to it: the next turn would be without it.
+        Not settled while a peer is missing from the roster or has just returned to it: the next turn would be without
+        it.
         """
         is_settled = self._peer.run(self._peer.settle(turn, at)) and not self._peer.missing_members(turn + 1)
         roster = self._peer.governing_roster(turn + 1)
@@ -95,7 +95,7 @@ class OurPeer:
         return state_digest(self._state.states())
 
     def close(self) -> None:
-        """End the transport with its daemon, and all threads."""
+        """Stop the transport with its daemon, and all threads."""
         self._peer.close()
 
     def _make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
@@ -107,7 +107,7 @@ class OurPeer:
     # -- a turn
 
     def _note_absorbed(self, at: float, is_in: bool) -> None:
-        """Count an entry; called by the island's thread."""
+        """Count an entry. Called by the island's thread."""
         self._num_absorbed += 1
         self._is_in_all = self._is_in_all and is_in
         self._applied_at = at
@@ -121,7 +121,7 @@ class OurPeer:
         async with self._peer.driven(turn, at) as driving:
             round_seconds = self._plan.rules.clock.round_seconds
             await self._wait_for_entries(driving, TRIAL_SHARE * round_seconds if is_trial else round_seconds)
-            # What is on its way to the disk belongs to the exchange too.
+            # Pending disk writes are part of the exchange.
             await self._peer.wait_for_disk()
             trouble = self._trouble(turn)
             await asyncio.sleep(TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS)
@@ -137,13 +137,13 @@ class OurPeer:
             applied.cancel()
 
     def _non_voters(self, turn: int) -> str:
-        """Return what to report while members may not vote yet, or nothing: the roster is replaced once they may."""
+        """Return a text while members may not vote yet, else '': the roster is replaced once they may."""
         roster = self._peer.governing_roster(turn)
         num_waiting = sum(not member.counts for member in roster.members) if roster is not None else 0
-        return f"{num_waiting} members may not vote yet, and a roster that lets them is to come" if num_waiting else ""
+        return f"{num_waiting} members may not vote yet; the next roster lets them" if num_waiting else ""
 
     def _trouble(self, turn: int) -> str:
-        """Return what is lacking for an exchange of all among all, or nothing."""
+        """Return why the exchange did not include all peers, or nothing if it did."""
         num_spans = len(self._plan.places)
         if missing := self._peer.missing_members(turn):
             return missing
@@ -151,7 +151,7 @@ class OurPeer:
             return ""
         said = " | ".join(self._peer.listener.sentences) or "nothing"
         included = "all" if self._is_in_all else "not all"
-        return f"{self._num_absorbed} of {num_spans} entries came, {included} with this peer; it said: {said}"
+        return f"{self._num_absorbed} of {num_spans} entries arrived, {included} with this peer; last events: {said}"
 
 
 def plan_of(order: Mapping[str, Any]) -> RunPlan:
@@ -161,7 +161,7 @@ def plan_of(order: Mapping[str, Any]) -> RunPlan:
 
 
 def _start_of(plan: RunPlan) -> dict[SpanId, Any]:
-    """Return φ at the start, the same for all."""
+    """Return the initial φ, the same on all peers."""
     rng = np.random.Generator(np.random.Philox(key=0))
     return {
         span: np.float32(START_SCALE) * rng.standard_normal(place.stop - place.start, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The run that a bench is: a manifest and an organiser of its own, one fragment, rounds as long as a turn may take."""
+"""Run for the benchmark: its own manifest and organiser, one fragment, rounds twice as long as a turn may take."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NEVER = 2**20
 
 
 def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]:
-    """Return what each peer of ours is told: the signed manifest and the organiser's key, in hexadecimal.
+    """Return the configuration of our peers: the signed manifest and the organiser's key, in hexadecimal.
 
     Args:
-        codec: of contributions and of entries; with topk2, which is for contributions alone, entries are int4.
-        turn_seconds: what a turn may take. Contributions count until the middle of a round.
+        codec: codec of contributions and entries. topk2 is for contributions only; entries are then int4.
+        turn_seconds: longest time of a turn. Contributions are accepted until the middle of a round.
     Raises:
-        ConfigError: no such codec, or a number of spans that cannot be.
+        ConfigError: the codec is unknown, or the number of spans is invalid.
     """
     check_codec(codec)
     organiser = SigningKey(secrets.token_bytes(32))
@@ -41,10 +41,10 @@ def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]
 
 
 def check_codec(codec: str) -> None:
-    """See that there is such a codec.
+    """Check the name of a codec.
 
     Raises:
-        ConfigError: there is not.
+        ConfigError: the codec is unknown.
     """
     if codec not in CODECS:
         raise ConfigError(f"--codec is {codec!r}; expected one of {', '.join(CODECS)}")

@@ -1,6 +1,6 @@
-"""A peer's state that nobody trains: θ is one flat vector, and as far from the anchor as it is told to be.
+"""State of a peer without training: θ is one flat vector, moved from the anchor by a random pseudo-gradient.
 
-All else is the very code of a volunteer: contributing, following, merging.
+Contributing, following and merging are the code of a real peer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 STEPS, TOKENS = 100, 100_000
-"""What an island says to have trained since its last contribution; the same for all."""
+"""Steps and tokens that each island reports since its last contribution."""
 
 
 def tensors_of(parameters: int) -> list[tuple[str, int]]:
@@ -31,7 +31,7 @@ def tensors_of(parameters: int) -> list[tuple[str, int]]:
 
 
 class FlatModel(nn.Module):
-    """A model without blocks, for islands that make no step: two vectors where a decoder has its largest matrices."""
+    """Model for islands that make no steps: no blocks, only two vectors in place of a decoder's largest matrices."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class FlatModel(nn.Module):
 
 
 class _Watch(Trace):
-    """Hears of entries where others write them down."""
+    """Trace that reports entries to a callback instead of recording them."""
 
     def __init__(self, absorbed: Callable[[float, bool], None]) -> None:
         self._absorbed = absorbed
 
     def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
-        """Count an entry."""
+        """Report an entry."""
         self._absorbed(time.monotonic(), own_included)
 
     def _write(self, what: str, **figures: Any) -> None:
@@ -54,11 +54,11 @@ class _Watch(Trace):
 
 
 class SyntheticState(TrainedState):
-    """Counts what θ follows.
+    """State that reports the entries that θ has followed.
 
     Args:
-        absorbed: called for each entry once it is in θ, φ and m: when by the monotonic clock, and whether this peer's
-            contribution is in it; by the thread that θ belongs to.
+        absorbed: called by the thread that owns θ for each entry once it is in θ, φ and m, with the monotonic time and
+            whether the entry includes this peer's contribution.
     """
 
     def __init__(self, plan: RunPlan, *, absorbed: Callable[[float, bool], None], **more: Any) -> None:
@@ -68,7 +68,7 @@ class SyntheticState(TrainedState):
         super().__init__(plan, local, trace=_Watch(absorbed), **more)
 
     def walk(self, seed: int) -> None:
-        """Go from the anchor to where a pseudo-gradient of independent normal numbers leads; while nothing is due."""
+        """Set θ to the anchor minus a pseudo-gradient of independent normal numbers. Nothing may be pending."""
         assert self.begin(), "all spans are there"
         rng = np.random.Generator(np.random.Philox(key=seed))
         for span, state in self.states().items():

@@ -1,6 +1,6 @@
-"""The work of opponents around their averaging: a flat pseudo-gradient, and DiLoCo's outer step by PyTorch.
+"""Work of the other systems around their averaging: a flat pseudo-gradient, and DiLoCo's outer step in PyTorch.
 
-The outer step is the same as ours, so that all do the same work: from the pseudo-gradient to the next anchor.
+The outer step is the same as ours, so all systems do the same work, from the pseudo-gradient to the next anchor.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor
 
 LEARNING_RATE, MOMENTUM = 0.7, 0.3
 DELTA_SCALE = 0.01
-"""How far an island comes from the anchor; no codec of the opponents depends on it."""
+"""Standard deviation of a pseudo-gradient; no codec of the other systems depends on it."""
 
 
 class FlatOuter:
-    """An anchor of one flat tensor and Nesterov's outer optimiser.
+    """An anchor of one flat tensor with a Nesterov outer optimiser.
 
     Attributes:
-        delta_N: this peer's pseudo-gradient; what an exchange puts the mean into.
+        delta_N: this peer's pseudo-gradient; an exchange overwrites it with the mean.
     """
 
     def __init__(self, parameters: int) -> None:
@@ -28,7 +28,7 @@ class FlatOuter:
         self._optimizer = torch.optim.SGD([self._anchor_N], lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True)
 
     def fill(self, seed: int) -> None:
-        """Put the pseudo-gradient of a turn into memory."""
+        """Fill the pseudo-gradient of a turn."""
         self.delta_N.normal_(0.0, DELTA_SCALE, generator=torch.Generator().manual_seed(seed))
 
     def step(self, mean_N: Tensor) -> None:
@@ -43,5 +43,5 @@ class FlatOuter:
 
 
 def seed_of(place: int, turn: int) -> int:
-    """Return a seed that no other peer and no other turn has."""
+    """Return a seed that is unique to the peer and the turn."""
     return (turn << 16) + place

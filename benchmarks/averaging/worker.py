@@ -1,6 +1,6 @@
-"""One peer of one system as a process: `python -m benchmarks.averaging.worker`, one JSON object a line.
+"""Worker process with one peer of one system: `python -m benchmarks.averaging.worker`.
 
-What is said and answered, see `benchmarks.worker`.
+See `benchmarks.worker` for the messages.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ _CLASSES = {
 
 
 class ComparedPeer(Protocol):
-    """One peer of one system. Between two calls it must take next to nothing of the machine."""
+    """One peer of one system. Between calls it must use almost no CPU."""
 
     def start(self) -> dict[str, Any]:
-        """Start what is needed; return what the others must know."""
+        """Start the peer, and return what other peers need to connect."""
         ...
 
     def meet(self, words: list[dict[str, Any]]) -> None:
-        """Get to know the others, from what each returned when it started, in order of places."""
+        """Connect to the other peers, given what each returned from `start`, in order of places."""
         ...
 
     def prepare(self, turn: int) -> None:
-        """Have a pseudo-gradient ready in memory, and all that must come before an exchange."""
+        """Prepare a pseudo-gradient, and all else that an exchange needs."""
         ...
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
-        """Exchange from the moment `at` of the monotonic clock on.
+        """Exchange, starting at `at` on the monotonic clock.
 
         Returns:
-            `applied_at`: when the outer step was done here; `trouble`: why the exchange was not whole, or nothing.
+            `applied_at`: time at which the outer step was done; `trouble`: why the exchange was incomplete, or empty.
         """
         ...
 
     def settle(self, turn: int, at: float) -> dict[str, Any]:
-        """Sit through a turn without an exchange, for what is done once after a start.
+        """Run a turn without an exchange, for work that a system does once after a start.
 
         Returns:
-            `is_settled`: whether that is done; `roster`: a digest of the members of the next turn, equal at all peers
-            before turns count. Empty in systems that have none.
+            `is_settled`: whether that work is done; `roster`: digest of the next turn's roster, which must be equal
+            on all peers before turns are measured. Empty for systems without one.
         """
         ...
 
@@ -59,40 +59,40 @@ class ComparedPeer(Protocol):
         ...
 
     def close(self) -> None:
-        """Tidy up."""
+        """Release all resources."""
         ...
 
 
 def make_peer(order: Mapping[str, Any]) -> ComparedPeer:
-    """Return what an order asks for; only its own libraries are imported."""
+    """Return the peer that an order asks for. Only the libraries of its system are imported."""
     module, name = _CLASSES[order["system"]]
     made: ComparedPeer = getattr(import_module(f"benchmarks.{module}"), name)(order)
     return made
 
 
 def wait_for_moment(at: float) -> None:
-    """Sleep until the monotonic clock, which all processes of a machine share, shows `at`."""
+    """Sleep until `at` on the monotonic clock, which all processes of a machine share."""
     while (left := at - time.monotonic()) > 0:
         time.sleep(left)
 
 
 def obey(words: TextIO, answers: TextIO) -> None:
-    """Do what is said until the word to end."""
+    """Execute commands until `end`."""
     worker.obey(words, answers, lambda order: _Player(make_peer(order)))
 
 
 class _Player:
-    """A compared peer as a worker."""
+    """Worker that runs a compared peer."""
 
     def __init__(self, peer: ComparedPeer) -> None:
         self._peer = peer
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Do one thing."""
+        """Execute one command."""
         return _do(self._peer, word)
 
     def close(self) -> None:
-        """Tidy up."""
+        """Release all resources."""
         self._peer.close()
 
 

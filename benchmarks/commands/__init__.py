@@ -1,1 +1,1 @@
-"""The benchmark commands: options in, tables and figures out."""
+"""Benchmark commands: they take options, and print tables or write figures."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks averaging`: a whole exchange of real processes beside hivemind's and gloo's, ratios first."""
+"""`python -m benchmarks averaging`: compare a whole exchange with hivemind and gloo, ratios first."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _DIGITS = (3, 1, 3, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragingOptions:
-    """As typed.
+    """Options of the command.
 
     Attributes:
-        parameters: like `10M`.
-        codec: of ours.
-        against: whom to play against, with commas.
-        spans: pieces in which ours exchanges; None: as `plan` would have it.
-        repeat: turns of each that count.
+        parameters: length of the vector, like `10M`.
+        codec: codec of p2p_diloco.
+        against: systems to compare with, separated by commas.
+        spans: pieces in which p2p_diloco exchanges; None: as `plan` recommends.
+        repeat: number of measured turns of each system.
         json: file for the figures, `-` for standard output.
     """
 
@@ -58,12 +58,12 @@ def bench_averaging(options: AveragingOptions) -> int:
     """Measure, print, and return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing, or a system without what measures processes.
-        PeerError, StateError, NetworkError: a process ended, failed or fell silent.
+        ConfigError: an option is invalid, or this is not Linux.
+        PeerError, StateError, NetworkError: a process ended, failed or timed out.
     """
     plan = plan_of(options)
     if sys.platform != "linux":
-        raise ConfigError("bench averaging measures by Linux's /proc, which this system has not; run it on Linux")
+        raise ConfigError("the averaging benchmark needs Linux's /proc; run it on Linux")
     machine, options = describe_machine(), replace(options, spans=plan.spans)
     with ended_politely():
         comparison = run_comparison(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
@@ -74,10 +74,10 @@ def bench_averaging(options: AveragingOptions) -> int:
 
 
 def plan_of(options: AveragingOptions) -> ComparisonPlan:
-    """Return what the options mean.
+    """Return the plan for these options.
 
     Raises:
-        ConfigError: one means nothing.
+        ConfigError: an option is invalid.
     """
     if not FEWEST_PEERS <= options.peers <= MOST_PEERS:
         raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
@@ -99,7 +99,7 @@ def plan_of(options: AveragingOptions) -> ComparisonPlan:
 
 
 def averaging_lines(comparison: Comparison) -> list[str]:
-    """Return the tables for people: ratios, then figures, then what was counted and how."""
+    """Return the printed tables: ratios, then figures, then notes on what was counted."""
     width = max(map(len, comparison.turns)) + 2
     heading = "".join(f"{heading:>26}" for heading in _HEADINGS)
     lines = [
@@ -132,13 +132,13 @@ def _spread_words(spread: Spread, digits: int, unit: str = "") -> str:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    network = "bytes sent over loopback, headers and acknowledgements told, "
+    network = "bytes sent over loopback, with headers and acknowledgements, "
     network += (
-        "in a network of each system's own" if comparison.on_own_network else "OTHER PROGRAMS' TOO: no own network"
+        "in a private network per system" if comparison.on_own_network else "OTHER PROGRAMS' TOO: no private network"
     )
-    kept = "all processes lived through the run" if comparison.kept_alive else "processes were started for each turn"
+    kept = "all processes ran until the end" if comparison.kept_alive else "processes were started for each turn"
     return [
         f"wire: {network}",
-        f"CPU and memory: all processes, daemons too; {kept}; those who waited took {idle_cores(comparison):.3f} cores",
+        f"CPU and memory: all processes, with daemons; {kept}; waiting ones used {idle_cores(comparison):.3f} cores",
         "results: whether all peers ended with the same bytes, by hash",
     ]

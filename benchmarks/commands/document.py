@@ -1,4 +1,4 @@
-"""The document that every bench writes for `--json`: its command, its figures, and the machine."""
+"""The document that each benchmark writes for `--json`: command, figures and machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _PATHS = frozenset({"json"})
-"""Options that name files: of no use to who measures again."""
+"""Options that name files, and are left out of the recorded command."""
 
 
 def bench_document(
     name: str, options: DataclassInstance, figures: Mapping[str, Any], machine: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the document of a bench: its figures under their own names, `command` and `machine` beside."""
+    """Return the document of a benchmark: its figures, with `command` and `machine` added."""
     return {"command": command_words(name, options), **figures, "machine": dict(machine)}
 
 
 def command_words(name: str, options: DataclassInstance) -> str:
-    """Return the words after `python -m benchmarks` that measure the same again, with defaults: those may change."""
+    """Return the arguments of `python -m benchmarks` that repeat a measurement, with defaults, as these may change."""
     words = [name]
     for field in dataclasses.fields(options):
         if field.name not in _PATHS:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measures on this machine and prints tables, ratios first."""
+"""`python -m benchmarks vectors`: measure the steps of a cycle, with compiled loops and with NumPy alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CODECS: tuple[str, ...] = get_args(DenseCodecName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorsOptions:
-    """As typed.
+    """Options of the command.
 
     Attributes:
-        codec: by name.
+        codec: name of the codec.
         parameters: length of the vectors, like `1M`.
-        repeat: measurements of each step.
+        repeat: number of measurements of each step.
         json: file for the figures, `-` for standard output.
     """
 
@@ -39,14 +39,14 @@ def bench_vectors(options: VectorsOptions) -> int:
     """Measure, print, and return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing.
+        ConfigError: an option is invalid.
     """
     elements = count_named(options.parameters)
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
     if options.codec not in CODECS:
         raise ConfigError(
-            f"--codec is {options.codec!r}; expected one of {', '.join(CODECS)}, for entries are encoded with it too"
+            f"--codec is {options.codec!r}; expected one of {', '.join(CODECS)}, because entries use it too"
         )
     check_target(options.json)
     machine = describe_machine()
@@ -59,7 +59,7 @@ def bench_vectors(options: VectorsOptions) -> int:
 
 
 def vectors_figures(options: VectorsOptions, elements: int, steps: Sequence[StepFigures]) -> dict[str, Any]:
-    """Return what `--json` writes; nanoseconds of one core per element."""
+    """Return the document for `--json`, in nanoseconds of CPU time per element."""
     return {
         "codec": options.codec,
         "parameters": elements,
@@ -70,7 +70,7 @@ def vectors_figures(options: VectorsOptions, elements: int, steps: Sequence[Step
 
 
 def vectors_lines(codec: str, steps: Sequence[StepFigures]) -> list[str]:
-    """Return the table for people."""
+    """Return the printed table."""
     lines = [
         f"{codec}, nanoseconds of one core per element: median and quartiles, compiled loops and NumPy alone in turn",
         f"{'':28}  ratio  compiled               numpy                  of all parameters",

@@ -46,5 +46,5 @@ def test_nothing_kept_is_nothing_read(tmp_path: Path) -> None:
 )
 def test_what_is_no_document_of_a_bench_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "memory.json").write_text(text, encoding="utf-8")
-    with pytest.raises(StateError, match=r"memory\.json is no document of python -m benchmarks"):
+    with pytest.raises(StateError, match=r"memory\.json is not a document of python -m benchmarks"):
         read_kept(tmp_path)

@@ -55,7 +55,7 @@ def test_a_peer_that_dies_ends_the_bench_with_a_sentence_and_all_processes() -> 
             workers = [p for p in witness.seen if p.is_running() and "benchmarks.averaging.worker" in p.cmdline()]
             min(workers, key=lambda process: process.create_time()).kill()
 
-    with pytest.raises(PeerError, match=r"peer \d of p2p_diloco was ended by signal 9 when it was to prepare"):
+    with pytest.raises(PeerError, match=r"peer \d of p2p_diloco was killed by signal 9 during 'prepare'"):
         run_comparison(PLAN, say)
     witness.check_all_gone()
 

@@ -58,14 +58,12 @@ def test_answers_come_in_order_however_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("do", "error", "text"),
     [
-        ("die", PeerError, "peer 1 of acting ended with exit code 3 when it was to die; .* last words: alas"),
+        ("die", PeerError, "peer 1 of acting exited with code 3 during 'die'; .* last output: alas"),
         ("fail", StateError, "peer 1 of acting failed: ValueError: no"),
-        ("sleep", NetworkError, "1 of 2 peers of acting did not sleep within 1 s"),
+        ("sleep", NetworkError, "1 of 2 peers of acting did not answer 'sleep' within 1 s"),
     ],
 )
-def test_who_does_not_do_as_told_is_named_and_all_end(
-    do: str, error: type[Exception], text: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_fails_is_named_and_all_end(do: str, error: type[Exception], text: str, tmp_path: Path) -> None:
     witness = Witness()
 
     def play() -> None:
@@ -80,7 +78,7 @@ def test_who_does_not_do_as_told_is_named_and_all_end(
     witness.check_all_gone()
 
 
-def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported_by_the_next_command(tmp_path: Path) -> None:
     witness = Witness()
 
     def play() -> None:
@@ -92,7 +90,7 @@ def test_one_that_was_killed_is_told_by_the_next_word(tmp_path: Path) -> None:
             for _ in range(100):
                 pool.ask({"do": "talk"}, 20.0)
 
-    with pytest.raises(PeerError, match="peer 0 of acting was ended by signal 9 when it was to talk"):
+    with pytest.raises(PeerError, match="peer 0 of acting was killed by signal 9 during 'talk'"):
         play()
     witness.check_all_gone()
 
@@ -101,7 +99,7 @@ def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
     witness = Witness()
     with pool_in(tmp_path) as pool:
         pool.ask({"do": "start"}, 20.0)
-        pool.pids_by_peer()  # what left a worker's group is known to whoever looked in time
+        pool.pids_by_peer()  # so that the pool knows the child that left the worker's group
         witness.look()
         for do in ("die", "talk"):
             answers = pool.ask({"do": do, "who": 1}, 20.0, may_end={1})

@@ -49,7 +49,7 @@ def test_ratios_come_first_and_who_differs_is_told() -> None:
 
 
 def test_whose_bytes_were_counted_is_said() -> None:
-    assert any("in a network of each system's own" in line for line in averaging.averaging_lines(COMPARISON))
+    assert any("in a private network per system" in line for line in averaging.averaging_lines(COMPARISON))
     shared = averaging.averaging_lines(replace(COMPARISON, on_own_network=False, kept_alive=False))
     assert any("OTHER PROGRAMS' TOO" in line for line in shared)
     assert any("started for each turn" in line for line in shared)
