@@ -1,4 +1,4 @@
-"""`python -m benchmarks memory`: what a peer holds beyond the training itself, for several sizes of model."""
+"""`python -m benchmarks memory`: measure a peer's memory beyond training, for several model sizes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FEWEST_PEERS, MOST_PEERS = 2, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOptions:
-    """As typed.
+    """Options of the command.
 
     Attributes:
-        parameters: sizes like `10M`, with commas.
+        parameters: model sizes like `10M`, separated by commas.
         json: file for the figures, `-` for standard output.
     """
 
@@ -46,12 +46,12 @@ def bench_memory(options: MemoryOptions) -> int:
     """Measure, print, and return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing, or a system without what measures processes.
-        PeerError, StateError, NetworkError: a process ended, failed or fell silent.
+        ConfigError: an option is invalid, or this is not Linux.
+        PeerError, StateError, NetworkError: a process ended, failed or timed out.
     """
     plan = plan_of(options)
     if sys.platform != "linux":
-        raise ConfigError("bench memory measures by Linux's /proc, which this system has not; run it on Linux")
+        raise ConfigError("the memory benchmark needs Linux's /proc; run it on Linux")
     machine = describe_machine()
     with ended_politely():
         sizes = measure_footprints(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
@@ -63,10 +63,10 @@ def bench_memory(options: MemoryOptions) -> int:
 
 
 def plan_of(options: MemoryOptions) -> FootprintPlan:
-    """Return what the options mean.
+    """Return the plan for these options.
 
     Raises:
-        ConfigError: one means nothing.
+        ConfigError: an option is invalid.
     """
     if not FEWEST_PEERS <= options.peers <= MOST_PEERS:
         raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
@@ -78,9 +78,9 @@ def plan_of(options: MemoryOptions) -> FootprintPlan:
 
 
 def memory_lines(sizes: Sequence[SizeFigures], num_peers: int) -> list[str]:
-    """Return the table for people: each size, then the line through them."""
+    """Return the printed table: a row per size, then the fitted lines."""
     lines = [
-        f"{num_peers} peers; resident MiB at the peak of the largest peer, beside training alone in a process",
+        f"{num_peers} peers; resident MiB at the peak of the largest peer, compared with training alone",
         "   parameters  training    peer  daemon  beyond   goal  on average  results",
     ]
     lines += [_size_line(size) for size in sizes]
@@ -100,4 +100,4 @@ def _size_line(size: SizeFigures) -> str:
 
 
 def _line_words(line: Line) -> str:
-    return f"{line.slope:.2f} bytes for each parameter and {line.constant / 1e6:.0f} MB beyond training"
+    return f"{line.slope:.2f} bytes per parameter and {line.constant / 1e6:.0f} MB beyond training"

@@ -1,4 +1,4 @@
-"""`python -m benchmarks state`: how fast a newcomer gets the whole state from many donors, one of which is killed."""
+"""`python -m benchmarks state`: measure how fast a newcomer fetches the whole state while donors are killed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MOST_DONORS, MOST_MEGABYTES = 16, 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """As typed.
+    """Options of the command.
 
     Attributes:
-        megabytes: of the state.
-        killed: donors that are killed half-way.
-        repeat: transfers.
+        megabytes: size of the state.
+        killed: number of donors to kill half-way.
+        repeat: number of transfers.
         json: file for the figures, `-` for standard output.
     """
 
@@ -36,15 +36,15 @@ class StateOptions:
 
 
 def bench_state(options: StateOptions) -> int:
-    """Measure, print, and return the exit code: 0, or 1 when peers ended with different bytes.
+    """Measure, print, and return the exit code: 0, or 1 if peers ended with different bytes.
 
     Raises:
-        ConfigError: an option that means nothing, or a system without what measures processes.
-        PeerError, StateError, NetworkError: a process ended, failed or fell silent.
+        ConfigError: an option is invalid, or this is not Linux.
+        PeerError, StateError, NetworkError: a process ended, failed or timed out.
     """
     plan = plan_of(options)
     if sys.platform != "linux":
-        raise ConfigError("bench state measures by Linux's /proc, which this system has not; run it on Linux")
+        raise ConfigError("the state benchmark needs Linux's /proc; run it on Linux")
     machine = describe_machine()
     with ended_politely():
         transfers = measure_transfers(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
@@ -55,16 +55,16 @@ def bench_state(options: StateOptions) -> int:
 
 
 def plan_of(options: StateOptions) -> TransferPlan:
-    """Return what the options mean.
+    """Return the plan for these options.
 
     Raises:
-        ConfigError: one means nothing.
+        ConfigError: an option is invalid.
     """
     if not 1 <= options.donors <= MOST_DONORS:
         raise ConfigError(f"--donors is {options.donors}; expected 1 to {MOST_DONORS}")
     if not 0 <= options.killed < options.donors:
         raise ConfigError(
-            f"--killed is {options.killed}; expected 0 to {options.donors - 1}, so that one of {options.donors} lives"
+            f"--killed is {options.killed}; expected 0 to {options.donors - 1}, so that one donor survives"
         )
     if not 1 <= options.megabytes <= MOST_MEGABYTES:
         raise ConfigError(f"--megabytes is {options.megabytes}; expected 1 to {MOST_MEGABYTES}")
@@ -77,20 +77,20 @@ def plan_of(options: StateOptions) -> TransferPlan:
 
 
 def state_lines(plan: TransferPlan, transfers: Sequence[Transfer]) -> list[str]:
-    """Return the table for people."""
+    """Return the printed table."""
     figures = figures_of(plan, transfers)
     are_equal = all(transfer.is_equal for transfer in transfers)
     rows = [
-        ("MB/s, all told", "megabytes_per_second", 0),
-        ("until compared and ready, s", "seconds", 2),
-        ("until all spans are here, s", "installed_seconds", 2),
+        ("MB/s, overall", "megabytes_per_second", 0),
+        ("until verified and ready, s", "seconds", 2),
+        ("until all spans arrived, s", "installed_seconds", 2),
         ("CPU, all processes, ns/byte", "cpu_ns_per_byte", 1),
-        ("of that libp2p daemons", "daemon_cpu_ns_per_byte", 1),
-        ("came, of the state", "received_share", 3),
+        ("of that, libp2p daemons", "daemon_cpu_ns_per_byte", 1),
+        ("received / size of state", "received_share", 3),
         ("peak of the newcomer, MiB", "peak_joiner_mib", 0),
         ("peak of a donor, MiB", "peak_donor_mib", 0),
-        ("donors' loops late, p99, ms", "late_milliseconds", 1),
-        ("donors' loops late, worst, ms", "latest_milliseconds", 1),
+        ("lag of donors' loops, p99, ms", "late_milliseconds", 1),
+        ("lag of donors' loops, max, ms", "latest_milliseconds", 1),
     ]
     return [
         f"{plan.megabytes} MB of state from {plan.donors} donors, {plan.killed} killed half-way, "

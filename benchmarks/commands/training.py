@@ -1,4 +1,4 @@
-"""`python -m benchmarks training`: inner steps per second with and without the exchange, beside what waits."""
+"""`python -m benchmarks training`: compare inner steps per second with and without the exchange."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """As typed.
+    """Options of the command.
 
     Attributes:
-        uplink: rates, with commas.
-        against: whom to play against, with commas.
-        codec: of contributions and entries.
+        uplink: upload rates, separated by commas.
+        against: systems to compare with, separated by commas.
+        codec: codec of contributions and entries.
         fragments: parts of the model, exchanged in turn.
-        spans: pieces of a part; None: as `plan` would have it.
-        cycle_seconds: 0: four times its own transmission.
-        repeat: windows with the exchange, of each system on each line.
+        spans: pieces of a part; None: as `plan` recommends.
+        cycle_seconds: length of a cycle; 0: four times its transmission.
+        repeat: windows with the exchange, for each system and uplink.
         json: file for the figures, `-` for standard output.
     """
 
@@ -54,12 +54,12 @@ def bench_training(options: TrainingOptions) -> int:
     """Measure, print, and return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing, torchft is not installed, or no network can be made.
-        PeerError, StateError, NetworkError: a process of ours ended, failed or fell silent.
+        ConfigError: an option is invalid, torchft is not installed, or no network can be created.
+        PeerError, StateError, NetworkError: one of our processes ended, failed or timed out.
     """
     plan = plan_of(options)
     if sys.platform != "linux":
-        raise ConfigError("bench training needs network namespaces, which only Linux has; run it there")
+        raise ConfigError("the training benchmark needs network namespaces, which only Linux has; run it on Linux")
     with ended_politely():
         played = play_training(plan, show=_show)
     figures = document_of(played.setting, played.rows)
@@ -71,20 +71,20 @@ def bench_training(options: TrainingOptions) -> int:
 
 
 def bench_install_torchft() -> int:
-    """Make torchft's environment; return the exit code, 0.
+    """Create torchft's environment, and return the exit code, 0.
 
     Raises:
-        NetworkError: pip did not get it.
+        NetworkError: pip could not install it.
     """
     install_torchft(show=_show)
     return 0
 
 
 def plan_of(options: TrainingOptions) -> TrainingPlan:
-    """Return what the options mean.
+    """Return the plan for these options.
 
     Raises:
-        ConfigError: one means nothing, or torchft is wanted and not installed.
+        ConfigError: an option is invalid, or torchft is requested and not installed.
     """
     if not FEWEST_ISLANDS <= options.islands <= MOST_ISLANDS:
         raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
@@ -112,14 +112,12 @@ def plan_of(options: TrainingOptions) -> TrainingPlan:
         cycle_seconds=options.cycle_seconds or None,
         torchft_interpreter=torchft_interpreter() if TORCHFT in systems else "",
     )
-    plan.run_plan(
-        options.cycle_seconds or float(options.fragments)
-    )  # more parts than the model has tensors are an error here
+    plan.run_plan(options.cycle_seconds or float(options.fragments))  # raises if there are more parts than tensors
     return plan
 
 
 def training_lines(played: Played) -> list[str]:
-    """Return the table for people: speed kept first, then what the exchange cost, then how it was counted."""
+    """Return the printed table: speed kept, then the cost of the exchange, then notes on the columns."""
     setting = played.setting
     lines = [
         f"{setting.islands} islands, {setting.parameters:,} parameters, {setting.codec}, {setting.machine['cores']} "
@@ -138,8 +136,8 @@ _REMARKS = (
     "speed kept: inner steps per second with the exchange over those without it, in the same processes just before and "
     "after",
     "participation: share of rounds and islands whose contribution was included",
-    "CPU: what an exchange takes of the processor for each island and cycle, the libp2p daemon too; left: the share "
-    "that it leaves, had the islands the machine to themselves; of torchft not told apart",
+    "CPU: processor time of an exchange per island and cycle, including the libp2p daemon; left: share of the "
+    "processor that it leaves if the islands have the machine to themselves; not known for torchft",
 )
 
 

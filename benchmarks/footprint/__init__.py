@@ -1,1 +1,1 @@
-"""The memory of a peer, beside that of the same training alone."""
+"""Benchmark of a peer's memory, compared with the same training alone."""

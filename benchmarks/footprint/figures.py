@@ -1,6 +1,6 @@
-"""The measurements of each size, and a straight line through them: bytes per parameter, and a constant.
+"""Measurements of each size, and a straight line through them: bytes per parameter, and a constant.
 
-Resident memory, not shares of it: a volunteer's machine runs one peer, which has nobody to share libraries with.
+Memory is resident memory, not proportional shares: a volunteer's machine runs one peer, so libraries are not shared.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Footprint:
     """Resident memory of one process, in bytes.
 
     Attributes:
-        peak: the most it ever held.
-        steady: what it held on average while it trained.
+        peak: maximum.
+        steady: average during training.
     """
 
     peak: int
@@ -32,33 +32,33 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFootprint:
-    """A peer's process and, told apart, its libp2p daemon with what else it has started."""
+    """Memory of a peer's process and, separately, of its libp2p daemon and other child processes."""
 
     peer: Footprint
     daemon: Footprint
 
     @property
     def peak(self) -> int:
-        """The sum of both peaks, which need not come together."""
+        """Sum of both peaks, which need not occur at the same time."""
         return self.peer.peak + self.daemon.peak
 
     @property
     def steady(self) -> int:
-        """Both on average."""
+        """Sum of both averages."""
         return self.peer.steady + self.daemon.steady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigures:
-    """One size of model.
+    """Measurements of one model size.
 
     Attributes:
-        parameters: of the model.
-        alone: the same training in a process of its own.
-        peers: each peer of the swarm; the founder is the first.
-        num_rounds: rounds with entries, at the peer that saw the fewest.
-        num_entries: entries that were applied, at the peer that saw the fewest.
-        results_equal: whether all ended with the same φ and m.
+        parameters: number of parameters.
+        alone: the same training in a separate process.
+        peers: all peers of the swarm, the founder first.
+        num_rounds: rounds with entries, at the peer with the fewest.
+        num_entries: applied entries, at the peer with the fewest.
+        results_equal: whether all peers ended with the same φ and m.
     """
 
     parameters: int
@@ -75,12 +75,12 @@ class SizeFigures:
 
     @property
     def beyond(self) -> int:
-        """Bytes at the peak of the largest peer, beyond the peak of training alone."""
+        """Peak of the largest peer minus the peak of training alone, in bytes."""
         return self.largest.peak - self.alone.peak
 
     @property
     def beyond_steady(self) -> int:
-        """Bytes of the peer that holds most on average, beyond training alone."""
+        """Highest average of a peer minus the average of training alone, in bytes."""
         return max(peer.steady for peer in self.peers) - self.alone.steady
 
     @property
@@ -91,14 +91,14 @@ class SizeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Bytes as `slope` for each parameter and `constant` beside."""
+    """Memory as a line: `slope` bytes per parameter plus `constant` bytes."""
 
     slope: float
     constant: float
 
 
 def line_through(parameters: Sequence[int], held: Sequence[int]) -> Line | None:
-    """Return the straight line nearest to these points by least squares; None for fewer than two sizes."""
+    """Return the least-squares line through these points, or None for fewer than two sizes."""
     if len(set(parameters)) < 2:
         return None
     slope, constant = np.polyfit(np.array(parameters, dtype=np.float64), np.array(held, dtype=np.float64), 1)
@@ -106,17 +106,17 @@ def line_through(parameters: Sequence[int], held: Sequence[int]) -> Line | None:
 
 
 def peak_line(sizes: Sequence[SizeFigures]) -> Line | None:
-    """Return the line through what peers hold beyond training at their peaks."""
+    """Return the line through the peaks beyond training."""
     return line_through([size.parameters for size in sizes], [size.beyond for size in sizes])
 
 
 def steady_line(sizes: Sequence[SizeFigures]) -> Line | None:
-    """Return the line through what they hold beyond training on average."""
+    """Return the line through the averages beyond training."""
     return line_through([size.parameters for size in sizes], [size.beyond_steady for size in sizes])
 
 
 def document_of(sizes: Sequence[SizeFigures], num_peers: int) -> dict[str, Any]:
-    """Return what `--json` writes; slopes and constants are null where only one size was measured."""
+    """Return the document for `--json`; slopes and constants are null if only one size was measured."""
     peak, steady = peak_line(sizes), steady_line(sizes)
     return {
         "peers": num_peers,

@@ -1,4 +1,4 @@
-"""A whole peer of this project in a thread of this process: all that `p2p-diloco join` runs but its output."""
+"""A whole peer of this project in a thread of this process: `p2p-diloco join` without its output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEEP_CHECKPOINTS = 1
 
 
 class SwarmPeer:
-    """A peer that founds the run or joins it, and does what it does by itself; asked from outside how it stands."""
+    """A peer that founds or joins the run and then runs by itself; the worker waits for its progress."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         # As `p2p-diloco join` does.
@@ -52,10 +52,10 @@ class SwarmPeer:
         self._thread = threading.Thread(target=self._live, name="peer", daemon=True)
         self._plan: PeerPlan
 
-    # -- for the worker
+    # -- commands of the worker
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Found, join, wait for rounds with entries, or end after a round that all are told."""
+        """Found, join, wait for rounds with entries, or end after a round that is the same for all peers."""
         match word["do"]:
             case "found" if self._order["place"] == 0:
                 return self._found(word)
@@ -71,7 +71,7 @@ class SwarmPeer:
         return {}
 
     def close(self) -> None:
-        """Let the thread end; when it cannot, the process ends it."""
+        """Wait for the thread to end; if it does not, it ends with the process."""
         self._thread.join(10.0)
 
     def _found(self, word: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class SwarmPeer:
                 raise self._failure
             if not is_so():
                 said = " | ".join(self._sentences) or "nothing"
-                raise NetworkError(f"{what} has not come within {seconds:.0f} s; the peer said: {said}")
+                raise NetworkError(f"{what} did not happen within {seconds:.0f} s; last events of the peer: {said}")
 
     # -- the peer
 
@@ -136,20 +136,20 @@ class SwarmPeer:
             self._result, self._failure, self._is_over = result, failure, True
             self._changed.notify_all()
 
-    # -- what the peer says
+    # -- events of the peer
 
     def listening(self, invite: str, *, own_model: bool) -> None:
-        """Take the invite."""
+        """Store the invite."""
         with self._changed:
             self._invite = invite
             self._changed.notify_all()
 
     def status(self, status: PeerStatus) -> None:
-        """Take the status."""
+        """Store the status."""
         self._status = status
 
     def event(self, event: PeerEvent) -> None:
-        """Take an event; count rounds from which an entry came."""
+        """Store an event, and count rounds with entries."""
         print(event.text, flush=True)
         with self._changed:
             self._sentences.append(event.text)

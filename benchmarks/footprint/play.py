@@ -1,4 +1,4 @@
-"""Lets peers train a model of each size and measures what they hold, beside the same training alone."""
+"""Measurement of peers that train models of several sizes, and of the same training alone."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from p2p_diloco.signing import SigningKey
 WORKER = ("-m", "benchmarks.footprint.worker")
 FRAGMENTS = 4
 ROUNDS_FIRST = 2
-"""Rounds with entries before averages are taken."""
+"""Number of rounds with entries before averaging begins."""
 ROUNDS_MORE = FRAGMENTS
 STEPS_ALONE = 12
 WARM_STEPS = 3
 _SHORTEST_ROUND_SECONDS = 8.0
 _ROUND_SECONDS_PER_PARAMETER = 1.2e-7
-"""For each peer, on a machine with two cores and other work: a step must fit into half a round."""
+"""Round time per parameter and peer, on a busy machine with two cores; a step must fit into half a round."""
 _START_SECONDS, _SECONDS_PER_PARAMETER = 180.0, 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintPlan:
-    """The measurements to make: that number of peers, with models of about these sizes, one after the other."""
+    """The measurements to make: the number of peers, and approximate model sizes, measured one after the other."""
 
     num_peers: int
     parameters: tuple[int, ...]
 
     def round_seconds(self, parameters: int) -> float:
-        """Return the length of a round, such that all peers' work fits in."""
+        """Return a round length that fits the work of all peers."""
         return max(_SHORTEST_ROUND_SECONDS, _ROUND_SECONDS_PER_PARAMETER * parameters * self.num_peers)
 
     def patience_seconds(self, parameters: int) -> float:
-        """Return how long an answer may take; many times what it should."""
+        """Return the timeout of an answer, many times the expected time."""
         return _START_SECONDS + _SECONDS_PER_PARAMETER * parameters + 20.0 * self.round_seconds(parameters)
 
 
@@ -52,9 +52,9 @@ def measure_footprints(plan: FootprintPlan, show: Callable[[str], None]) -> tupl
     """Measure each size.
 
     Args:
-        say: told how it goes on.
+        show: called with progress messages.
     Raises:
-        PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
+        PeerError, StateError, NetworkError: a process ended, failed or timed out; all processes are stopped.
     """
     return tuple(_measure(plan, parameters, show) for parameters in plan.parameters)
 
@@ -107,12 +107,12 @@ def _train_together(pool: WorkerPool, patience: float) -> tuple[tuple[PeerFootpr
 
 
 def _processes_apart(pool: WorkerPool) -> list[Sequence[int]]:
-    """Return for each peer its own process, then all that it has started: the daemon, and a shell that tidies up."""
+    """Return two groups per peer: its process, and its children (the daemon, and a shell that cleans up)."""
     return [group for pids in pool.pids_by_peer() for group in (pids[:1], pids[1:])]
 
 
 def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
-    """Return what each peer is told first: the signed manifest of a run of this size, and its organiser's key."""
+    """Return the first message for each peer: the signed manifest of a run of this size, and the organiser's key."""
     organiser = SigningKey(secrets.token_bytes(32))
     shape, round_seconds = shape_of(parameters), plan.round_seconds(parameters)
     manifest = draft_manifest(
@@ -127,7 +127,7 @@ def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
                 "feed_forward": shape.feed_forward,
                 "context": shape.context,
             },
-            # With so few tokens making matrices orthogonal would be most of a step, and rounds would come late.
+            # Not Muon: with so few tokens, orthogonalisation would be most of a step, and rounds would be late.
             "inner": {"batch": 1, "optimizer": "adamw", "learning_rate": 1e-3},
             "rounds": {"round_seconds": round_seconds, "fragments": FRAGMENTS},
         },
@@ -138,6 +138,6 @@ def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
+    # The name must be short: the daemons' sockets are in this folder, and a socket path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""The training itself, without a swarm: same model, same text, same steps, same measure of the held-out loss."""
+"""Training without a swarm: the same model, text, steps and evaluation of the held-out loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2p_diloco.training.model import build_model
 
 
 class TrainingAlone:
-    """One island that knows nobody. It imports what training needs, and nothing that a swarm needs."""
+    """One island without a swarm. This module imports what training needs, and nothing that a swarm needs."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -29,7 +29,7 @@ class TrainingAlone:
         self._loop = InnerLoop(build_model(self._plan.shape, manifest.model.seed), stream, self._plan.inner)
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Make `word["steps"]` steps, then measure the held-out loss in the model that trains."""
+        """Make `word["steps"]` steps; for `evaluate`, also compute the held-out loss with the training model."""
         for _ in range(word["steps"]):
             self._loop.step()
         if word["do"] == "evaluate":
@@ -37,4 +37,4 @@ class TrainingAlone:
         return {"steps": self._loop.steps}
 
     def close(self) -> None:
-        """Nothing to tidy up."""
+        """Do nothing: there is nothing to release."""

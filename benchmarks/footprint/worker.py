@@ -1,4 +1,4 @@
-"""One process of this bench: a whole peer, or training alone; `python -m benchmarks.footprint.worker`."""
+"""Worker process with a whole peer or training alone: `python -m benchmarks.footprint.worker`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CLASSES = {PEER: ("peer", "SwarmPeer"), ALONE: ("training", "TrainingAlone")}
 
 
 def make_worker(order: worker.Order) -> worker.Worker:
-    """Return what an order asks for; only its own libraries are imported."""
+    """Return the worker that an order asks for. Only the libraries that it needs are imported."""
     module, name = _CLASSES[order["system"]]
     made: worker.Worker = getattr(import_module(f"benchmarks.footprint.{module}"), name)(order)
     return made

@@ -1,1 +1,1 @@
-"""The bench of joining: the whole state, from many donors, over the real transport."""
+"""Benchmark of joining: a newcomer fetches the whole state from several donors over the real transport."""

@@ -1,8 +1,8 @@
-"""A peer that serves the whole state, or one that fetches it: engine, node, island thread and transport of a volunteer.
+"""Peer that serves or fetches the whole state, with engine, node, island thread and transport of a real peer.
 
-Donors hold the same made-up vectors from the start; the joiner, the last in place, holds nothing. Swarm time and the
-loop run in `play` only, see `our_peer`. The joiner kills those whom it is told to kill when half of the bytes have
-come: nobody else knows that moment.
+Donors start with the same random vectors. The joiner is the peer with the highest place, and starts with nothing.
+Swarm time and the event loop run only in `play`, see `our_peer`. The joiner kills the configured donors when half of
+the bytes have arrived, because only it knows when that is.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from p2p_diloco.span.vector_work import warm_up
 LOOK_SECONDS = 0.02
 HANG_UP_SECONDS = 0.2
 LAG_SECONDS = 0.02
-"""How often a loop is asked whether it comes when it said it would."""
+"""Interval at which the lag of an event loop is measured."""
 
 
 class StatePeer:
-    """A donor, or the joiner: who is last in place.
+    """A donor, or the joiner, which has the highest place.
 
     Args:
-        order: as `OurPeer` is told, and `killed`: how many donors are killed half-way, the last before the joiner.
+        order: as for `OurPeer`, and `killed`: number of donors to kill half-way, counted from the last donor.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class StatePeer:
         self._victims: list[list[int]] = []
         self._joiner: PeerId
 
-    # -- for the worker
+    # -- commands of the worker
 
     def start(self) -> dict[str, Any]:
         """Start the transport."""
@@ -77,7 +77,7 @@ class StatePeer:
         return {**self._peer.start(), "pid": os.getpid()}
 
     def meet(self, words: list[dict[str, Any]]) -> None:
-        """Hold the state, or nothing, and have a link to each of the others."""
+        """Create the state, unless this is the joiner, and connect to all other peers."""
         founder = Member(peer=PeerId(bytes.fromhex(words[0]["peer"])), incarnation=1)
         founding = found_roster(self._plan, founder, self._organiser, sha256(b"bench"), cycle=0)
         states = {} if self._is_joiner else made_states(self._plan)
@@ -96,14 +96,14 @@ class StatePeer:
         return TrainingThread(state=state, step=None, in_loop=peer.in_loop, died=peer.failures.append)
 
     def prepare(self, turn: int) -> None:
-        """Have nothing to contribute: this is about the state."""
+        """Do nothing: there are no contributions."""
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
-        """Fetch everything from the moment `at` on, or serve until the joiner hangs up.
+        """Fetch everything, starting at `at`, or serve until the joiner disconnects.
 
         Returns:
-            `lags`: seconds that this peer's loop came late, one figure each `LAG_SECONDS`. Of the joiner also
-            `installed_at` and `ready_at`, and what killed peers had taken of the cores, their daemons apart
+            `lags`: lag of this peer's event loop in seconds, one value each `LAG_SECONDS`. The joiner also returns
+            `installed_at`, `ready_at`, and the CPU time of the killed peers, with their daemons separate
             (`lost_cpu_seconds`).
         """
         return self._peer.run(self._fetch(turn, at) if self._is_joiner else self._serve(turn, at))
@@ -114,7 +114,7 @@ class StatePeer:
         return state_digest([states[span] for span in sorted(states)]).hex()
 
     def close(self) -> None:
-        """End the transport with its daemon, and all threads."""
+        """Stop the transport with its daemon, and all threads."""
         self._peer.close()
 
     # -- a turn
@@ -122,7 +122,7 @@ class StatePeer:
     async def _serve(self, turn: int, at: float) -> dict[str, Any]:
         lags: list[float] = []
         async with self._peer.driven(turn, at), _watched(lags):
-            while self._joiner in self._peer.transport.linked_peers():  # noqa: ASYNC110  # nothing tells it here
+            while self._joiner in self._peer.transport.linked_peers():  # noqa: ASYNC110  # no event to wait for
                 await asyncio.sleep(0.1)
         return {"lags": lags}
 
@@ -158,7 +158,7 @@ class StatePeer:
 
 @asynccontextmanager
 async def _watched(lags: list[float]) -> AsyncIterator[None]:
-    """Note again and again while inside how late this loop comes."""
+    """Record the lag of the event loop inside the block."""
 
     async def watch() -> None:
         while True:
@@ -175,7 +175,7 @@ async def _watched(lags: list[float]) -> AsyncIterator[None]:
 
 
 def made_states(plan: RunPlan) -> dict[SpanId, SpanState]:
-    """Return φ and m of all spans, the same on all donors: numbers that no link can compress."""
+    """Return φ and m of all spans, the same on all donors: random numbers, which no link can compress."""
     return {span: _made_state(span, place.stop - place.start) for span, place in plan.places.items()}
 
 

@@ -1,7 +1,7 @@
-"""Has a newcomer fetch the whole state from donors, one of which is killed half-way, and measures what that takes.
+"""Measurement of a newcomer that fetches the whole state from donors, some of which are killed half-way.
 
-Measured from outside, as in `benchmarks.averaging`: the monotonic clock, the kernel's clocks of all processes, peaks of
-resident memory. Each repeat has processes of its own: a donor that was killed is gone.
+Measured from outside, as in `benchmarks.averaging`: by the monotonic clock, the kernel's clocks of all processes, and
+peaks of resident memory. Each repeat starts new processes, because killed donors are gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START_SECONDS = 180.0
 LEAD_SECONDS = 0.1
 MEGABYTE = 1_000_000
 FRAGMENTS, SPANS_PER_FRAGMENT = 2, 64
-"""As many spans as a run has unless its manifest says otherwise; the vector of the bench has two tensors only."""
+"""Number of spans as in a default run; the vector of this benchmark has only two tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class TransferPlan:
     """The measurements to make.
 
     Attributes:
-        megabytes: of φ and m together, millions of bytes.
-        killed: how many of the donors are killed when half of the bytes have come.
+        megabytes: size of φ and m together, in millions of bytes.
+        killed: number of donors to kill when half of the bytes have arrived.
     """
 
     megabytes: int
@@ -47,28 +47,29 @@ class TransferPlan:
 
     @property
     def parameters(self) -> int:
-        """Elements of φ."""
+        """Number of elements of φ."""
         return self.megabytes * MEGABYTE // BYTES_PER_ELEMENT_OF_STATE
 
     @property
     def turn_seconds(self) -> float:
-        """Longest transfer that is waited for: at 4 MB/s."""
+        """Timeout of a transfer: a minute plus the time at 4 MB/s."""
         return 60.0 + self.megabytes / 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One newcomer's joining.
+    """One transfer of the state to a newcomer.
 
     Attributes:
-        seconds: from the word to begin until all spans were here and their hashes compared with two donors'.
-        installed_seconds: until all spans were here, checked piece by piece.
-        cpu_seconds: of all processes of all peers, those of the killed up to their end.
-        daemon_cpu_seconds: the libp2p daemons' part of it: what carrying bytes costs whatever is done with them.
-        received_bytes: that came in answers to requests, frames told; more than the state when pieces came twice.
-        peak_joiner_bytes, peak_donor_bytes: resident memory of a peer's processes; of the donor that took most.
-        late_seconds: by how much the loops of donors came late, the 99th percentile, and at worst.
-        is_equal: whether the newcomer and the donors that live hold the same bytes, by hash.
+        seconds: from the start until all spans had arrived and their hashes agreed with those of two donors.
+        installed_seconds: from the start until all spans had arrived, checked piece by piece.
+        cpu_seconds: CPU time of all processes of all peers, including killed ones up to their end.
+        daemon_cpu_seconds: share of the libp2p daemons in it: the cost of carrying bytes, whatever is done with them.
+        received_bytes: bytes received in answers to requests, including frames; more than the state if pieces arrived
+            twice.
+        peak_joiner_bytes, peak_donor_bytes: peak of resident memory of a peer's processes; of the largest donor.
+        late_seconds: lag of the donors' event loops: 99th percentile and maximum.
+        is_equal: whether the newcomer and the surviving donors hold the same bytes, by hash.
     """
 
     seconds: float
@@ -83,10 +84,10 @@ class Transfer:
 
 
 def measure_transfers(plan: TransferPlan, show: Callable[[str], None]) -> list[Transfer]:
-    """Play all repeats.
+    """Measure all repeats.
 
     Raises:
-        PeerError, StateError, NetworkError: a process ended, failed or fell silent; none is left behind.
+        PeerError, StateError, NetworkError: a process ended, failed or timed out; all processes are stopped.
     """
     transfers = []
     with tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as folder:
@@ -100,7 +101,7 @@ def measure_transfers(plan: TransferPlan, show: Callable[[str], None]) -> list[T
 
 
 def play_transfer(plan: TransferPlan, folder: Path) -> Transfer:
-    """Start donors and a newcomer, have it fetch everything, and end them all."""
+    """Start donors and a newcomer, measure one transfer, and end all processes."""
     killed = range(plan.donors - plan.killed, plan.donors)
     with WorkerPool(STATE, _orders(plan), folder, command=WORKER) as pool:
         words = pool.ask({"do": "start"}, START_SECONDS)
@@ -130,7 +131,7 @@ def play_transfer(plan: TransferPlan, folder: Path) -> Transfer:
 
 
 def cpu_seconds_apart(pids_by_peer: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return what peers' own processes have had of all cores, and what those had that they started: their daemons."""
+    """Return the CPU time of the peers' own processes, and that of their children, the daemons."""
     return sum(cpu_seconds(pids[:1]) for pids in pids_by_peer), sum(cpu_seconds(pids[1:]) for pids in pids_by_peer)
 
 
@@ -152,7 +153,7 @@ def _orders(plan: TransferPlan) -> Sequence[Mapping[str, Any]]:
     return [order] * (plan.donors + 1)
 
 
-# -- what it comes to
+# -- figures
 
 
 def figures_of(plan: TransferPlan, transfers: Sequence[Transfer]) -> dict[str, Spread]:
@@ -174,7 +175,7 @@ def figures_of(plan: TransferPlan, transfers: Sequence[Transfer]) -> dict[str, S
 
 
 def document_of(plan: TransferPlan, transfers: Sequence[Transfer]) -> dict[str, Any]:
-    """Return what `--json` writes."""
+    """Return the document for `--json`."""
     figures = figures_of(plan, transfers)
     middles = {name: spread.middle for name, spread in figures.items()}
     return {

@@ -1,1 +1,1 @@
-"""Training while exchanging: what an exchange costs the inner steps, beside what waits for it."""
+"""Benchmark of training while exchanging: the cost of an exchange in inner steps, compared with systems that wait."""

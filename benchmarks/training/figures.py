@@ -1,4 +1,4 @@
-"""The figures of the bench of training: speed kept, participation, and where the processor's time went."""
+"""Figures of the training benchmark: speed kept, participation, and the use of processor time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OURS, OWN_LOOP, BLOCKING, TORCHFT = "p2p_diloco", "own-loop", "blocking", "torch
 
 
 def steps_within(borders: Sequence[float], begin: float, end: float) -> float:
-    """Return how many inner steps lie between two moments; of one that crosses a moment, the part inside.
+    """Return the number of inner steps between two times, including the fractions of steps at both ends.
 
-    Whole steps alone would be wrong by one of some dozens, as much as an exchange costs.
+    Counting whole steps would be wrong by one in some dozens, as much as an exchange costs.
 
     Args:
-        borders: when each step ended, ascending; from before `begin` to after `end`, else those outside count as none.
+        borders: end times of the steps, ascending. They should span `begin` to `end`; time outside counts no steps.
     """
     counts = np.arange(len(borders), dtype=np.float64)
     at = np.interp([begin, end], borders, counts)
@@ -33,10 +33,10 @@ class Work:
     """Processor seconds of one island in a window.
 
     Attributes:
-        training: its training thread: inner steps, and at step borders contributing and following entries.
-        outer: of these, contributing and following entries.
-        rest: all other threads of its process: event loop, vectors, disk.
-        daemon: its libp2p daemon.
+        training: training thread: inner steps, and at step borders contributing and following entries.
+        outer: part of it for contributing and following entries.
+        rest: all other threads of the process: event loop, vectors, disk.
+        daemon: the libp2p daemon.
     """
 
     training: float = 0.0
@@ -47,13 +47,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandWindow:
-    """One island in a stretch of time.
+    """Measurements of one island in a window of time.
 
     Attributes:
-        seconds: how long.
-        steps: inner steps in it, parts of them too.
-        included: contributions of it that entries of the window included, in parts of a round's.
-        due: how many there could have been.
+        seconds: length of the window.
+        steps: inner steps in it, including fractions.
+        included: contributions that entries of the window included, in fractions of a round.
+        due: maximum possible value of `included`.
     """
 
     seconds: float
@@ -64,22 +64,22 @@ class IslandWindow:
 
     @classmethod
     def of_answer(cls, answer: Mapping[str, Any]) -> IslandWindow:
-        """Read what a worker answered."""
+        """Convert the answer of a worker."""
         return cls(**{**answer, "work": Work(**answer["work"])})
 
 
 Window = tuple[IslandWindow, ...]
-"""All islands at the same time."""
+"""All islands in the same window of time."""
 
 
 def steps_per_second(window: Window) -> float:
-    """Return the sum over all islands."""
+    """Return inner steps per second, summed over all islands."""
     return sum(island.steps / island.seconds for island in window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A window with the exchange, between two without it that share its minute."""
+    """A window with the exchange, between two windows without it directly before and after."""
 
     before: Window
     exchanging: Window
@@ -87,18 +87,18 @@ class Turn:
 
     @property
     def speed_kept(self) -> float:
-        """Inner steps per second with the exchange, over the mean of those without it before and after."""
+        """Inner steps per second with the exchange, divided by the mean of those without it before and after."""
         alone = fmean(steps_per_second(window) for window in (self.before, self.after))
         return steps_per_second(self.exchanging) / alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One system on one line.
+    """Results of one system with one uplink.
 
     Attributes:
-        cycle_seconds: of the run's clock; torchft's cycle is as many inner steps as an island of ours makes in it.
-        transmission_seconds: what the exchange of a whole cycle takes by itself; the cycle is four times that.
+        cycle_seconds: length of a cycle. torchft's cycle is as many inner steps as one of our islands makes in a cycle.
+        transmission_seconds: duration of the exchange of a whole cycle alone; the cycle is four times as long.
         steps_per_cycle: inner steps of an island in a cycle.
     """
 
@@ -111,18 +111,18 @@ class Row:
 
     @property
     def speed_kept(self) -> Spread:
-        """Over all turns."""
+        """Spread of the speed kept over all turns."""
         return spread_of([turn.speed_kept for turn in self.turns])
 
     @property
     def participation(self) -> float:
-        """Share of rounds and islands whose contribution was included."""
+        """Share of contributions, over all rounds and islands, that were included."""
         islands = [island for turn in self.turns for island in turn.exchanging]
         return sum(island.included for island in islands) / sum(island.due for island in islands)
 
     @property
     def cost(self) -> Cost:
-        """The processor time of an exchange, for each island and cycle: median over all turns."""
+        """Processor time of an exchange per island and cycle: median over all turns."""
         costs = [_cost_of(turn, self.cycle_seconds) for turn in self.turns]
         names = [field.name for field in dataclasses.fields(Cost)]
         return Cost(**{name: median(getattr(cost, name) for cost in costs) for name in names})
@@ -134,7 +134,7 @@ class Cost:
 
     Attributes:
         outer: contributing and following entries, on the training thread.
-        slower_steps: what the inner steps themselves took more: caches, the interpreter's lock.
+        slower_steps: slowdown of the inner steps themselves, by caches and the interpreter's lock.
         rest: other threads of the process.
         daemon: the libp2p daemon.
     """
@@ -146,7 +146,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return self.outer + self.slower_steps + self.rest + self.daemon
 
 
@@ -155,7 +155,7 @@ def _cost_of(turn: Turn, cycle_seconds: float) -> Cost:
     cycles = sum(island.seconds for island in turn.exchanging) / cycle_seconds
 
     def more(name: str) -> float:
-        """Return what islands took more of a thing than without the exchange in as long a time."""
+        """Return the processor time per cycle beyond that of windows without the exchange."""
         rate = sum(getattr(island.work, name) for island in alone) / sum(island.seconds for island in alone)
         return float(sum(getattr(island.work, name) - rate * island.seconds for island in turn.exchanging) / cycles)
 
@@ -169,7 +169,7 @@ def _cost_of(turn: Turn, cycle_seconds: float) -> Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The figures that all rows have in common; see `--json`."""
+    """Settings that all rows share; see `--json`."""
 
     islands: int
     parameters: int
@@ -184,10 +184,10 @@ class Setting:
 
 
 def processor_left(setting: Setting, row: Row) -> float | None:
-    """Return the share of a machine's processor that the exchange leaves, had the islands all of it.
+    """Return the share of the processor that the exchange leaves if the islands have the machine to themselves.
 
-    What others do on a machine moves speed kept, this much less: islands that get a third of a core make a third of
-    the steps in a cycle, and the exchange costs the same. Of torchft it cannot be told apart: None.
+    Other load on the machine affects this less than speed kept: with a third of a core, islands make a third of the
+    steps in a cycle, and the exchange costs the same. None for torchft, whose cost cannot be separated.
     """
     if row.system == TORCHFT:
         return None
@@ -195,7 +195,7 @@ def processor_left(setting: Setting, row: Row) -> float | None:
 
 
 def document_of(setting: Setting, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what `--json` writes: medians under short names, spreads and turns in keys of their own."""
+    """Return the document for `--json`: medians under short names, spreads and turns under separate keys."""
     documents = [{**_row_document(row), "processor_left": processor_left(setting, row)} for row in rows]
     return {**dataclasses.asdict(setting), "rows": documents}
 

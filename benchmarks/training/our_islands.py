@@ -1,6 +1,6 @@
-"""An island of this project as a process: a volunteer's, but that its swarm time runs only when it is to exchange.
+"""Island of this project as a process: the code of a real island, with swarm time that runs only for exchanges.
 
-Between exchanges it trains on: the very same process, so that all that differs between two windows is the exchange.
+Between exchanges the same process continues to train, so windows differ only by the exchange.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 GATHER_SECONDS = 1.5
-"""That a round lasts at most in which the peers get to know each other; time jumps to the next one then."""
+"""Maximum length of a round in which the peers find each other; time then jumps to the next round."""
 LINGER_SECONDS = 0.3
-"""After the last entry, for what others still want."""
+"""Time after the last entry in which other peers can still request data."""
 _STEP_PATIENCE_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 _THREADS = {OURS: PacedThread, OWN_LOOP: OwnLoopThread, BLOCKING: BlockingThread}
 
 
 class OurIsland:
-    """One island; its loop runs inside these calls only, its training thread all the time."""
+    """One island. Its event loop runs only inside these calls; its training thread runs all the time."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         wake_politely()  # as `p2p-diloco join` does
@@ -60,10 +60,10 @@ class OurIsland:
         self._state: TimedState
         self._thread: PacedThread
 
-    # -- for the worker
+    # -- commands of the worker
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what is said; see the methods."""
+        """Execute a command; see the methods."""
         match word["do"]:
             case "start":
                 warm_up()
@@ -84,17 +84,17 @@ class OurIsland:
                 return self._peer.run(self._train(word["at"], word["seconds"]))
             case "exchange":
                 return self._peer.run(self._exchange(word["round"], word["num_rounds"], word["at"]))
-        raise ValueError(f"nobody can {word['do']}")
+        raise ValueError(f"unknown command {word['do']!r}")
 
     def close(self) -> None:
-        """End the transport with its daemon, and all threads."""
+        """Stop the transport with its daemon, and all threads."""
         self._thread.stop_training()
         self._peer.close()
 
-    # -- the beginning
+    # -- start
 
     def _meet(self, words: list[dict[str, Any]]) -> None:
-        """Hold the same start and the same founding roster as all others, have links to them, and begin to train."""
+        """Create the same start and founding roster as all other peers, connect to them, and start training."""
         self._peer.found(words[0]["peer"], make_start(self._plan), self._make_thread)
         self._peer.link(words, self._place)
 
@@ -120,7 +120,7 @@ class OurIsland:
         return self._thread
 
     async def _gather(self, round_index: int, at: float) -> str:
-        """Take part in a round, or in its begin; say what the roster of the next lacks."""
+        """Take part in a round or in its first part, and return what the roster of the next round lacks."""
         self._thread.rests = False
         lasts = min(self._plan.rules.clock.round_seconds, GATHER_SECONDS)
         async with self._peer.driven(round_index, at, 1) as driving:
@@ -129,12 +129,12 @@ class OurIsland:
         return self._peer.missing_members(round_index + 1)
 
     async def _settle(self, round_index: int, at: float) -> bool:
-        """Rest, and have contents compared."""
+        """Stop training, and run a round in which content digests are compared."""
         self._thread.rests = True
         return await self._peer.settle(round_index, at)
 
     async def _transmit(self, round_index: int, at: float) -> float | None:
-        """Rest, and exchange in a round; return how long until its last entry was followed, None if one is lacking."""
+        """Exchange in a round without training. Return the time until its last entry, None if one is missing."""
         clock, timings = self._plan.rules.clock, self._state.timings
         num_spans = self._plan.rules.num_spans[clock.fragment(round_index)]
         self._thread.rests = True
@@ -157,7 +157,7 @@ class OurIsland:
         return await self._answer(at, seconds, before)
 
     async def _exchange(self, round_index: int, num_rounds: int, at: float) -> dict[str, Any]:
-        """Train, and exchange in so many rounds."""
+        """Train while exchanging in `num_rounds` rounds."""
         self._thread.rests = False
         seconds = num_rounds * self._plan.rules.clock.round_seconds
         async with self._peer.driven(round_index, at, num_rounds) as driving:
@@ -175,7 +175,7 @@ class OurIsland:
         after = self._work()
         work = {name: after[name] - before[name] for name in before}
         borders, give_up = self._state.timings.borders, time.monotonic() + _STEP_PATIENCE_SECONDS
-        # Of the step in which the window ends the end must be known, to say which part of it lies within.
+        # Wait for the end of the step that crosses the end of the window, to count the fraction inside.
         while max(borders[-1:], default=at) < at + seconds and time.monotonic() < give_up:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
         for failure in self._peer.failures:
@@ -184,7 +184,7 @@ class OurIsland:
         return {"seconds": seconds, "steps": steps, "work": work, **more}
 
     def _work(self) -> dict[str, float]:
-        """Return what this island has had of the processor so far, as `Work` tells it apart."""
+        """Return the processor time of this island so far, in the parts of `Work`."""
         training = self._thread.processor_seconds()
         return {
             "training": training,

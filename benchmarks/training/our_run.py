@@ -1,4 +1,4 @@
-"""The run in which islands train: a real model on real text, a cycle of four times its own transmission."""
+"""Run of the training benchmark: a real model on real text, with a cycle four times as long as its transmission."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from p2p_diloco.signing import SigningKey
 
 MODEL = "small"
 BATCH, CONTEXT = 1, 64
-"""So few tokens that a step takes a fraction of the shortest round, on a core that it shares."""
+"""Tokens per step: few, so that a step on a shared core takes only a fraction of the shortest round."""
 CYCLE_TRANSMISSIONS = 4.0
 TRIAL_CYCLE_SECONDS = 60.0
-"""Of the run in which the exchange is timed by itself, where no rate says how long it takes; nobody waits for its
-rounds to end."""
+"""Cycle length of the run that times the exchange alone, if no rate determines its duration. Rounds are not waited
+for."""
 _NEVER = 2**20
 _MAX_HEARTBEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """A run of the bench, but for its clock.
+    """A run of the benchmark, without its clock.
 
     Attributes:
-        model: built-in size.
+        model: name of a built-in size.
         fragments: parts of the model, exchanged in turn.
-        spans_per_fragment: pieces of each.
+        spans_per_fragment: pieces of each part.
     """
 
     codec: str
@@ -41,13 +41,13 @@ class RunShape:
 
 
 def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, now_seconds: float) -> RunManifest:
-    """Return the manifest.
+    """Return the manifest of the run.
 
     Raises:
-        ConfigError: no such codec, or parts that the model has not.
+        ConfigError: the codec is unknown, or there are too many fragments.
     """
     round_seconds = cycle_seconds / shape.fragments
-    # A fragment that moves in every round cannot be compared: peers would hash it again and again.
+    # A fragment that changes in every round cannot be compared: peers would hash it repeatedly.
     scrub = {"scrub_cycles": _NEVER} if shape.fragments == 1 else {}
     return draft_manifest(
         organiser=organiser.peer,
@@ -55,7 +55,7 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
         name="bench",
         values={
             "model": {"size": shape.model, "context": CONTEXT},
-            # As torchft has it, and so few tokens that making matrices orthogonal would be most of a step.
+            # AdamW as in torchft; with so few tokens, Muon's orthogonalisation would be most of a step.
             "inner": {"batch": BATCH, "optimizer": "adamw", "learning_rate": 1e-3},
             "codec": {"contribution": shape.codec, "entry": "int4" if shape.codec == "topk2" else shape.codec},
             "rounds": {
@@ -70,16 +70,16 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
 
 
 def run_order(shape: RunShape, *, cycle_seconds: float) -> dict[str, Any]:
-    """Return what each peer is told of a new run: the signed manifest and the organiser's key, in hexadecimal."""
+    """Return the configuration of a new run for each peer: signed manifest and organiser's key, in hexadecimal."""
     organiser = SigningKey(secrets.token_bytes(32))
     manifest = draft_run(shape, cycle_seconds=cycle_seconds, organiser=organiser, now_seconds=time.time())
     return {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}
 
 
 def sent_bytes(plan: RunPlan, num_islands: int) -> float:
-    """Return what a peer sends in a cycle on average, without headers: contributions to others, and own entries.
+    """Return the average number of bytes that a peer sends in a cycle, without headers: contributions and entries.
 
-    Of a span each of the other members sends a contribution to its owner, who sends the entry to each of them.
+    For each span, every other member sends a contribution to the owner, and the owner sends the entry to each of them.
     """
 
     def both_ways(span: SpanId) -> int:

@@ -1,7 +1,7 @@
-"""Plays each system on each line: windows with the exchange between windows without it, in the same processes.
+"""Measurement of each system with each uplink: windows with the exchange alternate with windows without it.
 
-Islands never stop between windows. What differs between two of them is the exchange alone, and windows that are
-compared share a minute of the machine.
+Islands run in the same processes and never stop between windows. So windows differ only by the exchange, and compared
+windows follow each other directly.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ WORKER = ("-m", "benchmarks.training.worker")
 START_SECONDS = 180.0
 PATIENCE_SECONDS = 120.0
 LEAD_SECONDS = 0.5
-"""Between the word to begin a window and its begin: what the one before left on the line has passed by then."""
+"""Time between the command for a window and its start, in which traffic of the previous window is delivered."""
 WINDOW_SECONDS = 12.0
-"""A window with the exchange lasts at least so long, in whole cycles; one without it half as long as that."""
+"""Minimum length of a window with the exchange, rounded up to whole cycles. Windows without it are half as long."""
 MOST_GATHERING_CYCLES = 8
 MOST_SETTLING = 32
 NUM_TRANSMISSIONS = 3
@@ -53,10 +53,10 @@ class TrainingPlan:
     """The measurements to make.
 
     Attributes:
-        systems: by name, ours the first.
-        cycle_seconds: None: four times its own transmission.
-        repeats: windows with the exchange, of each system on each line.
-        torchft_interpreter: Python of the environment in which torchft is.
+        systems: names of the systems, ours first.
+        cycle_seconds: length of a cycle; None: four times its transmission.
+        repeats: windows with the exchange, for each system and uplink.
+        torchft_interpreter: Python of the environment with torchft.
     """
 
     systems: tuple[str, ...]
@@ -68,10 +68,10 @@ class TrainingPlan:
     torchft_interpreter: str = ""
 
     def run_plan(self, cycle_seconds: float) -> RunPlan:
-        """Return what a run of such cycles is.
+        """Return the plan of a run with this cycle length.
 
         Raises:
-            ConfigError: no such codec, or parts that the model has not.
+            ConfigError: the codec is unknown, or there are too many fragments.
         """
         nobody = SigningKey(bytes(32))
         return plan_run(draft_run(self.shape, cycle_seconds=cycle_seconds, organiser=nobody, now_seconds=0.0))
@@ -79,7 +79,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """All rows that came out, and a sentence for each system that failed on a line."""
+    """All result rows, and a text for each system that failed with an uplink."""
 
     setting: Setting
     rows: tuple[Row, ...]
@@ -87,13 +87,13 @@ class Played:
 
 
 def play_training(plan: TrainingPlan, show: Callable[[str], None]) -> Played:
-    """Start, measure and end each system on each line.
+    """Start, measure and end each system with each uplink.
 
     Args:
-        say: told how it goes on.
+        show: called with progress messages.
     Raises:
-        ConfigError: this machine lets nobody make networks.
-        PeerError, StateError, NetworkError: a process of ours ended, failed or fell silent; none is left behind.
+        ConfigError: this machine does not permit network namespaces.
+        PeerError, StateError, NetworkError: one of our processes ended, failed or timed out; all are stopped.
     """
     setting = _setting(plan)  # before anything adds to the machine's load
     rows: list[Row] = []
@@ -137,7 +137,7 @@ def _setting(plan: TrainingPlan) -> Setting:
 
 
 def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, show: Callable[[str], None]) -> float:
-    """Return how long the exchange of a whole cycle takes by itself: by the rate, or measured where there is none."""
+    """Return the duration of the exchange of a whole cycle alone: from the rate, or measured if there is none."""
     if uplink.bits_per_second is not None:
         return 8.0 * sent_bytes(plan.run_plan(TRIAL_CYCLE_SECONDS), plan.num_islands) / uplink.bits_per_second
     show(f"{uplink.name}: timing the exchange by itself")
@@ -145,14 +145,14 @@ def _transmission_seconds(plan: TrainingPlan, uplink: Uplink, show: Callable[[st
         taken = [seconds for _ in range(NUM_TRANSMISSIONS) if (seconds := islands.transmit()) is not None]
     if not taken:
         raise NetworkError(
-            f"none of {NUM_TRANSMISSIONS} exchanges was whole within {TRIAL_CYCLE_SECONDS:g} s while nobody trained; "
-            "try again on a machine with less to do"
+            f"none of {NUM_TRANSMISSIONS} exchanges completed within {TRIAL_CYCLE_SECONDS:g} s without training; "
+            "try again when the machine is less busy"
         )
     return float(median(taken))
 
 
 class Islands:
-    """All islands of a system on a line: their pool, and the round that comes next."""
+    """All islands of a system with one uplink: their worker pool, and the index of the next round."""
 
     def __init__(self, pool: WorkerPool, network: StarNetwork, run: RunPlan) -> None:
         self._pool, self._run, self._next = pool, run, 0
@@ -160,13 +160,13 @@ class Islands:
         self.longest_cycle_seconds = run.rules.clock.round_seconds * run.rules.clock.num_fragments
 
     def ask(self, word: Mapping[str, Any], seconds: float) -> list[Word]:
-        """Send an order with a moment to begin at."""
+        """Send a command with a start time to all islands."""
         return self._pool.ask({**word, "at": time.monotonic() + LEAD_SECONDS}, seconds + PATIENCE_SECONDS)
 
     def gather(self) -> None:
-        """Play rounds until contents are compared and the roster still lists everybody; go on to a cycle's begin."""
+        """Run rounds until contents are compared and the roster lists all islands, then go to the start of a cycle."""
         fragments = self._run.manifest.rounds.fragments
-        missing = "nothing was tried"
+        missing = "no attempt was made"
         for _ in range(MOST_GATHERING_CYCLES):
             for _ in range(fragments):
                 answers = self.ask({"do": "gather", "round": self._next}, START_SECONDS)
@@ -175,12 +175,12 @@ class Islands:
             missing = missing or self._settle()
             if not missing:
                 return
-        raise NetworkError(f"the islands did not find together in {MOST_GATHERING_CYCLES} cycles: {missing}")
+        raise NetworkError(f"the islands did not find each other in {MOST_GATHERING_CYCLES} cycles: {missing}")
 
     def _settle(self) -> str:
-        """Have contents compared as after every start; say what the roster lacks then, or nothing.
+        """Run rounds until contents are compared, as after every start. Return what the roster then lacks, or nothing.
 
-        Time jumps before a round, and who is not heard in time, for it is busy with its steps, is off the next roster.
+        Time jumps before a round, and an island that is busy with its steps may miss it and drop off the next roster.
         """
         fragments = self._run.manifest.rounds.fragments
         for _ in range(MOST_SETTLING):
@@ -189,16 +189,16 @@ class Islands:
             if all(answer["is_settled"] for answer in answers):
                 self._next += -self._next % fragments
                 return next((answer["missing"] for answer in answers if answer["missing"]), "")
-        raise NetworkError(f"the islands did not come to rest in {MOST_SETTLING} rounds without an exchange")
+        raise NetworkError(f"the islands did not settle in {MOST_SETTLING} rounds without an exchange")
 
     def transmit(self) -> float | None:
-        """Exchange a cycle while nobody trains; return how long it took, None if it was not whole.
+        """Exchange for a cycle without training. Return the duration, or None if the exchange was incomplete.
 
-        Time jumps from each round to the next one, and who is not heard in between may be off the roster: gather again
+        Time jumps from each round to the next, and an island that misses one may drop off the roster: gather again
         before an exchange.
         """
         clock, total = self._run.rules.clock, 0.0
-        self.train(_REFRESH_SECONDS)  # nobody contributes who has nothing new
+        self.train(_REFRESH_SECONDS)  # an island contributes only after new steps
         for _ in range(clock.num_fragments):
             answers = self.ask({"do": "transmit", "round": self._next}, clock.round_seconds)
             self._next += 1
@@ -208,25 +208,25 @@ class Islands:
         return None if math.isnan(total) else total
 
     def warm_up(self) -> None:
-        """Exchange a cycle that does not count, and another one while the roster of the next round lacks somebody.
+        """Exchange for an unmeasured cycle, and repeat while the roster of the next round is incomplete.
 
-        Time jumped before the first, and who was not heard in time, busy with its steps, is off for a round.
+        Time jumped before the first cycle, and an island that was busy with steps may be off the roster for a round.
         """
-        missing = "nothing was tried"
+        missing = "no attempt was made"
         for _ in range(MOST_GATHERING_CYCLES):
             self.exchange(1)
             answers = self._pool.ask({"do": "roster", "round": self._next}, PATIENCE_SECONDS)
             missing = next((answer["missing"] for answer in answers if answer["missing"]), "")
             if not missing:
                 return
-        raise NetworkError(f"in {MOST_GATHERING_CYCLES} cycles with the exchange {missing}")
+        raise NetworkError(f"the roster stayed incomplete for {MOST_GATHERING_CYCLES} cycles of exchange: {missing}")
 
     def train(self, seconds: float) -> Window:
-        """Have all train without an exchange."""
+        """Let all islands train without an exchange."""
         return _window(self.ask({"do": "train", "seconds": seconds}, seconds))
 
     def exchange(self, num_cycles: int) -> Window:
-        """Have all train and exchange so many cycles."""
+        """Let all islands train and exchange for `num_cycles` cycles."""
         clock = self._run.rules.clock
         num_rounds = num_cycles * clock.num_fragments
         word = {"do": "exchange", "round": self._next, "num_rounds": num_rounds, "num_cycles": num_cycles}
@@ -242,14 +242,14 @@ def _window(answers: Sequence[Word]) -> Window:
 def ready_islands(
     plan: TrainingPlan, system: str, cycle_seconds: float, show: Callable[[str], None], **more: Any
 ) -> Iterator[Islands]:
-    """Start a system's islands and let them find each other; they train then, on a line that is not thin yet."""
+    """Start the islands of a system and let them find each other. They then train, with uplinks not yet limited."""
     show(f"starting {plan.num_islands} islands of {system}")
     run = plan.run_plan(cycle_seconds)
     order = {"num_islands": plan.num_islands, **run_order(plan.shape, cycle_seconds=cycle_seconds), **more}
     network = StarNetwork(plan.num_islands)
     orders = [{**order, "address": network.address_of(place)} for place in range(plan.num_islands)]
     python = {"interpreter": plan.torchft_interpreter} if system == TORCHFT else {}
-    # The short name matters: sockets of the daemons lie within, and their paths may have 107 characters.
+    # The name must be short: the daemons' sockets are in this folder, and a socket path has at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as root,
         WorkerPool(system, orders, Path(root), command=WORKER, network=network, **python) as pool,
@@ -264,7 +264,7 @@ def ready_islands(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """A line, and the cycle that goes with it."""
+    """An uplink, and the cycle length for it."""
 
     plan: TrainingPlan
     uplink: Uplink
@@ -276,13 +276,13 @@ class _Stage:
         """Measure one system.
 
         Args:
-            steps_per_cycle: of an island of ours, where that is known; who counts steps instead of seconds goes by it.
+            steps_per_cycle: inner steps of one of our islands, or 0 if unknown; torchft counts steps, not seconds.
         """
         more = {"sync_every": max(round(steps_per_cycle), 1)} if system == TORCHFT else {}
         with ready_islands(self.plan, system, self.cycle_seconds, self.show, **more) as islands:
             islands.network.set_uplinks(self.uplink.bits_per_second)
             if system == TORCHFT and self.uplink.bits_per_second is not None:
-                # A ring sends almost two float32 vectors, and its cycle waits for them.
+                # A ring all-reduce sends almost two float32 vectors, and the cycle waits for them.
                 bits = 64.0 * self.plan.run_plan(self.cycle_seconds).num_parameters
                 islands.longest_cycle_seconds += 2.0 * bits / self.uplink.bits_per_second
             return self._row(system, tuple(self._turns(system, islands)))
@@ -313,6 +313,6 @@ class _Stage:
         )
         if system != TORCHFT:
             return row
-        # Its cycle is as long as it takes.
+        # torchft's cycle has no fixed length.
         seconds = fmean(island.seconds for turn in turns for island in turn.exchanging) / num_cycles
         return replace(row, cycle_seconds=seconds)

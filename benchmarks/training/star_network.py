@@ -1,7 +1,7 @@
-"""A network with a place for each peer, all joined in the middle, each with its own uplink that can be made thin.
+"""Star network with a place for each peer, whose uplink can be limited.
 
-A namespace for each place and one for the middle, with a bridge in it. What a place sends goes through `tbf`; what it
-receives does not wait, so that the uplink alone is thin, as at home.
+Each place is a network namespace; another one in the middle has a bridge. Traffic that a place sends goes through
+`tbf`. Traffic that it receives is not delayed, so only the uplink is thin, as on home connections.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from benchmarks.private_network import PrivateNetwork
 from p2p_diloco.errors import ConfigError
 
 _BURST_BYTES = 80_000
-"""What one send may hold with the headers of all its packets. An island's kernel hands up to 64 KiB over at once, and
-cards of real machines cut that; a bucket that does not hold it has the kernel cut it, on the cores that train."""
+"""Bucket size that holds one send with the headers of all its packets. The kernel sends up to 64 KiB at once, and
+network cards of real machines segment it. With a smaller bucket, the kernel segments it on the cores that train."""
 _QUEUE_MILLISECONDS = 400
 _SUBNET = "10.88.0"
 
 
 class StarNetwork:
-    """Enter to make, leave to end.
+    """A star of network namespaces. Entering creates it, leaving removes it.
 
     Attributes:
-        interface: by which its processes reach each other.
+        interface: name of the interface that connects the processes.
     """
 
     interface = "uplink"
@@ -36,18 +36,18 @@ class StarNetwork:
         self._ends = ExitStack()
 
     def __enter__(self) -> Self:
-        """Make it.
+        """Create the network.
 
         Raises:
-            ConfigError: this machine does not let us.
+            ConfigError: this machine does not permit it.
         """
         with ExitStack() as ends:
             for network in (self._middle, *self._places):
                 ends.enter_context(network)
                 if not network.is_private:
                     raise ConfigError(
-                        "no network namespaces can be made here, and without them no line can be made thin; run it as "
-                        "root, with unshare, nsenter, ip and tc installed"
+                        "cannot create network namespaces, which are needed to limit uplinks; run it as root, with "
+                        "unshare, nsenter, ip and tc installed"
                     )
             _run(self._middle, "ip", "link", "add", "middle", "type", "bridge")
             _run(self._middle, "ip", "link", "set", "middle", "up")
@@ -74,16 +74,16 @@ class StarNetwork:
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody else is in it: it would not have come about otherwise."""
+        """Always true: entering fails unless all namespaces are private."""
         return True
 
     @property
     def pid(self) -> int:
-        """A process that lives in the middle."""
+        """Id of a process in the middle namespace."""
         return self._middle.pid
 
     def entrance_of(self, place: int) -> tuple[str, ...]:
-        """The words before the command of the peer at `place`."""
+        """Return the command prefix of the peer at `place`."""
         return self._places[place].entrance
 
     def address_of(self, place: int) -> str:
@@ -91,12 +91,12 @@ class StarNetwork:
         return f"{_SUBNET}.{place + 1}"
 
     def set_uplinks(self, bits_per_second: float | None) -> None:
-        """Let each place send so much; None: as much as it can."""
+        """Limit the upload rate of each place; None removes the limit."""
         for network in self._places:
             if bits_per_second is None:
                 _run(network, "tc", "qdisc", "replace", "dev", self.interface, "root", "noqueue")
                 continue
-            # A burst is at least what passes in ten milliseconds, between two looks of the kernel at its timers.
+            # A burst holds at least ten milliseconds of traffic, because kernel timers may be that coarse.
             burst = max(_BURST_BYTES, int(bits_per_second / 8 / 100))
             _run(
                 network, "tc", "qdisc", "replace", "dev", self.interface, "root", "tbf", "rate",

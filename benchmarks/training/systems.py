@@ -10,17 +10,17 @@ NOBODY = "none"
 
 
 def systems_against(words: str) -> tuple[str, ...]:
-    """Return the systems of a run by the words of `--against`, such as `blocking,torchft`; ours is the first.
+    """Return the systems named by `--against`, such as `blocking,torchft`, with ours first.
 
     Raises:
-        ConfigError: an unknown word, or none.
+        ConfigError: a name is unknown, or there is none.
     """
     named = [word.strip() for word in words.split(",") if word.strip()]
     if named == [NOBODY]:
         return (OURS,)
     unknown = [word for word in named if word not in OPPONENTS]
     if unknown or not named:
-        whom = repr(unknown[0]) if unknown else "nobody"
+        whom = repr(unknown[0]) if unknown else "nothing"
         known = ", ".join(OPPONENTS)
         raise ConfigError(f"--against names {whom}; expected one or more of {known}, with commas, or {NOBODY}")
     return (OURS, *(system for system in OPPONENTS if system in named))

@@ -1,6 +1,6 @@
-"""A state that notes when its island steps and what becomes of its contributions, and threads that a bench paces.
+"""State that records steps and included contributions, and training threads that the benchmark controls.
 
-All else is the very code of a volunteer.
+All other code is that of a real island.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from p2p_diloco.training.inner_loop import InnerLoop
 
 
 class Timings(Trace):
-    """Records when an island stepped and which of its contributions were included. Written by the training thread only.
+    """Trace of an island's steps and of its included contributions. Only the training thread writes it.
 
     Attributes:
-        borders: when each step ended, by the monotonic clock.
-        included: spans of each round whose entry included this island.
-        followed_at: when θ last followed an entry of each round.
-        awaited: spans of the newest contribution whose entries have not come, and its round.
+        borders: end times of the steps on the monotonic clock.
+        included: for each round, the number of entries that included this island.
+        followed_at: for each round, the time at which θ last followed an entry.
+        awaited, awaited_round: spans of the newest contribution whose entries have not arrived, and its round.
     """
 
     def __init__(self, round_of: Callable[[Digest], int]) -> None:
@@ -43,7 +43,7 @@ class Timings(Trace):
         self._round_of = round_of
 
     def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
-        """Note that θ followed an entry."""
+        """Record that θ followed an entry."""
         round_index = self._round_of(entry)
         if round_index == self.awaited_round:
             self.awaited.discard(span)
@@ -55,10 +55,10 @@ class Timings(Trace):
 
 
 class TimedState(TrainedState):
-    """Notes what happens to θ, and what it costs.
+    """State that records contributions and entries, and their processor time.
 
     Attributes:
-        timings: of contributions and entries.
+        timings: record of contributions and entries.
         outer_seconds: processor time of contributing, following and merging so far.
     """
 
@@ -70,11 +70,11 @@ class TimedState(TrainedState):
 
     @property
     def outer_seconds(self) -> float:
-        """Sum over both threads."""
+        """Processor time of outer work, summed over both threads."""
         return self._followed_seconds + self._border_seconds
 
     def border(self) -> None:
-        """Let θ follow, and contribute."""
+        """Follow entries and contribute."""
         began = time.thread_time()
         super().border()
         self._border_seconds += time.thread_time() - began
@@ -97,10 +97,10 @@ class TimedState(TrainedState):
 
 
 class PacedThread(TrainingThread):
-    """A volunteer's thread, but that a bench can let it rest.
+    """Training thread that the benchmark can pause.
 
     Attributes:
-        rests: makes no inner steps while true; what the swarm hands over is done all the same.
+        rests: no inner steps are made while true; work from the swarm is still done.
         exchanges: whether this is a window with the exchange.
     """
 
@@ -113,12 +113,12 @@ class PacedThread(TrainingThread):
         self.timings, self.round_clock, self.now = state.timings, clock, now
 
     def step(self) -> None:
-        """Make one step, and note when it ended."""
+        """Make one step, and record when it ended."""
         self.inner.step()
         self.timings.borders.append(time.monotonic())
 
     def processor_seconds(self) -> float:
-        """Return what this thread has had of the processor so far."""
+        """Return the processor time of this thread so far."""
         assert self._thread.ident is not None, "start it first"
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
@@ -127,7 +127,7 @@ class PacedThread(TrainingThread):
 
 
 class OwnLoopThread(PacedThread):
-    """Does after each step what `Swarm.step` does, on a model whose tensors PyTorch has allocated."""
+    """Training thread that does the work of `Swarm.step` after each step, on a model allocated by PyTorch."""
 
     def __init__(self, *, state: TimedState, **more: Any) -> None:
         super().__init__(state=state, **more)
@@ -135,7 +135,7 @@ class OwnLoopThread(PacedThread):
         self._own.state = state
 
     def step(self) -> None:
-        """Make one step, tell of it, and note when that ended."""
+        """Make one step, report it, and record when that ended."""
         step = self.inner.loop.step()
         self._own.stepped(step.tokens, step.loss)
         self._own.border()
@@ -143,9 +143,9 @@ class OwnLoopThread(PacedThread):
 
 
 class BlockingThread(PacedThread):
-    """Waits after each contribution until the entries of its round are followed: DiLoCo with the exchange in front.
+    """Training thread that waits after each contribution until θ has followed the entries of its round.
 
-    A span that gets no entry is waited for until the round is over.
+    This is DiLoCo with a blocking exchange. If a span gets no entry, the thread waits until the round is over.
     """
 
     def may_step(self) -> bool:

@@ -1,7 +1,7 @@
-"""An environment of its own for torchft, with one version of it, in this user's cache.
+"""Separate environment for a pinned version of torchft, in this user's cache.
 
-It sees what this environment has, so that no second PyTorch is fetched, but what it brings is not seen from here:
-torchft wants libraries that this project does without.
+It also uses the packages of the current environment, so PyTorch is not installed twice. Its own packages are not
+visible from here, because torchft needs libraries that this project does not use.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ _LAST_WORDS = 400
 
 
 def environment_folder() -> Path:
-    """Return where it lies: another one for each version, and for each environment that it sees."""
+    """Return the folder of the environment, which depends on torchft's version and on the current environment."""
     seen = sha256(sysconfig.get_path("purelib").encode()).hex()[:8]
     return user_cache_path("p2p-diloco") / f"torchft-{VERSION}-{seen}"
 
 
 def torchft_interpreter(folder: Path | None = None) -> str:
-    """Return the Python that finds torchft.
+    """Return the Python interpreter of the environment.
 
     Raises:
-        ConfigError: it is not installed; the text says how to get it.
+        ConfigError: torchft is not installed; the text explains how to install it.
     """
     folder = folder if folder is not None else environment_folder()
     if not (folder / _DONE_FILE).is_file():
         raise ConfigError(
-            f"torchft is not installed for the bench; install it with: {INSTALL_COMMAND} (all of it goes to {folder}), "
+            f"torchft is not installed for the benchmark; install it with: {INSTALL_COMMAND} (into {folder}), "
             "or leave it out with --against blocking"
         )
     return str(_python_of(folder))
 
 
 def install_torchft(show: Callable[[str], None], folder: Path | None = None) -> Path:
-    """Make the environment, if it is not there; return its folder.
+    """Create the environment unless it exists, and return its folder.
 
     Args:
-        say: told how it goes on.
+        show: called with progress messages.
     Raises:
-        NetworkError: pip did not get the package; what was begun is removed.
+        NetworkError: pip could not install the package; the incomplete environment is removed.
     """
     folder = folder if folder is not None else environment_folder()
     if (folder / _DONE_FILE).is_file():
@@ -62,7 +62,7 @@ def install_torchft(show: Callable[[str], None], folder: Path | None = None) -> 
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
-    # Read after what is its own, so that its own comes first.
+    # The name sorts last, so that the environment's own packages come first.
     Path(own, "zz-seen.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     command = [str(_python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", PACKAGE]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

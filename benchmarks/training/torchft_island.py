@@ -1,6 +1,6 @@
-"""An island of torchft's DiLoCo: its manager, its quorum by a lighthouse, its all-reduce in float32 over gloo.
+"""Island of torchft's DiLoCo, with torchft's manager, a quorum by its lighthouse, and float32 all-reduce over gloo.
 
-Model, text, inner steps and threads are those of our islands. Runs in an environment of its own.
+Model, text, inner steps and threads are those of our islands. It runs in a separate environment.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
-"""Of DiLoCo, arXiv 2311.08105; Nesterov."""
+"""Nesterov outer optimiser of DiLoCo, arXiv 2311.08105."""
 _TIMEOUT = timedelta(minutes=10)
 _JOIN_MILLISECONDS = 60_000
 
 
 class OpenLoop(InnerLoop):
-    """An inner loop that shows its optimiser: torchft hangs itself into its steps."""
+    """Inner loop that exposes its optimiser, because torchft hooks into its steps."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return AdamW."""
+        """The AdamW optimiser."""
         return self._optimizers[0]
 
 
 class TorchftIsland:
-    """One replica of one process. Its lighthouse lives with the first."""
+    """One replica of one process. The first island also runs the lighthouse."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -47,7 +47,7 @@ class TorchftIsland:
         self._address, self._sync_every = str(order["address"]), int(order["sync_every"])
         plan = plan_run(decode_signed_manifest(bytes.fromhex(order["manifest"])).manifest)
         corpus = open_run_text(plan.manifest.data, None)
-        # A place of the text of its own, as peers of ours have it by their identities.
+        # Each island reads its own part of the text, as our peers do by their identities.
         stream = open_stream(corpus, plan, plan.rules.run, PeerId(sha256(bytes([self._place]))), 1)
         self._loop = OpenLoop(build_model(plan.shape, plan.manifest.model.seed), stream, plan.inner)
         self._borders: list[float] = []
@@ -56,7 +56,7 @@ class TorchftIsland:
         self._diloco: Any = None
 
     def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what is said; see the methods."""
+        """Execute a command; see the methods."""
         match word["do"]:
             case "start":
                 return self._start()
@@ -69,17 +69,17 @@ class TorchftIsland:
                 return {"missing": ""}  # the first exchange formed the group
             case "exchange":
                 return self._exchange(word["at"], word["num_cycles"])
-        raise ValueError(f"nobody can {word['do']}")
+        raise ValueError(f"unknown command {word['do']!r}")
 
     def close(self) -> None:
-        """End manager and lighthouse."""
+        """Shut down the manager and the lighthouse."""
         for end in reversed(self._ends):
             end()
 
-    # -- the beginning
+    # -- start
 
     def _start(self) -> dict[str, Any]:
-        """Start the lighthouse, if this is its place."""
+        """Start the lighthouse on the first island."""
         if self._place:
             return {}
         lighthouse = import_module("torchft.coordination").LighthouseServer(
@@ -89,11 +89,11 @@ class TorchftIsland:
         return {"lighthouse": f"http://{self._address}:{lighthouse.address().rsplit(':', 1)[1].strip('/')}"}
 
     def _meet(self, words: list[dict[str, Any]]) -> None:
-        """Be a replica of the lighthouse's group; the first exchange forms it."""
-        # torchft tells others this machine's name to call it by; in a network of the bench's own nobody knows names.
+        """Create the manager and DiLoCo. The first exchange forms the group."""
+        # torchft advertises this machine's host name, which does not resolve in the private network.
         socket.gethostname = lambda: self._address
         torchft, local_sgd = import_module("torchft"), import_module("torchft.local_sgd")
-        store = distributed.TCPStore(self._address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # not told to be public
+        store = distributed.TCPStore(self._address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # not exported
         manager = torchft.Manager(
             pg=torchft.ProcessGroupGloo(timeout=_TIMEOUT),
             load_state_dict=None,
@@ -109,7 +109,7 @@ class TorchftIsland:
             lighthouse_addr=words[0]["lighthouse"],
             replica_id=f"island_{self._place}",
             hostname=self._address,
-            init_sync=False,  # all have built the same model
+            init_sync=False,  # all islands have built the same model
         )
         self._ends += [lambda: manager.shutdown(wait=False), lambda: store]
         outer = torch.optim.SGD(self._loop.model.parameters(), OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
@@ -140,7 +140,7 @@ class TorchftIsland:
         return self._answer(at, at + seconds, before)
 
     def _exchange(self, at: float, num_cycles: int) -> dict[str, Any]:
-        """Train so many cycles of steps, each with an exchange at its end."""
+        """Train for `num_cycles` cycles of steps, with an exchange at the end of each."""
         while time.monotonic() < at:
             self._step()
         before, self._included = time.process_time(), 0.0

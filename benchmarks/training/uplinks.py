@@ -1,4 +1,4 @@
-"""How thin the line is on which each island sends: `5mbit`, `20mbit`, `1.5mbit`, or unlimited."""
+"""Upload rates of islands: `5mbit`, `20mbit`, `1.5mbit`, or unlimited."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LEAST_BITS, MOST_BITS = 1e5, 1e11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uplink:
-    """One line.
+    """Upload rate of each island.
 
     Attributes:
         name: as typed.
-        bits_per_second: what an island may send; None: as much as the machine lets it.
+        bits_per_second: maximum rate; None: no limit.
     """
 
     name: str
@@ -26,14 +26,14 @@ class Uplink:
 
 
 def parse_uplinks(words: str) -> tuple[Uplink, ...]:
-    """Return what the words of `--uplink` mean, with commas between them; each once.
+    """Return the rates in `--uplink`, which are separated by commas, without duplicates.
 
     Raises:
-        ConfigError: none, or one that is no rate.
+        ConfigError: there is none, or one is not a rate.
     """
     names = [name.strip().lower() for name in words.split(",") if name.strip()]
     if not names:
-        raise ConfigError(f"--uplink names no line; expected rates like 20mbit, or {UNLIMITED}")
+        raise ConfigError(f"--uplink is empty; expected rates like 20mbit, or {UNLIMITED}")
     return tuple(_uplink(name) for name in dict.fromkeys(names))
 
 

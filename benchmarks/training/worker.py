@@ -1,4 +1,4 @@
-"""One island as a process: `python -m benchmarks.training.worker`; see `benchmarks.worker`."""
+"""Worker process with one island: `python -m benchmarks.training.worker`; see `benchmarks.worker`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLASSES = {
 
 
 def make_island(order: Mapping[str, Any]) -> worker.Worker:
-    """Return what an order asks for; only its own libraries are imported."""
+    """Return the island that an order asks for. Only the libraries of its system are imported."""
     module, name = _CLASSES[order["system"]]
     made: worker.Worker = getattr(import_module(f"benchmarks.training.{module}"), name)(order)
     return made
 
 
 def obey(words: TextIO, answers: TextIO) -> None:
-    """Do what is said until the word to end."""
+    """Execute commands until `end`."""
     worker.obey(words, answers, make_island)
 
 

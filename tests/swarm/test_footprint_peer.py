@@ -24,5 +24,5 @@ def test_an_invite_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_what_does_not_come_is_named() -> None:
     peer = SwarmPeer({**ORDER, "place": 1, "folder": "unused"})
-    with pytest.raises(NetworkError, match="an exchange has not come within 0 s; the peer said: nothing"):
+    with pytest.raises(NetworkError, match="an exchange did not happen within 0 s; last events of the peer: nothing"):
         peer.do({"do": "exchange", "rounds": 1, "seconds": 0.05})

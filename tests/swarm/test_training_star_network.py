@@ -59,5 +59,5 @@ def test_an_uplink_is_as_thin_as_it_was_made() -> None:
 
 def test_where_no_network_can_be_made_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_network.shutil, "which", lambda tool: None)
-    with pytest.raises(ConfigError, match="no network namespaces can be made here"), StarNetwork(2):
+    with pytest.raises(ConfigError, match="cannot create network namespaces"), StarNetwork(2):
         pass

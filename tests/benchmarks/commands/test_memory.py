@@ -32,9 +32,9 @@ def test_each_size_has_a_line_and_all_of_them_one_through_them() -> None:
     lines = memory.memory_lines(SIZES, 4)
     assert lines[0].startswith("4 peers; resident MiB")
     assert lines[2].split() == "10,000,000 453 638 60 246 286 236 equal, 192 entries of 6 rounds".split()
-    assert "at the peak: 9.00 bytes for each parameter and 168 MB beyond training" in lines
-    assert "on average: 8.00 bytes for each parameter and 168 MB beyond training" in lines
-    assert lines[-1] == "goal: 10.00 bytes for each parameter and 200 MB beyond training"
+    assert "at the peak: 9.00 bytes per parameter and 168 MB beyond training" in lines
+    assert "on average: 8.00 bytes per parameter and 168 MB beyond training" in lines
+    assert lines[-1] == "goal: 10.00 bytes per parameter and 200 MB beyond training"
 
 
 def test_of_one_size_there_is_no_line_and_who_differs_is_told() -> None:
@@ -61,7 +61,7 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
     assert document["slope_bytes_per_parameter"] == pytest.approx(9.0)
     assert document["command"] == "memory --peers 3 --parameters 10M,50M"
     assert document["machine"]["cores"] >= 1
-    assert "bytes for each parameter" in capsys.readouterr().out
+    assert "bytes per parameter" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

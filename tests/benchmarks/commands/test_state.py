@@ -68,7 +68,7 @@ def test_who_ends_with_other_bytes_is_told_and_the_command_fails(
     ("words", "text"),
     [
         (["--donors", "0"], "--donors is 0; expected 1 to 16"),
-        (["--donors", "2", "--killed", "2"], "--killed is 2; expected 0 to 1, so that one of 2 lives"),
+        (["--donors", "2", "--killed", "2"], "--killed is 2; expected 0 to 1, so that one donor survives"),
         (["--killed", "-1"], "--killed is -1"),
         (["--megabytes", "0"], "--megabytes is 0"),
         (["--repeat", "0"], "--repeat is 0; expected at least 1"),

@@ -55,7 +55,7 @@ def test_speed_kept_comes_first_and_who_failed_is_told() -> None:
     assert "95.0% (95.0%–95.0%)" in ours
     assert "87.5%" in ours
     assert ours.endswith("0.75     85.0%")
-    assert next(line for line in lines if TORCHFT in line).rstrip().endswith("95.0"), "its CPU is not told apart"
+    assert next(line for line in lines if TORCHFT in line).rstrip().endswith("95.0"), "its CPU time is unknown"
     assert "FAILED: blocking at 20mbit: it fell silent" in lines
 
 

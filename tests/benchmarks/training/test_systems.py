@@ -23,7 +23,7 @@ def test_words_name_systems(words: str, systems: tuple[str, ...]) -> None:
     assert systems_against(words) == systems
 
 
-@pytest.mark.parametrize(("words", "whom"), [("hivemind", "'hivemind'"), ("", "nobody"), ("none,blocking", "'none'")])
+@pytest.mark.parametrize(("words", "whom"), [("hivemind", "'hivemind'"), ("", "nothing"), ("none,blocking", "'none'")])
 def test_unknown_words_are_refused(words: str, whom: str) -> None:
     with pytest.raises(ConfigError, match=f"--against names {whom}; expected one or more of own-loop, blocking"):
         systems_against(words)

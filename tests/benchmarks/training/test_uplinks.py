@@ -28,5 +28,5 @@ def test_what_is_no_rate_is_refused(word: str) -> None:
 
 
 def test_no_line_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--uplink names no line"):
+    with pytest.raises(ConfigError, match="--uplink is empty"):
         parse_uplinks(" , ")
