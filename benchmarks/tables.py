@@ -1,4 +1,4 @@
-"""Tables in Markdown of the figures that a folder keeps: ratios first, medians with what they spread over."""
+"""Markdown tables of the benchmark results in a folder: ratios first, medians with their spread."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ NAMES = {
     HIVEMIND_FLOAT32: "hivemind, float32",
     GLOO: "gloo, float32",
 }
-"""What people read; of who is not listed, the name in the document."""
+"""Displayed names of systems; others are shown by their name in the document."""
 _PASSING = frozenset({"load", "date"})
-"""What is another one each time, on the same machine."""
+"""Fields of a machine that differ between runs on the same machine."""
 _DIGITS = (3, 1, 3, 0)
-"""Of `MEASURED`."""
+"""Number of decimals of each figure in `MEASURED`."""
 _NOTED_CORES = 0.05
-"""What processes that wait may take of a turn and nothing is said of it."""
+"""Number of cores used by waiting processes above which the page says so."""
 
 
 def performance_lines(kept: Sequence[Kept], plots: Mapping[str, str]) -> list[str]:
-    """Return the whole page; what is not kept is left out.
+    """Return the whole page. Benchmarks without results are left out.
 
     Args:
-        kept: in the order of the page.
-        plots: by bench, the file of its plot beside the page.
+        kept: results in the order of the page.
+        plots: file name of the plot of each benchmark, in the folder of the page.
     """
     lines = ["# Tables of what an exchange costs", ""]
     if not kept:
-        return [*lines, "Nothing is kept here yet: `make bench` takes half an hour, and writes this page."]
+        return [*lines, "There are no results yet: `make bench` measures them in half an hour and writes this page."]
     lines += [
-        "Written by `make bench` from the JSON files beside this page; `make bench-figures` only draws again. Medians, "
-        "and in brackets quartiles, of fewer than four repeats the least and the greatest. Ratios are of one run in "
-        "which all took turns; seconds and nanoseconds are one machine's.",
+        "Written by `make bench` from the JSON files in this folder; `make bench-figures` only draws the page again. "
+        "Figures are medians with quartiles in brackets, or with minimum and maximum for fewer than four repeats. "
+        "Ratios are from one run in which all systems took turns. Seconds and nanoseconds hold for the named machine.",
         "",
         *_machine_lines(kept),
     ]
@@ -52,26 +52,26 @@ def performance_lines(kept: Sequence[Kept], plots: Mapping[str, str]) -> list[st
 
 
 def peers_by_parameters(figures: Mapping[str, Any]) -> str:
-    """Return words like `4 x 10M`."""
+    """Return a text like `4 x 10M`."""
     return f"{figures['peers']} x {short_count(figures['parameters'])}"
 
 
 def short_count(count: int) -> str:
-    """Return a count as people say it, such as 10M; its nearest tenth of a million if it is no round one."""
+    """Return a short form of a count, such as 10M, rounded to a tenth of a million."""
     return f"{round(count / 1e6, 1):g}M"
 
 
 def spread_words(spread: Mapping[str, float], digits: int, unit: str = "") -> str:
-    """Return a median with what it spreads over in brackets."""
+    """Return a median with its spread in brackets."""
     middle, low, high = (f"{spread[which]:,.{digits}f}" for which in ("middle", "low", "high"))
     return f"{middle}{unit} ({low} to {high})"
 
 
-# -- where figures come from
+# -- sources of the figures
 
 
 def _machines(kept: Sequence[Kept]) -> list[dict[str, Any]]:
-    """Return each machine once."""
+    """Return the distinct machines."""
     found: list[dict[str, Any]] = []
     for one in kept:
         machine = {name: value for name, value in one.figures["machine"].items() if name not in _PASSING}
@@ -88,7 +88,7 @@ def _machine_lines(kept: Sequence[Kept]) -> list[str]:
 
 
 def _machine_words(machine: Mapping[str, Any]) -> str:
-    name = machine["processor"] or "a processor without a name"
+    name = machine["processor"] or "unnamed processor"
     return (
         f"{name}, {machine['cores']} cores ({machine['architecture']}), {machine['memory_gib']} GiB, "
         f"{machine['kernel']}, Python {machine['python']}, torch {machine['torch']}"
@@ -138,21 +138,21 @@ def _averaging(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
 def _averaging_remarks(setting: str, figures: Mapping[str, Any]) -> list[str]:
     remarks = []
     if not figures["own_network"]:
-        remarks.append("bytes are those of other programs too: no network of one's own could be made")
+        remarks.append("bytes include those of other programs: no private network could be created")
     if not figures["processes_kept_alive"]:
-        remarks.append("memory is too small for all at once, so processes were started for each turn")
+        remarks.append("processes were started for each turn, because memory is too small for all at once")
     if figures["idle_cores"] >= _NOTED_CORES:
-        remarks.append(f"those who waited took {figures['idle_cores']:.2f} cores")
+        remarks.append(f"waiting processes used {figures['idle_cores']:.2f} cores")
     return [f"{setting}: {'; '.join(remarks)}."] if remarks else []
 
 
 def vector_parts(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return what each step of a cycle takes of a core, in ns for each parameter and peer."""
+    """Return the CPU time of each step of a cycle, in ns per parameter and peer."""
     return [(step["name"], step["share"] * step["compiled"]["middle"]) for step in figures["steps"] if step["share"]]
 
 
 def exchange_of_as_many(kept: Sequence[Kept], codec: str) -> Mapping[str, Any] | None:
-    """Return the longest exchange kept of as many peers as `vectors` has a mean made of; None without one."""
+    """Return the largest recorded exchange among `PARTS` peers with this codec, or None."""
     found = [
         one.figures
         for one in kept
@@ -181,9 +181,9 @@ def _vectors(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
             cpu = exchange["systems"][OURS]["cpu_ns_per_parameter_per_peer"]
             lines += [
                 "",
-                f"That is {cycle['compiled'] / cpu:.0%} of the {cpu:.1f} ns which an exchange of "
-                f"{peers_by_parameters(exchange)} takes of all processes; less in truth, for here each step is "
-                "taken by itself, and a peer contributes, and follows an entry, in one pass.",
+                f"That is {cycle['compiled'] / cpu:.0%} of the {cpu:.1f} ns that an exchange of "
+                f"{peers_by_parameters(exchange)} takes in all processes. The true share is lower: steps are measured "
+                "one by one here, but a peer contributes in one pass and follows an entry in one pass.",
             ]
     return lines
 
@@ -209,9 +209,9 @@ def _state(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
                 "equal" if figures["equal"] else "differ",
             ]
         )
-    heading = ["state", "MB/s, all told", "s until all spans are here", "s until compared", "CPU, ns per byte"]
-    heading += ["of that libp2p daemons", "came, of the state", "peak of newcomer and donor, MiB"]
-    return _table([*heading, "donors' loops late, ms: p99 and worst", "results"], rows)
+    heading = ["state", "MB/s, overall", "s until all spans arrived", "s until verified", "CPU, ns per byte"]
+    heading += ["of that, libp2p daemons", "received / size of state", "peak of newcomer and donor, MiB"]
+    return _table([*heading, "lag of donors' loops, ms: p99 and max", "results"], rows)
 
 
 def _training(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
@@ -235,7 +235,7 @@ def _training(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
                 ]
             )
         what = f"{figures['islands']} islands, {short_count(figures['parameters'])} parameters, {figures['codec']}:"
-        heading = ["each island sends", "", "speed kept", "included", "cycle, s", "steps in it"]
+        heading = ["uplink", "", "speed kept", "included", "cycle, s", "steps in it"]
         heading += ["CPU s per island and cycle: outer, slower steps, rest, daemon", "CPU left"]
         lines += ["", what] if lines else [what]
         lines += ["", *_table(heading, rows)]
@@ -261,10 +261,8 @@ def _memory(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
             rows.append([f"{figures['peers']} x {short_count(row['parameters'])}", ratio, *words, equal])
         if figures["slope_bytes_per_parameter"] is not None:
             line = figures["slope_bytes_per_parameter"], figures["constant_mib"] * MIB / 1e6
-            lines.append(f"{one.name}: {line[0]:.2f} bytes for each parameter and {line[1]:.0f} MB beyond training.")
-    lines.append(
-        f"The goal: {GOAL_BYTES_PER_PARAMETER:g} bytes for each parameter and {GOAL_CONSTANT_BYTES / 1e6:g} MB."
-    )
+            lines.append(f"{one.name}: {line[0]:.2f} bytes per parameter and {line[1]:.0f} MB beyond training.")
+    lines.append(f"The goal: {GOAL_BYTES_PER_PARAMETER:g} bytes per parameter and {GOAL_CONSTANT_BYTES / 1e6:g} MB.")
     heading = ["peers x parameters", "times the goal", "training alone, MiB", "largest peer", "its daemon"]
     return [*_table([*heading, "beyond training", "goal", "beyond on average", "results"], rows), "", *lines]
 
@@ -276,8 +274,8 @@ def _bold_middle(words: str) -> str:
 
 _SECTIONS: dict[str, tuple[str, Callable[[Sequence[Kept], Sequence[Kept]], list[str]]]] = {
     "averaging": ("Averaging", _averaging),
-    "vectors": ("What the work on vectors takes of it", _vectors),
-    "state": ("State: what joining costs", _state),
+    "vectors": ("Vector operations of an exchange", _vectors),
+    "state": ("State: the cost of joining", _state),
     "training": ("Training while exchanging", _training),
     "memory": ("Memory", _memory),
 }

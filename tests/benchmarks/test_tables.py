@@ -64,13 +64,13 @@ def test_ratios_come_before_figures(tmp_path: Path) -> None:
     assert ratios in page
     assert "| 4 x 10M | p2p_diloco, int4 | 0.500 (0.500 to 0.500) | 6.0 (6.0 to 6.0) | 0.800" in page
     assert page.index(ratios) < page.index("0.500 (0.500 to 0.500)")
-    assert "those who waited" not in page
+    assert "waiting processes" not in page
 
 
 def test_ours_alone_has_no_ratios_and_what_was_special_is_said(tmp_path: Path) -> None:
     page = page_of(keep(tmp_path, averaging=averaging_document(alone=True)))
     assert "times ours" not in page
-    assert "4 x 10M: memory is too small for all at once, so processes were started for each turn." in page
+    assert "4 x 10M: processes were started for each turn, because memory is too small for all at once." in page
 
 
 def test_work_on_vectors_is_set_beside_the_exchange_of_as_many_peers(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_work_on_vectors_is_set_beside_the_exchange_of_as_many_peers(tmp_path: P
     assert "| **a cycle of 4 peers** | 2.7 x | 3.00 | 8.00 |" in page
     assert "That is" not in page
     page = page_of(keep(tmp_path, four=averaging_document(peers=4)))
-    assert "That is 50% of the 6.0 ns which an exchange of 4 x 10M takes" in page
+    assert "That is 50% of the 6.0 ns that an exchange of 4 x 10M takes" in page
 
 
 def test_state_training_and_memory_say_what_was_measured(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_state_training_and_memory_say_what_was_measured(tmp_path: Path) -> None
     assert "| 20mbit | p2p_diloco | **95.0 %** (95.0 to 95.0) | 88% | 10.00 | 95.0 | 0.75: 0.25" in page
     assert "| unlimited | torchft | **95.0 %** (95.0 to 95.0) | 88% | 10.00 | 95.0 |  |  |" in page
     assert "| 2 x 10M | 0.86 x | 453 | 638 | 60 | **246** | 286 | 160 | equal |" in page
-    assert "memory: 9.00 bytes for each parameter and 168 MB beyond training." in page
+    assert "memory: 9.00 bytes per parameter and 168 MB beyond training." in page
 
 
 def test_of_one_size_there_is_no_line(tmp_path: Path) -> None:
     one = {**memory_document(), "slope_bytes_per_parameter": None, "constant_mib": None}
     page = page_of(keep(tmp_path, memory=one))
     assert "beyond training." not in page
-    assert "The goal: 10 bytes for each parameter and 200 MB." in page
+    assert "The goal: 10 bytes per parameter and 200 MB." in page
 
 
 def test_an_empty_folder_says_how_it_is_filled(tmp_path: Path) -> None:
