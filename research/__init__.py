@@ -1,1 +1,1 @@
-"""Questions of learning: many islands in one process, the real outer maths, and what others do beside it."""
+"""Experiments on learning: many islands in one process, with the real outer maths, compared with other systems."""

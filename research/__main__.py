@@ -1,4 +1,4 @@
-"""`python -m research NAME`: plays a question of learning on many islands in one process and prints its table."""
+"""`python -m research NAME`: run an experiment with many islands in one process and print its table."""
 
 from __future__ import annotations
 

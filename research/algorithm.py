@@ -1,4 +1,4 @@
-"""The common part of outer algorithms: each looks at its learners at step borders, and sends bytes."""
+"""Base class of outer algorithms, which read and write their learners at step borders and count bytes sent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from p2p_diloco.outer.vector import Vector
 from research.learners import Learners, Tensor
 
 Model = tuple[Vector, ...]
-"""All parameters, fragment by fragment."""
+"""All parameters of a model, by fragment."""
 
 
 class Algorithm(ABC):
-    """Makes one run of several learners.
+    """An outer algorithm in one run of several learners.
 
     Attributes:
-        sent_bytes: sent so far by everybody together, servers included, divided by the number of learners.
+        sent_bytes: bytes sent so far by all learners and servers, divided by the number of learners.
     """
 
     def __init__(self, learners: Learners) -> None:
@@ -28,7 +28,7 @@ class Algorithm(ABC):
 
     @property
     def num_parameters(self) -> int:
-        """N."""
+        """Number of parameters, N."""
         return self.learners.fragments[-1][1]
 
     def elements(self, fragment: int) -> int:
@@ -38,25 +38,25 @@ class Algorithm(ABC):
 
     @abstractmethod
     def border(self, tick: int) -> None:
-        """Do what is due after the inner steps of a tick, the first of which is 1."""
+        """Do the outer work that is due after the inner steps of a tick. Ticks start at 1."""
 
     @abstractmethod
     def models(self) -> list[Model]:
-        """Return what comes of the run: one model, or several where replicas differ."""
+        """Return the result of the run: one model, or several if replicas differ."""
 
     def is_away(self, learner: int) -> bool:
         """Return whether a learner is away and makes no steps."""
         return False
 
-    def settle(self, tick: int) -> None:  # noqa: B027 - most have nothing under way
-        """Let what is under way arrive after the last step, so that all that was learnt is in the models."""
+    def settle(self, tick: int) -> None:  # noqa: B027 - most algorithms have nothing pending
+        """Deliver pending updates after the last step, so that the models include all that was learnt."""
 
     def read_all(self, learner: int) -> Model:
-        """Return a copy of θ."""
+        """Return a copy of a learner's θ."""
         return tuple(self.learners.read(learner, fragment) for fragment in range(len(self.learners.fragments)))
 
     def tensors_of(self, fragment: int) -> list[Tensor]:
-        """Return a fragment's tensors, placed within the fragment."""
+        """Return the tensors of a fragment, with positions relative to the fragment."""
         first, last = self.learners.fragments[fragment]
         return [
             Tensor(start=t.start - first, stop=t.stop - first, is_embedding=t.is_embedding)
@@ -66,14 +66,14 @@ class Algorithm(ABC):
 
 
 def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], tensors: Sequence[Tensor]) -> Vector:
-    """Return, tensor by tensor, the mean norm times the direction of the mean direction; embeddings as a plain mean.
+    """Return, for each tensor, the mean norm times the direction of the mean direction. Embeddings get a plain mean.
 
-    Vectors of many learners are nearly orthogonal, so that a plain mean is shorter than any of them.
+    Vectors of many learners are nearly orthogonal, so a plain mean is shorter than any of them.
 
     Args:
         vectors: float32, all of shape (N,). Not changed.
         weights: one per vector.
-        tensors: where tensors lie in them.
+        tensors: positions of the tensors in the vectors.
     Source: Decoupled DiLoCo, arXiv 2604.21428, radial-directional averaging, the radial factor read as a mean of norms.
     """
     mean_N = weighted_mean(vectors, weights)

@@ -1,7 +1,7 @@
-"""Other systems, each from its paper, on the same learners, text and outer step.
+"""Other systems, implemented from their papers, with the same learners, text and outer step.
 
-Deviations are confessed where they are. Servers are free here: nothing fails and nobody waits, which is kinder to the
-baselines than the world is.
+Deviations from the papers are noted where they occur. Servers cost nothing here, nothing fails and no system waits,
+which favours the baselines.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from research.learners import Learners
 
 BFLOAT16_BYTES, FLOAT16_BYTES, FLOAT32_BYTES = 2.0, 2.0, 4.0
 _E3M0_EXPONENTS = 7
-"""Eight codes of three bits: seven powers of two and zero."""
+"""Number of powers of two that three bits can encode; the eighth code is zero."""
 _E3M0_LEAST = 1.0 - _E3M0_EXPONENTS
 _E3M0_BLOCK = 128
 
 
 class DataParallel(Algorithm):
-    """One learner with the batch of all: gradients are averaged after every step.
+    """One learner with the batch of all islands, equivalent to averaging gradients after every step.
 
     Bytes: a ring all-reduce of bfloat16 gradients among `num_islands`.
     """
@@ -42,7 +42,7 @@ class DataParallel(Algorithm):
         self._step_bytes = 2.0 * (1.0 - 1.0 / num_islands) * BFLOAT16_BYTES * self.num_parameters
 
     def border(self, tick: int) -> None:
-        """Nothing is due but the bytes of the step."""
+        """Count the bytes of the step."""
         self.sent_bytes += self._step_bytes
 
     def models(self) -> list[Model]:
@@ -52,17 +52,17 @@ class DataParallel(Algorithm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentralRule:
-    """How a run with a server, or a blocking all-reduce in place of one, exchanges.
+    """Exchange rule of a run with a server, or with a blocking all-reduce in place of one.
 
     Attributes:
-        sync_every: ticks from one exchange of a fragment to its next.
+        sync_every: ticks between exchanges of a fragment.
         delay: ticks from a snapshot to the border at which learners get the new fragment.
-        local_share: α: θ ← α θ + (1 − α) φ when it comes.
-        outer: Nesterov, as everywhere here.
-        quantise: what a contribution is on the other side of the wire.
-        bytes_up, bytes_down: per parameter and exchange.
-        weights_by_tokens: quantity times quality; False: all alike.
-        is_radial: merge directions and norms apart.
+        local_share: α in θ ← α θ + (1 − α) φ, applied when the fragment arrives.
+        outer: outer optimiser, Nesterov as for all systems here.
+        quantise: returns a contribution as it is received.
+        bytes_up, bytes_down: bytes per parameter and exchange.
+        weights_by_tokens: weigh by quantity times quality; False: equal weights.
+        is_radial: average directions and norms separately.
     """
 
     sync_every: int
@@ -77,10 +77,10 @@ class CentralRule:
 
 
 class CentralDiloco(Algorithm):
-    """DiLoCo and its descendants that have one place where φ is.
+    """DiLoCo and its variants with a single φ.
 
-    Source: DiLoCo, arXiv 2311.08105, algorithm 1; with fragments, delay and α Streaming DiLoCo, arXiv 2501.18512,
-    algorithm 2; with token weights, radial means and α = 0 Decoupled DiLoCo, arXiv 2604.21428, all learners in time.
+    Source: DiLoCo, arXiv 2311.08105, algorithm 1. With fragments, delay and α: Streaming DiLoCo, arXiv 2501.18512,
+    algorithm 2. With token weights, radial means and α = 0: Decoupled DiLoCo, arXiv 2604.21428, if no learner is late.
     """
 
     def __init__(self, learners: Learners, rule: CentralRule) -> None:
@@ -96,14 +96,14 @@ class CentralDiloco(Algorithm):
         self._under_way: list[tuple[int, int, Vector]] = []
 
     def border(self, tick: int) -> None:
-        """Deliver what is due, then exchange a fragment if one is."""
+        """Deliver updates that are due, then exchange a fragment if one is due."""
         self._deliver(tick)
         if tick % self._ticks == 0:
             self._exchange((tick // self._ticks) % len(self._anchor), tick)
             self._deliver(tick)
 
     def settle(self, tick: int) -> None:
-        """Exchange each fragment once more that was not exchanged at the very end."""
+        """Exchange once more each fragment that was not exchanged at the last step."""
         for later in range(tick + 1, tick + self._rule.sync_every):
             self.border(later)
 
@@ -145,11 +145,11 @@ class CentralDiloco(Algorithm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipRule:
-    """How replicas that stay different exchange in small groups.
+    """Exchange rule of replicas that stay different and exchange in small groups.
 
     Attributes:
         sync_every: ticks of a cycle.
-        group: learners in a group, drawn anew each time.
+        group: learners in a group; groups are drawn again in each cycle.
     """
 
     sync_every: int
@@ -157,13 +157,14 @@ class GossipRule:
 
 
 class NoLoCo(Algorithm):
-    """Pairs average their pseudo-gradients and pull their anchors together; there is no run-wide φ.
+    """NoLoCo: pairs average their pseudo-gradients and pull their anchors together, without a run-wide φ.
 
-    δ ← α δ + β mean(θ − φ) − γ (φ − mean φ); φ ← φ + δ; θ ← φ. Source: NoLoCo, arXiv 2506.10911, equation 2 with the
-    sign of its appendix (equation 32) and of its authors' code.
+    δ ← α δ + β mean(θ − φ) − γ (φ − mean φ); φ ← φ + δ; θ ← φ.
+
+    Source: NoLoCo, arXiv 2506.10911, equation 2, with the sign of its appendix (equation 32) and of its authors' code.
 
     Args:
-        alpha, beta, gamma: of the rule; 0.5, 0.7, 0.7 in the code.
+        alpha, beta, gamma: coefficients of the rule; 0.5, 0.7, 0.7 in the authors' code.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class NoLoCo(Algorithm):
             for group in draw_groups(self._rng, len(self.learners), self._rule.group):
                 for fragment in range(len(self.learners.fragments)):
                     self._exchange(group, fragment)
-            # Each sends its pseudo-gradient and its anchor to the others of its group.
+            # Each learner sends its pseudo-gradient and its anchor to the others of its group.
             self.sent_bytes += 2 * FLOAT32_BYTES * (self._rule.group - 1) * self.num_parameters
 
     def models(self) -> list[Model]:
@@ -210,7 +211,7 @@ class NoLoCo(Algorithm):
 
 
 class DeltaOnlyGroups(Algorithm):
-    """Rotating groups average pseudo-gradients only: what a swarm does that forgets to average its anchors."""
+    """Rotating groups that average pseudo-gradients only, and never anchors."""
 
     def __init__(self, learners: Learners, rule: GossipRule, outer: OuterRule, *, seed: int) -> None:
         super().__init__(learners)
@@ -243,7 +244,7 @@ class DeltaOnlyGroups(Algorithm):
 
 
 def draw_groups(rng: random.Random, num_learners: int, group: int) -> list[list[int]]:
-    """Return all learners in random groups of `group`, the last with whoever is left, never one alone if avoidable."""
+    """Return all learners in random groups of `group`. The last group has the rest, but not one alone if avoidable."""
     order = list(range(num_learners))
     rng.shuffle(order)
     groups = [order[at : at + group] for at in range(0, num_learners, group)]
@@ -254,32 +255,32 @@ def draw_groups(rng: random.Random, num_learners: int, group: int) -> list[list[
 
 
 def as_float32(vector_N: Vector) -> Vector:
-    """Return the vector: nothing is lost on the wire."""
+    """Return the vector unchanged."""
     return vector_N
 
 
 def as_float16(vector_N: Vector) -> Vector:
-    """Return the vector as float16 carries it; OpenDiLoCo, arXiv 2407.07852, sends pseudo-gradients so."""
+    """Return the vector rounded to float16, as in OpenDiLoCo, arXiv 2407.07852."""
     half_N: Vector = vector_N.astype(np.float16).astype(np.float32)
     return half_N
 
 
 def as_int4(vector_N: Vector) -> Vector:
-    """Return the vector as p2p_diloco's four bits carry it, for those whose own four bits are not published."""
+    """Return the vector rounded by p2p_diloco's int4, for systems whose own four-bit format is not published."""
     codec = codec_named("int4")
     return codec.decode(codec.encode(vector_N), len(vector_N))
 
 
 def as_e3m0(vector_N: Vector) -> Vector:
-    """Return the vector in four bits: a sign and a power of two, relative to the largest of each 128 elements.
+    """Return the vector rounded to four bits: a sign and a power of two relative to the largest of each 128 elements.
 
-    Source: Streaming DiLoCo, arXiv 2501.18512, section on low precision; the size of its blocks is not published.
+    Source: Streaming DiLoCo, arXiv 2501.18512, section on low precision; its block size is not published.
     """
     padded = -len(vector_N) % _E3M0_BLOCK
     blocks_BK = np.pad(vector_N, (0, padded)).reshape(-1, _E3M0_BLOCK)
     largest_B1 = np.abs(blocks_BK).max(axis=1, keepdims=True)
     shares_BK = np.abs(blocks_BK) / np.where(largest_B1 > 0, largest_B1, 1)
-    # The nearest power: the border between two of them is their mean, one and a half times the smaller.
+    # Round to the nearest power: the border between two powers is their mean, 1.5 times the smaller one.
     exponents_BK = np.floor(np.log2(np.maximum(shares_BK, 2.0**-40) / 1.5)) + 1.0
     powers_BK = np.where(shares_BK < 2.0**-_E3M0_EXPONENTS, 0.0, np.exp2(np.maximum(exponents_BK, _E3M0_LEAST)))
     decoded_BK = np.sign(blocks_BK) * powers_BK * largest_B1

@@ -1,4 +1,4 @@
-"""A recorded run beside one machine that trains with the batch of all its islands, on as many tokens."""
+"""Comparison of a recorded run with one machine that trains on as many tokens with the batch of all islands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from research.setting import Circumstances, Setting, run_trial
 
 
 def compare_with_data_parallel(folders: tuple[Path, ...], *, data: str | None, json: str | None) -> int:
-    """Replay a run, train data-parallel beside it, print both, and return the exit code, 0.
+    """Replay a run, train data-parallel for comparison, print both, and return the exit code, 0.
 
     Args:
         folders: state directories of the peers of one run.
@@ -28,7 +28,7 @@ def compare_with_data_parallel(folders: tuple[Path, ...], *, data: str | None, j
 
 
 def _data_parallel_loss(replayed: Replayed) -> float:
-    """Return the held-out loss of one machine after as many tokens, with the run's inner rule."""
+    """Return the held-out loss of one machine after as many tokens as the run, with the run's inner optimiser."""
     plan, islands = replayed.recording.plan, len(replayed.recording.lives)
     setting = Setting(
         name="data-parallel",

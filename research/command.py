@@ -1,4 +1,4 @@
-"""The command line of the research: one experiment by its name. Nothing heavy is imported before it runs."""
+"""Command line of the experiments. Heavy modules are imported only when an experiment runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_app() -> App:
-    """Return the command that takes the name of an experiment, and the one that compares a recorded run."""
+    """Return the app: the default command runs a named experiment, the other compares a recorded run."""
     app = App(
         name=PROGRAM,
         help_format="plaintext",
@@ -49,7 +49,7 @@ def make_app() -> App:
         keep: str | None = None,
         json: FiguresFlag = None,
     ) -> int:
-        """Train many islands in one process, ours and what others do beside them, and print a table.
+        """Train many islands in one process, with p2p_diloco and with other systems, and print a table.
 
         Parameters
         ----------
@@ -57,31 +57,31 @@ def make_app() -> App:
             parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual, moments, inner,
             churn, void, topics, rate or tune
         quick
-            two seeds of the micro model
+            use two seeds and the micro model
         size
-            of the model: micro, tiny, small or base; tiny without it
+            size of the model: micro, tiny, small or base; default tiny
         islands
-            how many
+            number of islands
         steps
-            of each island
+            inner steps of each island
         sync_every
-            steps from one exchange of a part to its next
+            steps between exchanges of a part of the model
         optimizer
-            of the inner steps of all rows: adamw or muon
+            inner optimizer of all rows: adamw or muon
         inner_rate
-            of the inner steps of all rows; without it what suits the size and the optimizer
+            inner learning rate of all rows; by default tuned for the size and the optimizer
         windows
-            of text in a step of all islands together; each has one at least
+            windows of text per step of all islands together; each island has at least one
         rows
-            names with commas between; all without it. The others are compared with the first
+            names of the rows to run, separated by commas; default all. The first is compared with the others
         seeds
             trials of each row
         data
-            a text; without it the source of Python's standard library
+            file with a text; by default the source of Python's standard library
         device
-            cpu, cuda, cuda:N, mps or auto, the fastest that is there; the figures quoted anywhere are of the CPU
+            cpu, cuda, cuda:N, mps or auto (the fastest available); all published figures are from the CPU
         keep
-            file of outcomes, one line each: trials that stand there are not played again, new ones are added
+            file of outcomes, one per line: trials in the file are not repeated, new ones are added
         """
         from research.experiment import ExperimentOptions, run_named_experiment
 
@@ -106,7 +106,7 @@ def make_app() -> App:
 
     @app.command
     def data_parallel(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:
-        """Replay a run as `p2p-diloco replay` does, and train one machine on as many tokens beside it.
+        """Replay a run like `p2p-diloco replay`, and compare it with one machine trained on as many tokens.
 
         Parameters
         ----------

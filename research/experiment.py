@@ -1,4 +1,4 @@
-"""`python -m research`: plays a question of learning on many islands in one process and prints its table."""
+"""`python -m research`: run an experiment with many islands in one process and print its table."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from research.setting import Outcome
 from research.table import run_experiment
 
 SIZE, QUICK_SIZE = "tiny", "micro"
-"""What is quick ends within a quarter of an hour on two cores."""
+"""Default model sizes; a quick experiment ends within a quarter of an hour on two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentOptions:
-    """As typed.
+    """Options of the command.
 
     Attributes:
-        name: of the experiment.
+        name: name of the experiment.
         quick: few seeds, and a smaller model.
-        size, islands, steps, sync_every: how large it is; size None: `SIZE`, or `QUICK_SIZE`.
-        optimizer, inner_rate: of the inner steps; rate None: what suits the size.
-        windows: of all islands together in a step.
-        rows: names with commas between; None: all.
-        seeds: of each row; None: as many as the experiment wants.
+        size, islands, steps, sync_every: scale of the experiment; size None: `SIZE`, or `QUICK_SIZE`.
+        optimizer, inner_rate: optimiser and learning rate of the inner steps; rate None: tuned for the size.
+        windows: windows of text per step of all islands together.
+        rows: names separated by commas; None: all.
+        seeds: seeds of each row; None: the experiment's default.
         data: path of a text; None: the standard library's source.
-        device: where islands step.
+        device: device of the inner steps.
         keep: file of outcomes, read first and written after each trial.
         json: file for the figures, `-` for standard output.
     """
@@ -60,7 +60,7 @@ def run_named_experiment(options: ExperimentOptions) -> int:
     """Run, print, and return the exit code, 0.
 
     Raises:
-        ConfigError: an option that means nothing.
+        ConfigError: an option is invalid.
     """
     size = options.size if options.size is not None else QUICK_SIZE if options.quick else SIZE
     _check(options, size)
@@ -98,7 +98,7 @@ def _file_to_keep(options: ExperimentOptions) -> Path | None:
     if not keep.parent.is_dir():
         raise ConfigError(f"there is no folder {keep.parent} for --keep")
     if options.json not in (None, STANDARD_OUTPUT) and Path(str(options.json)).resolve() == keep.resolve():
-        raise ConfigError(f"--keep and --json both name {keep}; figures would overwrite the outcomes: name two files")
+        raise ConfigError(f"--keep and --json both name {keep}, and figures would overwrite outcomes; name two files")
     return keep
 
 
@@ -123,7 +123,7 @@ def _check(options: ExperimentOptions, size: str) -> None:
 
 
 class _Progress:
-    """One line on a terminal that says how far it is; nothing elsewhere."""
+    """Progress line on a terminal; no output elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream if stream.isatty() else None
@@ -131,7 +131,7 @@ class _Progress:
         self._done = 0
 
     def heard(self, outcome: Outcome, left: int) -> None:
-        """Note a trial."""
+        """Show the outcome of a trial."""
         self._done += 1
         if self._stream is not None:
             seconds = (time.monotonic() - self._began) / self._done * left
@@ -139,6 +139,6 @@ class _Progress:
             print(f"\r\033[K{line}", end="", file=self._stream, flush=True)
 
     def clear(self) -> None:
-        """Wipe the line."""
+        """Erase the line."""
         if self._stream is not None:
             print("\r\033[K", end="", file=self._stream, flush=True)

@@ -1,4 +1,4 @@
-"""The questions that the bench answers by name, each a table of settings that differ in one thing."""
+"""Named experiments, each a table of settings that differ in one thing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from research.scope import DELAYED, Scope, baselines, often, others_often
 from research.setting import CURVE_POINTS, OURS, Setting
 
 FEW, MANY = 4, 8
-"""Seeds: where the answer is seen at a glance, and where it is a figure to quote."""
+"""Number of seeds: few if the answer is obvious, many if the figures are quoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A table.
+    """An experiment, which results in one table.
 
     Attributes:
-        question: for people, one line.
-        settings: one per row; the first is what the others are compared with.
-        seeds: trials of each row.
+        question: the question that it answers, in one line.
+        settings: one per row; the first is compared with the others.
+        seeds: number of trials of each row.
     """
 
     question: str
@@ -30,29 +30,29 @@ class Experiment:
     seeds: int
 
     def only(self, names: Sequence[str]) -> Experiment:
-        """Return some rows of it, in the order of `names`.
+        """Return the experiment with these rows only, in the order of `names`.
 
         Raises:
-            ConfigError: there is no row of such a name, or fewer than two are left.
+            ConfigError: a name is unknown, or there are fewer than two rows.
         """
         rows = {setting.name: setting for setting in self.settings}
         for name in names:
             if name not in rows:
-                raise ConfigError(f"no row is called {name!r}; known are {', '.join(rows)}")
+                raise ConfigError(f"unknown row {name!r}; expected one of {', '.join(rows)}")
         if len(set(names)) < 2:
-            raise ConfigError(f"--rows names {', '.join(names)}; expected at least two rows, to be compared")
+            raise ConfigError(f"--rows names {', '.join(names)}; expected at least two rows to compare")
         return replace(self, settings=tuple(rows[name] for name in dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variations:
-    """p2p_diloco with one thing changed in each row.
+    """An experiment with p2p_diloco in which each row changes one thing.
 
     Attributes:
-        question: for people, one line.
-        rows: what is changed, by the row's name; the first is what the others are compared with.
-        seeds: trials of each row.
-        optimizer: of the inner steps, where the question is about one.
+        question: the question that it answers, in one line.
+        rows: changed settings by name of the row; the first row is compared with the others.
+        seeds: number of trials of each row.
+        optimizer: inner optimiser, if the question is about one.
     """
 
     question: str
@@ -61,7 +61,7 @@ class Variations:
     optimizer: OptimizerName | None = None
 
     def within(self, scope: Scope) -> Experiment:
-        """Return the table at a size; rows that do not fit into it are left out."""
+        """Return the experiment at this scale, without the rows that do not fit."""
         scope = replace(scope, optimizer=self.optimizer or scope.optimizer)
         settings = tuple(scope.ours(name=name, **changes) for name, changes in self.rows.items())
         return Experiment(
@@ -73,7 +73,7 @@ class Variations:
 
 _FLOAT32 = {"contribution": "float32", "entry": "float32"}
 _EVERY_8 = {"sync_every": 8, "fragments": 2, "delay": 1}
-"""As `plan` has it."""
+"""Settings that `plan` recommends for a cycle of 8 steps."""
 
 _VARIATIONS = {
     "loss": Variations(
@@ -100,7 +100,7 @@ _VARIATIONS = {
         },
     ),
     "residual": Variations(
-        question="where should stay what a codec leaves of a contribution?",
+        question="where should the codec's residual of a contribution be kept?",
         rows={
             f"{codec}-{place}": {"contribution": codec, "residual": place}
             for codec in ("int4", "topk2")
@@ -127,11 +127,11 @@ _VARIATIONS = {
         seeds=FEW,
     ),
     "schedule": Variations(
-        question="should the outer rate rise at first, or fall at last?",
+        question="should the outer rate rise at the start, or fall at the end?",
         rows={name: {"outer_schedule": name} for name in ("constant", "warm-up", "decay")},
     ),
     "merge": Variations(
-        question="how should local parameters follow an entry, the later it comes?",
+        question="how should local parameters follow an entry that arrives late?",
         rows={
             f"{kind}-delay-{delay}": {"merge": kind, "alpha": alpha, "delay": delay}
             for delay in (4, 0, 16)
@@ -160,7 +160,7 @@ _VARIATIONS = {
         seeds=FEW,
     ),
     "short": Variations(
-        question="how short may a cycle be, and what does an entry cost that comes late in it?",
+        question="how short can a cycle be, and what does a late entry cost in it?",
         rows={
             f"every-{steps}-of-{fragments}-delay-{delay}": {
                 "sync_every": steps,
@@ -180,12 +180,12 @@ _VARIATIONS = {
         seeds=FEW,
     ),
     "fragments": Variations(
-        question="in how many parts?",
+        question="how many fragments are best?",
         rows={f"{parts}-fragments": {"fragments": parts} for parts in (4, 1, 2, 8)},
         seeds=FEW,
     ),
     "moments": Variations(
-        question="how long should AdamW remember, whose island sees a part of the batch?",
+        question="how long should AdamW's memory be, when an island sees only part of the batch?",
         rows={
             f"{beta1}-{beta2}": {"beta1": beta1, "beta2": beta2}
             for beta1, beta2 in ((0.9, 0.98), (0.8, 0.95), (0.8, 0.98), (0.9, 0.95), (0.95, 0.99))
@@ -202,7 +202,7 @@ _VARIATIONS = {
 def _parity(scope: Scope) -> Experiment:
     rows = (scope.ours(), *often(scope), *baselines(scope), *others_often(scope))
     return Experiment(
-        question="does it learn as well as one machine, and as well as what others do?",
+        question="does it learn as well as one machine, and as well as other systems?",
         settings=tuple(replace(row, points=CURVE_POINTS) for row in rows),
         seeds=MANY,
     )
@@ -225,7 +225,7 @@ def _mixed(scope: Scope) -> Experiment:
 def _churn(scope: Scope) -> Experiment:
     shares = (0.25, 0.0, 0.5)
     return Experiment(
-        question="what does it cost when islands come and go all the time, at equal tokens?",
+        question="what does it cost when islands leave and return all the time, at equal tokens?",
         settings=tuple(
             scope.ours(name=f"{round(100 * share)}%-away", away_share=share).with_tokens_of_all() for share in shares
         ),
@@ -237,7 +237,7 @@ def _inner(scope: Scope) -> Experiment:
     with_muon, with_adamw = replace(scope, optimizer="muon"), replace(scope, optimizer="adamw")
     muon = (with_muon.ours(), *baselines(with_muon)[:2])
     return Experiment(
-        question="AdamW or Muon inside?",
+        question="AdamW or Muon as inner optimiser?",
         settings=(
             *(replace(row, name=f"{row.name}-muon") for row in muon),
             with_adamw.ours(),
@@ -251,7 +251,7 @@ def _rate(scope: Scope) -> Experiment:
     rates = tuple(scope.ours().learning_rate * factor for factor in (1.0, 0.25, 0.5, 2.0, 4.0))
     systems = (scope.ours(), *baselines(scope)[:2])
     return Experiment(
-        question="which inner rate suits whom?",
+        question="which inner rate is best for each system?",
         settings=tuple(
             replace(setting, name=f"{setting.name}-{rate:g}", learning_rate=rate)
             for rate in rates
@@ -269,13 +269,13 @@ _CANDIDATES = {
     "noloco": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.3), (0.7, 0.5)),
     "delta-only-groups": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5)),
 }
-"""Outer rate and momentum to choose from, for each algorithm that has them (opendiloco is textbook in float16)."""
+"""Candidates for outer rate and momentum, by algorithm (opendiloco is textbook-diloco in float16)."""
 
 
 def _tune(scope: Scope) -> Experiment:
     systems = {setting.name: setting for setting in (scope.ours(), *baselines(scope))}
     return Experiment(
-        question="which outer rate and momentum suits whom?",
+        question="which outer rate and momentum are best for each system?",
         settings=tuple(
             replace(systems[system], name=f"{system}-{rate}-{momentum}", outer_rate=rate, momentum=momentum)
             for system, pairs in _CANDIDATES.items()
@@ -287,7 +287,7 @@ def _tune(scope: Scope) -> Experiment:
 
 def _topics(scope: Scope) -> Experiment:
     return Experiment(
-        question="what does it cost when each island has text of its own kind?",
+        question="what does it cost when each island trains on a different kind of text?",
         settings=(
             scope.ours(name="by-topic", by_topic=True),
             scope.ours(name="mixed-text"),
@@ -310,13 +310,13 @@ EXPERIMENTS: dict[str, Callable[[Scope], Experiment]] = {
 
 
 def experiment_named(name: str, scope: Scope) -> Experiment:
-    """Return an experiment.
+    """Return an experiment by its name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the name is unknown.
     """
     if name not in EXPERIMENTS:
-        raise ConfigError(f"no experiment is called {name!r}; known are {', '.join(EXPERIMENTS)}")
+        raise ConfigError(f"unknown experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
     experiment = EXPERIMENTS[name](scope)
     if scope.seeds is not None:
         return replace(experiment, seeds=scope.seeds)

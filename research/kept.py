@@ -1,9 +1,8 @@
-"""Outcomes kept in a file, a line each: a table that takes hours may be interrupted, grown and derived again.
+"""File of outcomes, one per line, so that a table that takes hours can be interrupted, extended and derived again.
 
-A line names its trial by a digest of what its setting says beyond the defaults (but its name), the seed and the text:
-a row of another table that plays the same trial finds it too, and a figure that settings have one day is no reason to
-play all again. What the code does is not part of it: when an algorithm or a default changes, its lines are to be
-removed.
+A line identifies its trial by a digest of the non-default fields of its setting (without the name), the seed and the
+text. So a row of another table with the same trial finds it too, and a new field of settings does not invalidate old
+outcomes. The digest does not cover the code: if an algorithm or a default changes, remove its lines.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from research.setting import CURVE_POINTS, Outcome, Setting
 
 
 class KeptOutcomes:
-    """The outcomes of one file; `path` None keeps none.
+    """The outcomes in one file.
 
     Args:
-        path: made when the first outcome comes.
-        text: the text's fingerprint.
+        path: the file, created with the first outcome; None: outcomes are not stored.
+        text: fingerprint of the text.
     Raises:
-        ConfigError: the file is not one of these, or cannot be read.
+        ConfigError: the file cannot be read, or is not a file of outcomes.
     """
 
     def __init__(self, path: Path | None, text: Digest) -> None:
@@ -47,19 +46,19 @@ class KeptOutcomes:
             curve = tuple((int(ticks), float(loss)) for ticks, loss in fields.pop("curve"))
             self._found[name] = Outcome(**fields, curve=curve)
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise ConfigError(f"{where}: this is no outcome of a trial; remove it, or name another file") from None
+            raise ConfigError(f"{where}: this is not an outcome of a trial; remove it, or name another file") from None
 
     def find(self, setting: Setting, seed: int) -> Outcome | None:
-        """Return what came of a trial, if it was played before."""
+        """Return the outcome of a trial, or None if the file has none."""
         found = self._found.get(self._name(setting, seed))
-        if found is None and not setting.points:  # a curve changes nothing but that it is there
+        if found is None and not setting.points:  # recording a curve does not change the outcome
             found = self._found.get(self._name(replace(setting, points=CURVE_POINTS), seed))
         if found is None:
             return None
         return replace(found, name=setting.name, curve=found.curve if setting.points else ())
 
     def add(self, setting: Setting, outcome: Outcome) -> None:
-        """Keep an outcome.
+        """Store an outcome.
 
         Raises:
             StateError: the file cannot be written.

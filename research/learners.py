@@ -1,4 +1,4 @@
-"""The islands of an experiment: real models on real text, stepped one after the other, read and written as vectors.
+"""Islands of an experiment: real models on real text, stepped one after the other, read and written as vectors.
 
 Legend: N = all parameters of the model, fragments end to end; a piece is a slice of it.
 """
@@ -22,13 +22,13 @@ from p2p_diloco.training.model import EMBEDDINGS, MODEL_SIZES, DecoderModel, Mod
 from p2p_diloco.training.parameters import LocalParameters, sizes
 
 MICRO = ModelShape(layers=2, width=64, heads=2, feed_forward=176, context=64)
-"""133 thousand parameters: for grids of questions on small machines."""
+"""Shape with 133 thousand parameters, for large sets of experiments on small machines."""
 EVALUATION_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """Where one tensor lies in the vector of all parameters; embeddings are merged otherwise by some."""
+    """Position of a tensor in the vector of all parameters. Some algorithms average embeddings differently."""
 
     start: int
     stop: int
@@ -36,7 +36,7 @@ class Tensor:
 
 
 class Learners(Protocol):
-    """Some models that train, as an outer algorithm sees them."""
+    """Models in training, as seen by an outer algorithm."""
 
     @property
     def fragments(self) -> Sequence[tuple[int, int]]:
@@ -49,7 +49,7 @@ class Learners(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of learners."""
         ...
 
     def step(self, learner: int) -> None:
@@ -57,7 +57,7 @@ class Learners(Protocol):
         ...
 
     def progress(self, share: float) -> None:
-        """Set how far training is, 0 to 1."""
+        """Set the progress of training, 0 to 1."""
         ...
 
     def steps(self, learner: int) -> int:
@@ -78,10 +78,10 @@ class Learners(Protocol):
 
 
 def shape_named(size: str) -> ModelShape:
-    """Return a model's shape: `micro`, or a built-in size.
+    """Return the shape of a model: `micro`, or a built-in size.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the size is unknown.
     """
     if size == "micro":
         return MICRO
@@ -91,12 +91,12 @@ def shape_named(size: str) -> ModelShape:
 
 
 class TextLearners:
-    """Learners on text, each with a stream of windows of its own.
+    """Learners on a text, each with its own stream of windows.
 
     Args:
-        windows: per step of each learner.
-        seed: of the first parameters and of all streams.
-        by_topic: each draws from a stretch of the text of its own, instead of all from all of it.
+        windows: windows per step of each learner.
+        seed: seed of the initial parameters and of all streams.
+        by_topic: whether each learner draws from its own part of the text instead of the whole text.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TextLearners:
         self._loops[learner].step()
 
     def progress(self, share: float) -> None:
-        """Set how far training is: the inner rate follows."""
+        """Set the progress of training, which determines the inner learning rate."""
         for loop in self._loops:
             loop.set_progress(share)
 
@@ -155,7 +155,7 @@ class TextLearners:
 
 
 class Judge:
-    """Says how good a vector of parameters is: its loss on held-out text, always the same windows."""
+    """Evaluation of parameters: the loss on held-out text, always on the same windows."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""p2p_diloco itself in the bench: contributions, entries and merges by the code that real peers run.
+"""p2p_diloco in experiments: contributions, entries and merges by the code of real peers.
 
-One span per fragment, one row, a reducer that nobody distrusts; rounds are counted in ticks. Who is lost, slow or away
-is the experiment's business.
+There is one span per fragment, one row, and a trusted reducer. Rounds are counted in ticks. The experiment determines
+which contributions are lost and which islands are slow or away.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ def _one(progress: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurRule:
-    """How the swarm exchanges.
+    """Exchange rule of the swarm.
 
     Attributes:
         sync_every: ticks of a cycle.
-        delay: ticks from the begin of a round to the border at which its entry is absorbed.
+        delay: ticks from the start of a round to the border at which its entry is absorbed.
         outer, merge, codecs: as in a manifest.
-        weights_by_tokens: False weighs all alike.
-        is_radial: means are radial, but for embeddings.
-        lost_share: contributions that never reach their reducer; that their learner was there does.
-        void_share: rounds that end without an entry.
-        away_share: of the cycles that a learner is away.
-        residual: where what the codec leaves of a contribution stays; peers leave it in the weights.
-        outer_factor: what η is multiplied by, by how far the run is, 0 to 1.
-        num_cycles: of the run.
-        radius_factor: κ.
-        weight_clip: largest weight, in last medians.
+        weights_by_tokens: weigh by tokens; False: equal weights.
+        is_radial: use radial means, except for embeddings.
+        lost_share: share of contributions that never reach their reducer. Their learners still count as present.
+        void_share: share of rounds that end without an entry.
+        away_share: share of cycles in which a learner is away.
+        residual: where the codec's residual of a contribution is kept; real peers leave it in the weights.
+        outer_factor: factor of η as a function of the progress of the run, 0 to 1.
+        num_cycles: number of cycles of the run.
+        radius_factor: largest norm of a contribution, as a multiple of the radius (κ).
+        weight_clip: largest weight, as a multiple of the last median.
     """
 
     sync_every: int
@@ -88,7 +88,7 @@ class _Sent:
 
 
 class OurSwarm(Algorithm):
-    """All peers of one run; they hold the same bytes, so φ and m are kept once."""
+    """All peers of one run. They hold the same bytes, so φ and m are stored once."""
 
     def __init__(self, learners: Learners, rule: OurRule, *, seed: int) -> None:
         super().__init__(learners)
@@ -107,7 +107,7 @@ class OurSwarm(Algorithm):
         start = [genesis_state(learners.read(0, f), self._roster.digest()) for f in range(num_fragments)]
         self._states: list[SpanState] = start
         self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
-        # What contributions left, kept out of θ: only where the rule says so.
+        # Residuals of contributions that are kept outside of θ, if the rule requires it.
         self._beside: list[dict[int, Vector]] = [{} for _ in range(len(learners))]
         self._away: frozenset[int] = frozenset()
         self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
@@ -116,7 +116,7 @@ class OurSwarm(Algorithm):
         self.num_void = 0
 
     def border(self, tick: int) -> None:
-        """Absorb the entries that are due, then contribute if a round begins."""
+        """Absorb entries that are due, then contribute if a round starts."""
         self._absorb_due(tick)
         if tick % self._ticks == 0:
             self._begin_round(tick // self._ticks, tick)
@@ -129,7 +129,7 @@ class OurSwarm(Algorithm):
         return learner in self._away
 
     def settle(self, tick: int) -> None:
-        """Play one more cycle of rounds, without steps."""
+        """Run one more cycle of rounds without steps."""
         if self._away:
             self._come_and_go(0.0)
         self._rule = replace(self._rule, away_share=0.0)
@@ -141,7 +141,10 @@ class OurSwarm(Algorithm):
         return [tuple(state.anchor_N for state in self._states)]
 
     def _come_and_go(self, away_share: float) -> None:
-        """Draw who is away, and on no roster, in the next cycle; who returns has φ and its optimiser as it was."""
+        """Draw the learners that are away, and off the roster, in the next cycle.
+
+        Returning learners get φ and keep their inner optimiser.
+        """
         before, everybody = self._away, range(len(self.learners))
         self._away = frozenset(learner for learner in everybody if self._rng.random() < away_share)
         if len(self._away) == len(everybody):
@@ -228,7 +231,7 @@ class OurSwarm(Algorithm):
         if isinstance(reduced, str):
             return None
         inclusion = Inclusion(
-            present=tuple(range(len(self._places))),  # who is not away says so, whatever becomes of its vectors
+            present=tuple(range(len(self._places))),  # present even if its vectors are lost
             places=tuple(self._places.index(learner) for learner in arrived),
             weights=balanced([part.weight for part in parts]),
             norms=tuple(part.norm for part in parts),
@@ -284,7 +287,7 @@ def _peer(learner: int) -> PeerId:
 
 
 def _roster(learners: Sequence[int]) -> Roster:
-    """Return a roster of these; nobody votes on it."""
+    """Return a roster of these learners, without a vote."""
     members = tuple(Member(peer=_peer(learner), incarnation=1, counts=True) for learner in learners)
     return Roster(
         run=RUN,

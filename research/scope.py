@@ -1,8 +1,8 @@
-"""How large an experiment is, and the rows that most have: p2p_diloco as a manifest has it, and what others do.
+"""Scale of an experiment, and its common rows: p2p_diloco with a manifest's defaults, and other systems.
 
-Rates and momenta of all, ours and others', were chosen by `rate` and `tune` in the micro model and looked at once more
-in the tiny one (docs/lab-log.md): trials of this length like little outer momentum with AdamW inside, whoever makes
-them, and some with Muon.
+Rates and momenta of all systems were chosen by `rate` and `tune` with the micro model and checked with the tiny one
+(docs/lab-log.md). In trials of this length, all systems do best with little outer momentum with AdamW as inner
+optimiser, and with some momentum with Muon.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ RATES: dict[OptimizerName, dict[str, float]] = {
     "adamw": {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4},
     "muon": {"micro": 1.6e-2, "tiny": 8e-3, "small": 4e-3, "base": 4e-3},
 }
-"""Inner rates: `rate` chose those of micro and tiny, from data-parallel as from islands. In small with Muon it is the
-best of three of data-parallel, of two of islands (docs/lab-log.md). Nobody has tuned base, nor small with AdamW."""
+"""Inner learning rates. `rate` chose those of micro and tiny, with the same result for data-parallel and islands. The
+rate of small with Muon is the best of three for data-parallel and of two for islands (docs/lab-log.md). Those of base,
+and of small with AdamW, are not tuned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How large an experiment is.
+    """Scale of an experiment.
 
     Attributes:
-        size: of the model.
-        islands: learners.
+        size: size of the model.
+        islands: number of learners.
         ticks: inner steps of an island.
-        sync_every: H.
-        optimizer: of the inner steps of all rows.
-        inner_rate: of all rows; None: what suits the size and the optimiser.
-        windows: of all islands together in a step, so that more islands do not mean more tokens.
-        seeds: trials of each row; None: as many as the experiment wants.
+        sync_every: ticks of a cycle, H.
+        optimizer: inner optimiser of all rows.
+        inner_rate: inner learning rate of all rows; None: tuned for the size and the optimiser.
+        windows: windows per step of all islands together, so that more islands do not mean more tokens.
+        seeds: trials of each row; None: the experiment's default.
         is_quick: few seeds and rows.
     """
 
@@ -49,7 +50,7 @@ class Scope:
     is_quick: bool = False
 
     def ours(self, **changes: object) -> Setting:
-        """Return p2p_diloco as a manifest has it by default."""
+        """Return p2p_diloco with the default settings of a manifest."""
         base = Setting(
             name=OURS,
             size=self.size,
@@ -65,7 +66,7 @@ class Scope:
         return replace(_tuned(base), **changes)  # type: ignore[arg-type]
 
     def rate_of(self, optimizer: OptimizerName) -> float:
-        """Return the inner rate of rows with such inner steps."""
+        """Return the inner learning rate for an inner optimiser."""
         if self.inner_rate is not None:
             return self.inner_rate
         return RATES[optimizer][self.size]
@@ -93,7 +94,7 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "opendiloco": (1.0, 0.3),
     },
 }
-"""Outer rate and momentum of each: theirs as `tune` found them with either inside, ours as docs/decisions/0022 says."""
+"""Outer rate and momentum by inner optimiser and system; ours from docs/decisions/0022, the others from `tune`."""
 OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "adamw": {},
     "muon": {
@@ -102,25 +103,25 @@ OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "decoupled-diloco-int4": (0.5, 0.5),
     },
 }
-"""The same in cycles of eight steps, found by hand (docs/lab-log.md)."""
+"""Outer rate and momentum in cycles of eight steps, tuned by hand (docs/lab-log.md)."""
 OUTER_SHORTEST: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "adamw": {OURS: (0.7, 0.3)},
     "muon": {OURS: (1.0, 0.0), "decoupled-diloco-int4": (1.0, 0.0)},
 }
-"""And in cycles of four steps, where neither wants momentum. What a manifest has by default, 0.7 and 0.3, costs ours
-0.1 to 0.6 % there (docs/lab-log.md)."""
+"""Outer rate and momentum in cycles of four steps, where both systems do best without momentum. The defaults of a
+manifest, 0.7 and 0.3, cost p2p_diloco 0.1 to 0.6 % there (docs/lab-log.md)."""
 DELAYED = 16
-"""What part of a cycle an entry is late, at least a step, in all rows that go on meanwhile. Real processes on one
-machine have theirs a step late, in rounds of three steps as of seven (docs/lab-log.md)."""
+"""Ratio of a cycle to the delay of an entry, which is at least one step, in all rows that train meanwhile. Entries of
+real processes on one machine are a step late, both in rounds of three steps and of seven (docs/lab-log.md)."""
 OFTEN = 4
-"""How much more often p2p_diloco exchanges for about half of the bytes that textbook DiLoCo sends."""
+"""Factor by which p2p_diloco can exchange more often and still send about half of the bytes of textbook DiLoCo."""
 
 
 def often(scope: Scope) -> tuple[Setting, ...]:
-    """Return p2p_diloco with a cycle of a fourth: its bits are an eighth; none where that is not in eights of steps.
+    """Return p2p_diloco with a quarter of the cycle, as its bits are an eighth; none if 8 does not divide it.
 
-    In as many fragments as `plan` would give it. And with a cycle of half of that where it is the shortest round that
-    real islands keep to.
+    The number of fragments is what `plan` recommends. If half of that cycle is the shortest round that real islands can
+    keep, a row with that half is added.
     """
     steps = _short_cycle(scope)
     rows = (_in_short_rounds(scope, steps),) if steps else ()
@@ -135,10 +136,11 @@ def _in_short_rounds(scope: Scope, steps: int) -> Setting:
 
 
 def others_often(scope: Scope) -> tuple[Setting, ...]:
-    """Return what others do in cycles as short as ours; their delays stay the shares of a cycle that they are.
+    """Return the other systems in cycles as short as ours, with delays that stay the same share of a cycle.
 
-    A share of eight steps is one step, in rounds of two, and of four in rounds of one: shorter than real islands keep
-    to, which is kind to them. In the shortest cycles only who was best in those of eight steps.
+    In eight steps this share is one step, in rounds of two steps; in four steps, in rounds of one. Such rounds are
+    shorter than real islands can keep, which favours these systems. The shortest cycles include only the system that
+    was best in cycles of eight steps.
     """
     steps = _short_cycle(scope)
     rows = _others_every(scope, steps, OUTER_OFTEN) if steps else ()
@@ -168,7 +170,7 @@ def _short_cycle(scope: Scope) -> int:
 
 
 def baselines(scope: Scope) -> tuple[Setting, ...]:
-    """Return all that others do, with figures tuned for them."""
+    """Return the other systems, each with tuned settings."""
     plain = scope.ours(delay=0, fragments=1, weights_by_tokens=False, mean="plain")
     parted = replace(plain, fragments=4)
     decoupled = replace(

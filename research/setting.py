@@ -1,4 +1,4 @@
-"""One cell of an experiment: which algorithm, on how many islands, with which figures; and its run."""
+"""Setting of a trial (algorithm, number of islands, hyperparameters), and the trial itself."""
 
 from __future__ import annotations
 
@@ -38,45 +38,46 @@ WARMUP_SHARE = 0.08
 PARTED = frozenset({OURS, "streaming-diloco", "decoupled-diloco", "decoupled-diloco-int4"})
 """Systems that exchange the model in fragments, and train while they do."""
 INT4_BYTES = 4.25 / 8
-"""For each parameter, scales told. What comes down in four bits is counted so, and comes whole."""
+"""Bytes per parameter in int4, including scales. Downloads in int4 are counted at this size, but are not rounded."""
 CURVE_POINTS = 12
-"""Of rows whose curve is drawn."""
+"""Number of points of a drawn curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """All that determines a trial but its seed and its text.
+    """All that determines a trial, except for its seed and text.
 
     Attributes:
-        name: of the row in the table.
-        system: which algorithm, see `SYSTEMS`.
-        size: of the model.
-        islands: learners; data-parallel has one with the batch of all.
+        name: name of the row in the table.
+        system: algorithm, see `SYSTEMS`.
+        size: size of the model.
+        islands: number of learners; data-parallel has one with the batch of all.
         ticks: inner steps of an island at full speed.
-        batch: windows of a step.
-        learning_rate: inner; cosine to a tenth of it, warm-up over the first twelfth.
-        inner: the optimiser of the inner steps.
-        beta1, beta2: of AdamW.
-        sync_every: H, ticks of a cycle.
-        fragments: P.
-        delay: τ, ticks.
-        outer_rate, momentum: η, μ.
-        outer_schedule: of η, of ours: from half to whole over the first quarter, or to a half over the last.
-        merge, alpha, late: how θ follows; for others than ours `alpha` is the local share.
-        contribution, entry: codecs, of ours.
-        rounds_stochastically: entries, where they have few bits.
-        residual: where what a codec leaves of a contribution stays: in θ, in a buffer beside it, or nowhere.
-        is_radial: of a server: merge directions and norms apart, tensor by tensor.
-        mean: of ours: plain, or directions and lengths apart, block by block.
-        weights_by_tokens: quantity times quality.
-        slow: islands that make one step in `SLOWNESS` ticks.
-        lost_share: contributions that never arrive.
-        void_share: rounds that end without an entry.
-        away_share: of the cycles that an island is away; it returns with φ, of ours.
-        group: learners in a group, of those that gossip.
-        by_topic: each island has a stretch of the text of its own.
-        judged_tokens: of held-out text that the result is judged by.
-        points: of the curve on the way.
+        batch: windows per step.
+        learning_rate: peak inner rate; warm-up over the first twelfth, cosine decay to a tenth.
+        inner: inner optimiser.
+        beta1, beta2: coefficients of AdamW.
+        sync_every: ticks of a cycle, H.
+        fragments: number of fragments, P.
+        delay: ticks from a contribution to its entry, τ.
+        outer_rate, momentum: η and μ.
+        outer_schedule: schedule of η, for p2p_diloco only: constant, from half to full over the first quarter, or from
+            full to half over the last quarter.
+        merge, alpha, late: how θ follows an entry; for other systems, `alpha` is the local share.
+        contribution, entry: codecs, for p2p_diloco only.
+        rounds_stochastically: whether entries in few bits are rounded stochastically.
+        residual: where the codec's residual of a contribution is kept: in θ, in a separate buffer, or nowhere.
+        is_radial: for systems with a server: average directions and norms separately, for each tensor.
+        mean: for p2p_diloco only: plain, or radial (directions and lengths separately, for each block).
+        weights_by_tokens: weigh contributions by quantity times quality.
+        slow: number of islands that make one step in `SLOWNESS` ticks.
+        lost_share: share of contributions that never arrive.
+        void_share: share of rounds that end without an entry.
+        away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
+        group: number of learners in a group, for gossip systems.
+        by_topic: whether each island has its own part of the text.
+        judged_tokens: number of held-out tokens for the final loss.
+        points: number of points of the loss curve.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Setting:
     points: int = 0
 
     def with_tokens_of_all(self) -> Setting:
-        """Return this with so many more ticks that slow islands and absences cost no tokens."""
+        """Return the setting with more ticks, to make up for the tokens lost to slow and absent islands."""
         speed = ((self.islands - self.slow) + self.slow / SLOWNESS) * (1.0 - self.away_share)
         cycles = round(self.ticks / self.sync_every * self.islands / speed)
         return replace(self, ticks=cycles * self.sync_every)
@@ -126,12 +127,12 @@ class Outcome:
     """The result of one trial.
 
     Attributes:
-        loss: held-out, nats per byte; the mean where replicas differ.
-        tokens: trained on by all islands together.
-        bytes_sent_per_parameter: in the whole run, per island.
-        seconds: of CPU.
-        curve: (ticks, loss) on the way, of the first replica, on a quarter of the held-out tokens; empty unless the
-            setting asks for points.
+        loss: held-out loss in nats per byte; the mean if replicas differ.
+        tokens: tokens trained on by all islands together.
+        bytes_sent_per_parameter: bytes sent per island in the whole run.
+        seconds: CPU time.
+        curve: (ticks, loss) during training, of the first replica, on a quarter of the held-out tokens; empty if the
+            setting has no points.
     """
 
     name: str
@@ -145,12 +146,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """The manifest of a run that a trial is compared with.
+    """Model, inner optimiser and text of a recorded run, which replace those of a setting.
 
     Attributes:
-        shape: instead of the one that the setting names.
-        rule: of the inner steps, as it is.
-        corpus: already open.
+        shape: shape of the model.
+        rule: rule of the inner steps, used unchanged.
+        corpus: the text.
     """
 
     shape: ModelShape
@@ -166,12 +167,12 @@ def run_trial(
     within: Circumstances | None = None,
     device: str = "cpu",
 ) -> Outcome:
-    """Train and judge; the same on every machine that rounds alike, whatever else runs.
+    """Train and evaluate. The outcome is the same on all machines that round alike, whatever their load.
 
     Args:
         text: path of a text; None: the standard library's source.
-        within: instead of what the setting and `text` say.
-        device: where islands step, one after the other.
+        within: replaces what the setting and `text` specify.
+        device: device on which islands step, one after the other.
     """
     torch.set_num_threads(1)
     began = time.process_time()
@@ -238,13 +239,13 @@ def _fragments(setting: Setting) -> int:
 
 
 def make_algorithm(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
-    """Return the algorithm that a setting names.
+    """Return the algorithm of a setting.
 
     Raises:
-        ConfigError: there is none of that name, or its figures do not fit together.
+        ConfigError: the algorithm is unknown, or the setting is inconsistent.
     """
     if setting.system not in SYSTEMS:
-        raise ConfigError(f"no algorithm is called {setting.system!r}; known are {', '.join(SYSTEMS)}")
+        raise ConfigError(f"unknown algorithm {setting.system!r}; expected one of {', '.join(SYSTEMS)}")
     return SYSTEMS[setting.system](setting, learners, seed)
 
 
@@ -293,7 +294,7 @@ def _central(
 
 
 def _ring(setting: Setting) -> float:
-    """Return how often each parameter is sent by an island, in each of the two halves of a ring all-reduce."""
+    """Return how often an island sends each parameter in each of the two halves of a ring all-reduce."""
     return 1.0 - 1.0 / setting.islands
 
 
@@ -302,7 +303,7 @@ OUTER_SCHEDULES: dict[str, Callable[[float], float]] = {
     "warm-up": lambda progress: min(1.0, 0.5 + 2.0 * progress),
     "decay": lambda progress: min(1.0, 1.0 - 2.0 * (progress - 0.75)),
 }
-"""What η is multiplied by, by how far the run is, 0 to 1."""
+"""Factor of η as a function of the progress of the run, 0 to 1."""
 
 SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     OURS: _ours,
@@ -335,4 +336,4 @@ SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
         seed=seed,
     ),
 }
-"""Algorithms by the names of their rows."""
+"""Algorithms by name."""

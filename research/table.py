@@ -1,4 +1,4 @@
-"""From trials to a table: means, spreads, and gaps of paired seeds with their intervals."""
+"""Table of an experiment: means, spreads, and gaps of paired seeds with confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from research.experiments import Experiment
 from research.kept import KeptOutcomes
 from research.setting import Outcome, Setting, run_trial
 
-# Two-sided 95 % of Student's t by degrees of freedom; beyond the table it is a little too wide, never too narrow.
+# Two-sided 95 % of Student's t by degrees of freedom. Beyond the table, intervals are a little too wide.
 _T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How much the first row's loss is above another's, relative to it; the mean over paired seeds.
+    """Relative gap of the first row's loss to another row's; positive if the first is higher.
 
     Attributes:
-        half_width: of the 95 % interval around it; None: one seed has none.
+        mean: mean over paired seeds.
+        half_width: half of the 95 % confidence interval; None with one seed.
     """
 
     mean: float
@@ -35,13 +36,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The results of an experiment; `outcomes` by row and seed, in order."""
+    """Results of an experiment, with the outcomes of each row in order of seeds."""
 
     experiment: Experiment
     outcomes: dict[str, tuple[Outcome, ...]]
 
     def figures(self) -> dict[str, Any]:
-        """Return what `--json` writes."""
+        """Return the document for `--json`."""
         return {
             "rows": [_row(name, outcomes) for name, outcomes in self.outcomes.items()],
             "gaps": {name: gap.mean for name, gap in self.gaps().items()},
@@ -49,12 +50,12 @@ class Table:
         }
 
     def gaps(self) -> dict[str, Gap]:
-        """Return the gap of the first row to each other."""
+        """Return the gap of the first row to each other row."""
         (_, first), *others = self.outcomes.items()
         return {name: paired_gap(first, outcomes) for name, outcomes in others}
 
     def lines(self) -> list[str]:
-        """Return the table for people."""
+        """Return the printed table."""
         first, gaps = next(iter(self.outcomes)), self.gaps()
         width = max(len(name) for name in self.outcomes)
         lines = [self.experiment.question]
@@ -86,17 +87,17 @@ def run_experiment(
     device: str = "cpu",
     heard: Callable[[Outcome, int], None] = lambda outcome, left: None,
 ) -> Table:
-    """Run all trials, one process for each core.
+    """Run all trials, with one process per core.
 
     Args:
-        text: path; None: the standard library's source.
-        processes: at once; None: one for each core; 1: in this process.
-        keep: file in which outcomes are kept; trials whose outcomes are there are not run again.
-        device: where islands step; trials follow one another on any but the CPU.
-        heard: told of each new outcome and how many are left.
+        text: path of a text; None: the standard library's source.
+        processes: number of processes; None: one per core; 1: run in this process.
+        keep: file of outcomes; trials with an outcome in it are not run again.
+        device: device of the inner steps; trials run in parallel only on the CPU.
+        heard: called with each new outcome and the number of trials left.
     Raises:
         ConfigError: `keep` is not a file of outcomes.
-        StateError: it cannot be written.
+        StateError: `keep` cannot be written.
     """
     kept = KeptOutcomes(keep, open_corpus(text).fingerprint)
     found: dict[tuple[str, int], Outcome] = {}
@@ -129,7 +130,7 @@ def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes
         for setting, seed in trials:
             yield run_trial(setting, seed, text, device=device)
         return
-    # Not forked: PyTorch's threads do not survive a fork.
+    # Spawn, because PyTorch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent) as pool:
         for future in as_completed([pool.submit(run_trial, setting, seed, text) for setting, seed in trials]):

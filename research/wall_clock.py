@@ -1,8 +1,8 @@
-"""How long a trial would take over a line of some rate: from the bytes that it counted and the steps that it made.
+"""Estimated duration of a trial at a given upload rate, from its bytes and steps.
 
-Islands compute side by side, each a step at a time, all at one speed. Data-parallel sends after every step and may send
-a step's gradients while it still works on the rest of that step; who overlaps sends while it goes on training; who
-blocks trains, then sends. Nothing is lost, nobody is late, latency is nought: kind to whoever waits.
+Islands compute in parallel at the same speed. Data-parallel sends after every step, and may send gradients while it
+computes the rest of the step. Overlapping systems send while they train; blocking systems train, then send. Nothing is
+lost or late, and latency is zero, which favours systems that wait.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from __future__ import annotations
 from research.setting import PARTED, Outcome, Setting
 
 OVERLAPPING = PARTED | {"data-parallel"}
-"""Systems that train while they send; the others wait."""
+"""Systems that train while they send; others wait."""
 
 
 def tick_seconds(
     setting: Setting, outcome: Outcome, *, parameters: int, step_seconds: float, bits_per_second: float
 ) -> float:
-    """Return how long a tick takes, on the average of the run.
+    """Return the average duration of a tick.
 
     Args:
-        outcome: how many bytes an island sent per parameter.
-        parameters: of the model.
-        step_seconds: of an inner step of an island; one of data-parallel takes as long, its batch being spread.
-        bits_per_second: that an island can send.
+        outcome: outcome of the trial, with the bytes sent per parameter.
+        parameters: number of parameters of the model.
+        step_seconds: duration of an inner step of an island; a step of data-parallel takes as long, as its batch is
+            spread over all islands.
+        bits_per_second: upload rate of an island.
     """
     line = 8.0 * outcome.bytes_sent_per_parameter * parameters / bits_per_second / setting.ticks
     return max(step_seconds, line) if setting.system in OVERLAPPING else step_seconds + line
 
 
 def ticks_to_loss(outcome: Outcome, loss: float) -> float | None:
-    """Return after how many ticks a trial's curve falls to a loss, between points on a straight line; None: never.
+    """Return the number of ticks after which a trial's curve reaches a loss, or None if it never does.
 
-    Before the first point nothing is known; a loss that is reached there counts as reached at it.
+    Points are interpolated linearly. A loss reached before the first point counts as reached at this point.
     """
     before: tuple[int, float] | None = None
     for tick, value in outcome.curve:

@@ -43,7 +43,7 @@ def test_a_table_for_people_and_for_programs(
         ([], "python -m research: error: "),
         (["loss", "--seeds", "1.5"], "--seeds is 1.5; expected a whole number"),
         (["loss", "--seeds", "many"], 'unable to convert "many" into int'),
-        (["luck"], "no experiment is called 'luck'"),
+        (["luck"], "unknown experiment 'luck'"),
         (["parity", "--size", "huge"], "--size is 'huge'"),
         (["parity", "--islands", "1"], "--islands is 1; expected at least 2"),
         (["parity", "--steps", "100"], "expected multiples of 32"),

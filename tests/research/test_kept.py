@@ -56,7 +56,7 @@ def test_what_is_no_outcome_is_named(tmp_path: Path, line: str) -> None:
     KeptOutcomes(path, TEXT).add(ROW, outcome(0))
     with path.open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(ConfigError, match=r"kept\.jsonl, line 2: this is no outcome"):
+    with pytest.raises(ConfigError, match=r"kept\.jsonl, line 2: this is not an outcome"):
         KeptOutcomes(path, TEXT)
 
 

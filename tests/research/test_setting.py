@@ -65,5 +65,5 @@ def test_the_mean_of_ours_is_the_one_that_the_setting_names(mean: Literal["plain
 
 
 def test_an_algorithm_that_nobody_wrote_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no algorithm is called 'magic'"):
+    with pytest.raises(ConfigError, match="unknown algorithm 'magic'"):
         run_trial(replace(SMALL, system="magic"), 0, text)
