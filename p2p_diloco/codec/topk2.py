@@ -227,7 +227,7 @@ def _select(bits_BL: Bits, kept: int) -> tuple[Positions, Bits]:
 
 
 def _drop_late_ties(is_kept_L: Flags, is_tie_L: Flags, kept: int) -> None:
-    """Of the elements equal to the smallest kept one, keep only the first that fit."""
+    """Keep only the first that fit of the elements equal to the smallest kept one."""
     room = kept - np.count_nonzero(is_kept_L & ~is_tie_L)
     is_kept_L[np.flatnonzero(is_tie_L)[room:]] = False
 
