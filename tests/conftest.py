@@ -1,4 +1,4 @@
-"""For all tests: nothing about how long an example of a property takes, for that is the machine's affair."""
+"""Settings for all tests: no deadline for an example of a property, because its time depends on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house keeps its shape: floors, purity, no circles."""
+"""The architecture is kept: imports go down the floors, pure rooms stay pure, and there are no cycles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = PROJECT / "p2p_diloco"
 
-# The lowest floor first. Rooms of one line stand side by side; what follows the line says who may not know whom.
+# The lowest floor first. Rooms of one line are on one floor; STRANGERS lists those that may not import each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ids", "rate", "wording", "signing", "memory"),
     ("kernels", "log"),
@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
 )
 PROTOCOL_FLOORS = ("wire", "membership", "round", "repair")
-"""Packages of the protocol, the lowest first; beside them stand the engine and what all of them share."""
+"""Packages of the protocol, the lowest first; the engine and shared modules are outside them."""
 STRANGERS = (("kernels", "log"), ("transport", "protocol", "codec", "outer"), ("node", "training"))
 
 PURE_ROOMS = ("log", "outer", "codec", "protocol")
@@ -62,7 +62,7 @@ def imported_names(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         assert node.level == 0, f"line {node.lineno}: imports are absolute"
         yield node.module or ""
-        # `from p2p_diloco import ids` names a module only in its last word.
+        # In `from p2p_diloco import ids`, only the last word names a module.
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -76,7 +76,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imports_at_start(path: Path) -> set[str]:
-    """Names imported when the module is, not those inside functions nor for the type checker alone."""
+    """Return names imported with the module, without those inside functions or for the type checker alone."""
     found: set[str] = set()
     waiting: list[ast.AST] = list(parsed(path).body)
     while waiting:
@@ -88,7 +88,7 @@ def imports_at_start(path: Path) -> set[str]:
 
 
 def room_of(name: str) -> str | None:
-    """`p2p_diloco.outer.mean` lives in `outer`; the package's own name and foreign modules live nowhere."""
+    """Return `outer` for `p2p_diloco.outer.mean`; None for the package itself and for foreign modules."""
     words = name.split(".")
     return words[1] if words[0] == PACKAGE.name and len(words) > 1 else None
 
@@ -110,27 +110,27 @@ PURE_FILES = [path for room in PURE_ROOMS for path in python_files(PACKAGE / roo
 
 
 def test_every_room_has_a_floor() -> None:
-    assert rooms() - set(FLOOR_OF) == set(), "give the new room a floor in FLOORS and in the picture of the house"
+    assert rooms() - set(FLOOR_OF) == set(), "add the new room to FLOORS and to the diagram of the architecture"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_go_down_and_never_to_a_stranger(path: Path) -> None:
+def test_imports_go_down_and_never_between_strangers(path: Path) -> None:
     here = room_of(module_name(path))
     assert here is not None
     for there in rooms_known_to(path) - {here}:
-        assert FLOOR_OF[there] <= FLOOR_OF[here], f"{here}/ is below {there}/ and may not know it"
+        assert FLOOR_OF[there] <= FLOOR_OF[here], f"{here}/ is below {there}/ and may not import it"
         assert not any(here in line and there in line for line in STRANGERS), f"{here}/ and {there}/ are strangers"
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE / "protocol"), ids=module_name)
-def test_packages_of_the_protocol_know_only_those_below(path: Path) -> None:
+def test_packages_of_the_protocol_import_only_those_below(path: Path) -> None:
     here = module_name(path).split(".")[2:]
     if len(here) > 1:
         above = PROTOCOL_FLOORS[PROTOCOL_FLOORS.index(here[0]) + 1 :]
         assert [name for name in all_imports(path) if any(f".protocol.{one}." in name for one in above)] == []
 
 
-def test_no_two_rooms_know_each_other() -> None:
+def test_no_two_rooms_import_each_other() -> None:
     knows: dict[str, set[str]] = {room: set() for room in rooms()}
     for path in MODULES:
         here = room_of(module_name(path))
@@ -142,19 +142,19 @@ def test_no_two_rooms_know_each_other() -> None:
     assert circles == []
 
 
-def test_the_package_knows_nothing_that_stands_beside_it() -> None:
+def test_the_package_imports_nothing_from_benchmarks_research_or_tests() -> None:
     beside = {"benchmarks", "research", "tests"}
     assert [module_name(path) for path in MODULES if {name.split(".")[0] for name in all_imports(path)} & beside] == []
 
 
 @pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
-def test_pure_rooms_import_nothing_that_acts(path: Path) -> None:
+def test_pure_rooms_import_nothing_with_side_effects(path: Path) -> None:
     roots = {name.split(".")[0] for name in all_imports(path)}
     assert roots & IMPURE_MODULES == set()
 
 
 @pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
-def test_pure_rooms_call_nothing_that_acts(path: Path) -> None:
+def test_pure_rooms_call_nothing_with_side_effects(path: Path) -> None:
     calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     acting = [
         f"line {call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in IMPURE_CALLS
@@ -163,7 +163,7 @@ def test_pure_rooms_call_nothing_that_acts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
-def test_pure_rooms_draw_randomness_only_from_a_key_that_they_are_given(path: Path) -> None:
+def test_pure_rooms_draw_randomness_only_from_a_given_key(path: Path) -> None:
     drawn = {
         node.attr
         for node in ast.walk(parsed(path))
@@ -178,23 +178,25 @@ def test_nothing_is_unpickled(path: Path) -> None:
     assert {name.split(".")[0] for name in all_imports(path)} & PICKLERS == set()
     calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
     loads = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("torch.load", "torch.hub.load")]
-    assert [load for load in loads if "weights_only=True" not in load] == [], "weights_only runs no code of the file"
+    assert [load for load in loads if "weights_only=True" not in load] == [], (
+        "without weights_only, a file can run code"
+    )
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE), ids=module_name)
-def test_every_file_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(parsed(path)), "a module begins with a docstring"
+def test_every_file_has_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(parsed(path)), "the module has no docstring"
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Every text of a module that is no docstring and no comment."""
+    """Yield every string of a module except docstrings."""
     bare = {id(node.value) for node in ast.walk(parsed(path)) if isinstance(node, ast.Expr)}
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
             yield node.value
 
 
-def test_no_printed_text_names_a_document_that_a_wheel_lacks() -> None:
+def test_no_printed_text_names_a_document_missing_from_the_wheel() -> None:
     assert [(module_name(path), text) for path in MODULES for text in texts_of(path) if "docs/" in text] == []
 
 
@@ -208,7 +210,7 @@ def test_no_room_is_called_utils() -> None:
     assert [module_name(path) for path in MODULES if banned & set(module_name(path).split("."))] == []
 
 
-# What `--help` and `status` load, and what both need. Other commands load their rooms when they run.
+# Modules that `--help` and `status` load. Other commands load their rooms when they run.
 LIGHT_FILES = (
     "errors.py ids.py signing.py rate.py config/new_file.py config/key_file.py config/own_command.py config/address.py "
     "config/toml_document.py config/manifest.py config/run_file.py config/invite.py config/settings.py cli/app.py "
@@ -218,7 +220,7 @@ LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES]
 
 
 def modules_loaded_by(path: Path) -> dict[str, str]:
-    """Every module that importing `path` brings, each with the module that asked for it."""
+    """Return every module that importing `path` loads, each with the module that imports it."""
     files = {module_name(found): found for found in python_files(PACKAGE)}
     asked_by = {module_name(path): "the command line"}
     waiting = [module_name(path)]
@@ -241,8 +243,8 @@ def test_the_command_line_starts_without_torch_and_hivemind(path: Path) -> None:
     assert heavy == {}, "import it inside the function that needs it"
 
 
-def test_the_rules_of_this_file_bite() -> None:
-    """A rule that sees nothing would pass for ever: this file itself breaks purity in the ways it looks for."""
+def test_the_rules_of_this_file_detect_violations() -> None:
+    """A rule that detects nothing would always pass: this file itself breaks purity in the ways it looks for."""
     assert {name.split(".")[0] for name in all_imports(Path(__file__))} & IMPURE_MODULES == {"pathlib", "sys"}
     assert "pytest" in imports_at_start(Path(__file__))
     assert set(FLOOR_OF) >= rooms()

@@ -1,4 +1,4 @@
-"""What is imported is declared, and what is declared is imported."""
+"""Declared dependencies match the imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 ELSEWHERE = frozenset({"torchft"})
-"""Runs in an environment of its own, which `python -m benchmarks install-torchft` makes."""
+"""Packages with an environment of their own, which `python -m benchmarks install-torchft` creates."""
 
 
 def declared(extra: str | None = None) -> set[str]:
@@ -21,7 +21,7 @@ def declared(extra: str | None = None) -> set[str]:
 
 
 def imported(folder: Path) -> set[str]:
-    """Return the packages of others that any module below `folder` imports when it runs."""
+    """Return the third-party packages that any module below `folder` imports when it runs."""
     names = {
         name.partition(".")[0] for path in folder.rglob("*.py") for name in imports_of(ast.parse(path.read_text()))
     }
@@ -43,19 +43,19 @@ def imports_of(node: ast.AST) -> Iterator[str]:
         yield from imports_of(child)
 
 
-def test_the_package_imports_what_is_declared_and_nothing_else() -> None:
+def test_the_package_imports_exactly_what_is_declared() -> None:
     assert imported(PROJECT / "p2p_diloco") == declared()
 
 
-def test_what_stands_beside_the_package_brings_nothing_else_either() -> None:
+def test_benchmarks_and_research_import_nothing_undeclared() -> None:
     beside = imported(PROJECT / "benchmarks") | imported(PROJECT / "research")
     assert beside - {"benchmarks", "research"} - ELSEWHERE <= declared()
 
 
-def test_plots_are_drawn_with_what_their_extra_brings() -> None:
+def test_plots_import_exactly_what_their_extra_declares() -> None:
     assert imported(PROJECT / "docs") - {"benchmarks", "research"} - declared() == declared("plots")
 
 
-def test_there_is_no_extra_that_nothing_uses() -> None:
+def test_no_extra_is_unused() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     assert set(project["optional-dependencies"]) == {"dev", "plots"}

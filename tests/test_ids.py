@@ -1,4 +1,4 @@
-"""Peers, digests and spans are named the same way everywhere."""
+"""Peers, digests and spans have the same names everywhere."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ KEY_AS_TEXT = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
 
 
 @given(st.binary(min_size=PEER_ID_BYTES, max_size=PEER_ID_BYTES))
-def test_a_peer_id_survives_its_textual_form(key: bytes) -> None:
+def test_a_peer_id_survives_its_text_form(key: bytes) -> None:
     text = format_peer_id(PeerId(key))
     assert text.startswith("12D3KooW")
     assert parse_peer_id(text) == key
 
 
-def test_the_textual_form_is_the_one_of_libp2p() -> None:
+def test_the_text_form_is_that_of_libp2p() -> None:
     text = format_peer_id(PeerId(KEY))
     assert base58.b58decode(text) == bytes.fromhex("002408011220") + KEY
     assert text == KEY_AS_TEXT
@@ -48,18 +48,18 @@ def test_the_short_form_shows_both_ends() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0OIl", "not a peer", "héllo"])
-def test_text_that_is_not_base58_is_no_peer_id(text: str) -> None:
+def test_text_that_is_not_base58_is_not_a_peer_id(text: str) -> None:
     with pytest.raises(ConfigError, match="12D3KooW"):
         parse_peer_id(text)
 
 
-def test_the_id_of_an_rsa_peer_is_refused_as_another_kind() -> None:
+def test_the_id_of_an_rsa_peer_is_refused() -> None:
     rsa = base58.b58encode(bytes([0x12, 0x20]) + bytes(32)).decode()
     with pytest.raises(ConfigError, match="not the id of an Ed25519 peer"):
         parse_peer_id(rsa)
 
 
-def test_an_id_with_a_byte_too_many_is_refused() -> None:
+def test_an_id_that_is_one_byte_too_long_is_refused() -> None:
     long = base58.b58encode(bytes.fromhex("002408011220") + bytes(33)).decode()
     with pytest.raises(ConfigError, match="not the id of an Ed25519 peer"):
         parse_peer_id(long)
@@ -85,12 +85,12 @@ def test_blake3_hashes_the_concatenation(parts: list[bytes]) -> None:
         (31744, "62b6960e1a44bcc1eb1a611a8d6235b6b4b78f32e7abc4fb4c6cdcce94895c47"),
     ],
 )
-def test_blake3_is_that_of_the_published_vectors(length: int, digest: str) -> None:
-    # Source: test_vectors.json of the BLAKE3 reference implementation; its inputs count to 250, again and again.
+def test_blake3_matches_the_published_vectors(length: int, digest: str) -> None:
+    # Source: test_vectors.json of the BLAKE3 reference implementation; inputs repeat the bytes 0 to 250.
     assert blake3_of(bytes(place % 251 for place in range(length))).hex() == digest
 
 
-def test_the_zero_digest_is_as_long_as_any() -> None:
+def test_the_zero_digest_has_the_length_of_a_digest() -> None:
     assert len(ZERO_DIGEST) == DIGEST_BYTES == len(sha256())
 
 

@@ -1,4 +1,4 @@
-"""`new_run` writes the run of a model of one's own."""
+"""`new_run` writes the run of a custom model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1))
 
 
-def test_without_the_time_of_a_step_rounds_keep_their_defaults(tmp_path: Path) -> None:
+def test_without_step_seconds_rounds_keep_their_defaults(tmp_path: Path) -> None:
     p2p_diloco.new_run(tmp_path / "run.toml", model())
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (5.0, 4, None)
 
 
-def test_with_the_time_of_a_step_a_cycle_suits_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_step_seconds_the_cycle_fits_the_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "p2p_diloco")
     p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, islands=2, uplink="20mbit")
     rounds = read_run_toml(tmp_path / "run.toml").rounds
@@ -32,19 +32,19 @@ def test_with_the_time_of_a_step_a_cycle_suits_it(tmp_path: Path, caplog: pytest
     assert caplog.messages == ["a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.455 kbit/s up and 0.341 kbit/s down"]
 
 
-def test_what_is_given_stays(tmp_path: Path) -> None:
+def test_given_values_are_kept(tmp_path: Path) -> None:
     given = {"round_seconds": 4.0, "fragments": 1}
     p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, rounds=given)
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (4.0, 1, 8)
 
 
-def test_a_model_of_few_tensors_gets_no_more_fragments_than_that(tmp_path: Path) -> None:
+def test_a_model_of_few_tensors_gets_no_more_fragments_than_tensors(tmp_path: Path) -> None:
     p2p_diloco.new_run(tmp_path / "run.toml", nn.Linear(4, 4))
     assert read_run_toml(tmp_path / "run.toml").rounds.fragments == 2
 
 
-def test_what_no_peer_could_run_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_run_that_no_peer_could_train_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot split 2 tensors into 3 fragments; choose at most 2 fragments"):
         p2p_diloco.new_run(tmp_path / "run.toml", nn.Linear(4, 4), rounds={"fragments": 3})
     with pytest.raises(ConfigError, match=r"there is no folder .*/nowhere for run\.toml; create it"):
@@ -52,7 +52,7 @@ def test_what_no_peer_could_run_is_refused_and_leaves_nothing_behind(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_that_is_there_signs_and_one_that_cannot_is_refused(tmp_path: Path) -> None:
+def test_an_existing_key_is_used_and_an_unusable_one_is_refused(tmp_path: Path) -> None:
     one = p2p_diloco.new_run(tmp_path / "one.toml", model())
     assert p2p_diloco.new_run(tmp_path / "two.toml", model()).organiser == one.organiser
     (tmp_path / "organiser.key").chmod(0o644)
@@ -60,7 +60,7 @@ def test_a_key_that_is_there_signs_and_one_that_cannot_is_refused(tmp_path: Path
         p2p_diloco.new_run(tmp_path / "three.toml", model())
 
 
-def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_uplink_without_step_seconds_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="islands and uplink have no effect without step_seconds"):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")
     assert list(tmp_path.iterdir()) == []
@@ -76,9 +76,7 @@ def test_a_line_without_the_time_of_a_step_is_refused_and_leaves_nothing_behind(
         ({"step_seconds": 1e9}, r"^a round would take .* give a faster uplink with its unit, such as 20mbit, fewer"),
     ],
 )
-def test_a_condition_that_means_nothing_is_answered_by_its_parameter(
-    tmp_path: Path, conditions: dict[str, Any], answer: str
-) -> None:
+def test_an_invalid_condition_is_refused_by_name(tmp_path: Path, conditions: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError, match=answer):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), **conditions)
     assert list(tmp_path.iterdir()) == []

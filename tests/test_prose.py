@@ -1,4 +1,4 @@
-"""The worst of the old dialect stays out of docstrings and documents, and lines stay short enough to read."""
+"""Docstrings and documents are free of the worst of the old dialect, and lines are short enough to read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PAGES = sorted(
     for path in PROJECT.glob(pattern)
 )
 HISTORY = ("lab-log.md", "CHANGELOG.md")
-"""Pages, beside the decisions, that keep the words of their day."""
+"""Pages, besides the decisions, that keep their original wording."""
 
-# A docstring says what something is or does, with a noun or an imperative at its head.
+# A docstring names a thing or an action, so it begins with a noun or an imperative.
 HEADLESS = re.compile(r"(Who|What|Whom|Whose|Whoever|Whatever|Tell|Hear|Say|Of)\b")
 DIALECT = re.compile(r"\b([Ww]ho(m)?ever|one's own|so many|so often|another mouth|for want of)\b")
 LONGEST_LINE = 120

@@ -1,4 +1,4 @@
-"""Rates are read as people write them, and written so that people read them."""
+"""Rates are parsed as people write them, and formatted for people to read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2p_diloco.rate import count_named, counted, format_part, format_rate, pars
 
 
 @pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit", "", "mbit", "20mb", "20"])
-def test_a_rate_that_is_none_is_refused_with_what_is_expected(text: str) -> None:
+def test_an_invalid_rate_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_rate(text, "--uplink")
     assert str(caught.value) == (
@@ -17,7 +17,7 @@ def test_a_rate_that_is_none_is_refused_with_what_is_expected(text: str) -> None
     )
 
 
-def test_rates_are_read_in_bits() -> None:
+def test_rates_are_parsed_in_bits() -> None:
     assert parse_rate("20mbit", "it") == parse_rate(" 20Mbit/s", "it") == 20e6
     assert parse_rate("500kbit", "it") == 500e3
     assert parse_rate("1000bit", "it") == parse_rate("1kbit", "it") == 1000.0
@@ -30,7 +30,7 @@ def test_rates_have_three_digits_and_a_unit(bits: float, text: str) -> None:
     assert format_rate(bits) == text
 
 
-def test_counts_are_read() -> None:
+def test_counts_are_parsed() -> None:
     assert [count_named(text) for text in ("100M", "1.5b", "2000000")] == [100_000_000, 1_500_000_000, 2_000_000]
 
 
@@ -40,7 +40,7 @@ def test_other_counts_are_refused(text: str) -> None:
         count_named(text)
 
 
-def test_one_of_a_kind_is_no_plural() -> None:
+def test_one_item_has_no_plural() -> None:
     assert [counted(count, "peer") for count in (0, 1, 2)] == ["no peers", "1 peer", "2 peers"]
 
 

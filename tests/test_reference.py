@@ -1,4 +1,4 @@
-"""The pages of docs/reference that follow from the code say what the code says."""
+"""The pages of docs/reference that are generated from the code match it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PAGES: dict[str, str] = generator().pages()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
-def test_a_page_says_what_the_code_says(name: str) -> None:
+def test_a_page_matches_the_code(name: str) -> None:
     written = (PROJECT / "docs" / "reference" / name).read_text(encoding="utf-8")
-    assert written == PAGES[name], "write it again: make reference"
+    assert written == PAGES[name], "regenerate it: make reference"
 
 
 def reported_topics(path: Path) -> Iterator[str]:
-    """Yield the topics that are literals in calls which report something."""
+    """Yield the topics that are literals in calls that report something."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
             continue
@@ -50,7 +50,7 @@ def reported_topics(path: Path) -> Iterator[str]:
                 yield value.value
 
 
-def test_every_topic_of_an_event_is_explained_and_no_other() -> None:
+def test_exactly_the_topics_of_events_are_explained() -> None:
     rooms = [
         room for room in (PROJECT / "p2p_diloco").iterdir() if room.is_dir() and room.name not in ("testing", "cli")
     ]

@@ -1,4 +1,4 @@
-"""A peer's word is checked with the key that is its name."""
+"""A signature is checked with the key that is the peer's id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIGNATURE = bytes.fromhex(
 )
 
 
-def test_keys_and_signatures_are_those_of_rfc_8032() -> None:
+def test_keys_and_signatures_match_rfc_8032() -> None:
     key = SigningKey(SECRET)
     assert key.peer == PUBLIC
     assert key.sign(b"") == SIGNATURE
@@ -26,7 +26,7 @@ def test_keys_and_signatures_are_those_of_rfc_8032() -> None:
 
 
 @given(st.binary(min_size=PRIVATE_KEY_BYTES, max_size=PRIVATE_KEY_BYTES), st.binary(max_size=200))
-def test_what_a_peer_signs_is_its_own(secret: bytes, statement: bytes) -> None:
+def test_a_signature_is_valid_only_for_its_peer_and_statement(secret: bytes, statement: bytes) -> None:
     key = SigningKey(secret)
     signature = key.sign(statement)
     assert len(signature) == SIGNATURE_BYTES
@@ -41,12 +41,12 @@ def test_a_signature_of_another_peer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("signature", [b"", SIGNATURE[:-1], SIGNATURE + b"\0", bytes(SIGNATURE_BYTES)])
-def test_a_malformed_signature_is_false_and_no_crash(signature: bytes) -> None:
+def test_a_malformed_signature_is_invalid_without_an_error(signature: bytes) -> None:
     assert not is_signed_by(PeerId(PUBLIC), b"", signature)
 
 
 @pytest.mark.parametrize("peer", [b"", b"short", bytes(33)])
-def test_a_malformed_peer_is_false_and_no_crash(peer: bytes) -> None:
+def test_a_malformed_peer_is_invalid_without_an_error(peer: bytes) -> None:
     assert not is_signed_by(PeerId(peer), b"", SIGNATURE)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_losses_and_shares_have_fixed_decimals() -> None:
 
 
 @pytest.mark.parametrize("form", [format_count, format_bytes, format_loss, format_share, format_seconds])
-def test_where_there_is_nothing_to_say_stands_a_dash(form: object) -> None:
+def test_missing_values_are_shown_as_a_dash(form: object) -> None:
     assert callable(form)
     assert [form(value) for value in (None, float("nan"), float("inf"))] == [NOTHING] * 3
 
 
-def test_the_last_characters_tell_peers_apart() -> None:
+def test_short_ids_keep_the_last_characters() -> None:
     assert short_peer("12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp") == "12D3..58mp"
     assert short_peer("") == ""

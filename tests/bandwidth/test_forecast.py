@@ -1,4 +1,4 @@
-"""What is said at join is what the manifest means, and a cap below it says what it costs."""
+"""The forecast shown at join follows the manifest, and a cap below it is reported with its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MBIT = 1e6 / 8
 
 
 def rules(cycle_seconds: float = 1800.0) -> RunRules:
-    """A model of 128 million parameters in int4 both ways, a cycle every half an hour."""
+    """Return the rules for a model of 128 million parameters: int4 both ways, one cycle every half hour."""
     spans = [SpanId(fragment, index) for fragment in range(FRAGMENTS) for index in range(SPANS)]
     elements = PARAMETERS // len(spans)
     base = run_rules(group_size=16)
@@ -45,7 +45,7 @@ def cap_texts(of: Forecast, *, up: float | None = None, down: float | None = Non
     return [notice.text for notice in cap_notices(of, limits)]
 
 
-def test_the_traffic_of_a_run_is_said_in_words_and_figures() -> None:
+def test_the_traffic_notice_gives_text_and_figures() -> None:
     notice = traffic_notice(expected())
     assert notice.topic == "traffic"
     assert notice.text == (
@@ -54,25 +54,25 @@ def test_the_traffic_of_a_run_is_said_in_words_and_figures() -> None:
     )
     assert notice.figures["up_bytes"] == notice.figures["down_bytes"] == pytest.approx(127.5e6, rel=1e-3)
     assert notice.figures["cycle_seconds"] == 1800.0
-    # 31.9 MB in a round of 450 s; the contribution, half of it, by half time, on 85 % of the line.
+    # 31.9 MB in a round of 450 s; half of it, the contribution, by half time, on 85 % of the line.
     assert notice.figures["upload_needed"] == pytest.approx(8 * 31.9e6 / 450 / 0.85, rel=1e-2)
 
 
-def test_who_only_dials_out_sends_and_receives_other_amounts() -> None:
+def test_a_peer_that_only_dials_out_sends_and_receives_other_amounts() -> None:
     at_home = traffic_notice(expected(is_reachable=False)).text
     assert "68.0 MB each way every 30 min" in at_home, "its contribution up, all entries down"
     few = forecast(rules(), members=16, reachable=2, is_reachable=True)
     assert few.cycle.sent > 4 * expected().cycle.sent, "the few that can be dialled reduce for all"
 
 
-def test_amounts_that_differ_are_both_said() -> None:
+def test_upload_and_download_are_both_shown_if_they_differ() -> None:
     base = rules()
     sparse = replace(base, payload_bytes={span: size // 10 for span, size in base.payload_bytes.items()})
     notice = traffic_notice(forecast(sparse, members=16, reachable=15, is_reachable=False))
     assert "about 6.8 MB up and 68.0 MB down every 30 min, 326.4 MB and 3.3 GB a day" in notice.text
 
 
-def test_caps_that_carry_the_run_are_not_talked_about() -> None:
+def test_caps_that_are_wide_enough_cause_no_notice() -> None:
     assert cap_texts(expected()) == []
     assert cap_texts(expected(), up=1.0 * MBIT, down=1.0 * MBIT) == []
 
@@ -85,7 +85,7 @@ def test_caps_that_carry_the_run_are_not_talked_about() -> None:
         (0.9, "lets this peer send about 90 % of a contribution; it still receives all entries"),
     ],
 )
-def test_an_upload_cap_below_the_need_says_how_much_takes_part(share: float, says: str) -> None:
+def test_an_upload_cap_below_the_need_reports_the_share_that_fits(share: float, says: str) -> None:
     of = expected(is_reachable=False)
     needed = float(traffic_notice(of).figures["upload_needed"])
     (text,) = cap_texts(of, up=share * needed / 8)
@@ -94,18 +94,18 @@ def test_an_upload_cap_below_the_need_says_how_much_takes_part(share: float, say
     assert text.endswith("it still receives all entries")
 
 
-def test_an_upload_cap_below_what_reducing_needs_says_so() -> None:
+def test_an_upload_cap_below_what_reducing_needs_is_reported() -> None:
     (text,) = cap_texts(expected(), up=0.2 * MBIT)
     assert "is too little even for the entries of the spans that this peer averages" in text
     assert "--dial-out-only" in text
 
 
-def test_an_upload_cap_that_carries_no_span_says_so() -> None:
+def test_an_upload_cap_too_small_for_any_span_is_reported() -> None:
     (text,) = cap_texts(expected(is_reachable=False, cycle_seconds=20.0), up=0.6 * MBIT)
     assert "is too little to send any span in time" in text
 
 
-def test_a_download_cap_below_the_entries_says_what_it_takes_to_follow() -> None:
+def test_a_download_cap_below_the_entries_reports_the_rate_they_need() -> None:
     of = expected(cycle_seconds=180.0)
     (text,) = cap_texts(of, down=1.0 * MBIT)
     assert text.startswith(

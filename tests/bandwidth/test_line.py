@@ -1,4 +1,4 @@
-"""The line's news are said once and again when they change; rates are those of the last seconds."""
+"""Notices about the line are repeated only when they change; rates cover the last seconds."""
 
 from __future__ import annotations
 
@@ -54,30 +54,30 @@ def watch(**limits: float) -> LineWatch:
     return LineWatch(TransportLimits(**limits), TransportCounters())  # type: ignore[arg-type]
 
 
-def test_nothing_is_said_before_a_roster_is_known_nor_by_a_peer_that_does_not_train() -> None:
+def test_there_is_no_notice_without_a_roster_or_for_a_peer_that_does_not_train() -> None:
     assert watch().notices(engine(2, has_roster=False), 0.0) == []
     assert watch().notices(engine(2, trains=False), 0.0) == []
 
 
-def test_traffic_is_said_once_and_again_when_it_has_changed() -> None:
+def test_traffic_is_reported_once_and_again_when_it_changes() -> None:
     line = watch()
     assert [notice.topic for notice in line.notices(engine(4), 0.0)] == ["traffic"]
     assert line.notices(engine(4), 1.0) == []
-    assert line.notices(engine(5), 2.0) == [], "a little more is no news"
+    assert line.notices(engine(5), 2.0) == [], "a small increase is not reported"
     (more,) = line.notices(engine(30), 3.0)
     assert more.text.startswith("with 30 trainers about")
     (fewer,) = line.notices(engine(2), 4.0)
     assert fewer.text.startswith("with 2 trainers about")
 
 
-def test_who_is_alone_hears_what_it_will_be_with_the_next_one() -> None:
+def test_a_lone_peer_gets_the_forecast_for_two_trainers() -> None:
     (notice,) = watch().notices(engine(1), 0.0)
     assert notice.text.startswith("with 2 trainers about")
     assert notice.figures["up_bytes"]
 
 
 @pytest.mark.parametrize(("members", "up", "down"), [(1, 1 / 2, 0), (2, 2 / 3, 1 / 3), (3, 2 / 3, 2 / 3)])
-def test_a_bootstrap_on_the_roster_reduces_for_fewer_than_three(members: int, up: float, down: float) -> None:
+def test_a_bootstrap_peer_on_the_roster_reduces_for_fewer_than_three(members: int, up: float, down: float) -> None:
     (notice,) = watch().notices(engine(members, has_bootstrap=True), 0.0)
     assert notice.text.startswith(f"with {members} trainer")
     contribution, entry = (sum(sizes.values()) for sizes in (PLAN.rules.payload_bytes, PLAN.rules.entry_bytes))
@@ -86,18 +86,18 @@ def test_a_bootstrap_on_the_roster_reduces_for_fewer_than_three(members: int, up
     assert notice.figures["down_bytes"] == pytest.approx(down * contribution + followed * entry, abs=1)
 
 
-def test_who_is_alive_and_trains_counts_and_who_helps_does_not() -> None:
+def test_live_peers_count_only_if_they_train() -> None:
     alive = {peer_id(number): SimpleNamespace(can_be_dialled=True, trains=number != 1) for number in range(1, 4)}
     (notice,) = watch().notices(engine(2, alive=alive), 0.0)
     assert notice.figures["members"] == 3
 
 
-def test_a_cap_below_the_need_is_said_with_it() -> None:
+def test_a_cap_below_the_need_is_reported_with_the_traffic() -> None:
     topics = [notice.topic for notice in watch(upload_bytes_per_second=1.0).notices(engine(4), 0.0)]
     assert topics == ["traffic", "cap"]
 
 
-def test_rates_are_those_of_the_last_seconds_as_the_wire_counts() -> None:
+def test_rates_cover_the_last_seconds_and_count_wire_bytes() -> None:
     line = watch()
     counters = line.counters
     assert line.rates(100.0) == (0.0, 0.0)
@@ -111,40 +111,40 @@ def test_rates_are_those_of_the_last_seconds_as_the_wire_counts() -> None:
     assert line.rates(100.0 + 30 + WINDOW_SECONDS)[0] == 0.0
 
 
-# -- what it carries of averaging
+# -- share of averaging that the line carries
 
 
 def needed(members: int) -> float:
-    """Return the rate that hands out all entries of an equal share in time, in bytes per second for vectors."""
+    """Return the rate that distributes all entries of an equal share in time, in bytes per second for vectors."""
     flow = forecast(PLAN.rules, members=members, reachable=members, is_reachable=True).largest
     return flow.handed_out / ((1.0 - CONTRIBUTE_SHARE) * PLAN.rules.clock.round_seconds)
 
 
-def test_a_line_that_was_never_full_carries_a_full_share() -> None:
+def test_a_line_that_was_never_full_gets_a_full_share() -> None:
     assert watch().share(engine(4), 0.0) == FULL_SHARE
 
 
 @pytest.mark.parametrize(("line", "share"), [(2.1, 8), (1.0, 4), (0.5, 2), (0.01, 1)])
-def test_a_cap_is_known_to_be_what_the_line_carries(line: float, share: int) -> None:
+def test_a_cap_is_taken_as_the_rate_of_the_line(line: float, share: int) -> None:
     cap = line * needed(4) / USABLE_SHARE
     assert watch(upload_bytes_per_second=cap).share(engine(4), 0.0) == share
     assert watch(download_bytes_per_second=cap).share(engine(4), 0.0) == share
 
 
 @pytest.mark.parametrize(("num_waiting", "share"), [(3, 4), (2, 4), (1, 8), (0, 8)])
-def test_a_line_that_is_full_for_most_shows_what_it_carries(num_waiting: int, share: int) -> None:
-    """One for whom vectors wait may just not read."""
+def test_a_line_on_which_vectors_wait_for_most_peers_shows_its_rate(num_waiting: int, share: int) -> None:
+    """A single peer for which vectors wait may just not be reading."""
     assert shown(4, num_waiting, needed(4)) == share
 
 
-def test_of_two_members_one_that_does_not_read_makes_no_line_thin() -> None:
+def test_one_of_two_members_that_does_not_read_does_not_make_the_line_thin() -> None:
     assert shown(2, 1, 0.01 * needed(2)) == FULL_SHARE
 
 
 @pytest.mark.parametrize(
     ("line", "cap", "known"), [(0.99, 1.0, 1.0), (0.5, 1.0, 0.5), (0.5, None, 0.5), (9.0, 1.0, 1.0)]
 )
-def test_what_may_be_sent_is_the_cap_or_what_the_line_has_shown_below_it(
+def test_the_upload_rate_is_the_cap_or_a_lower_rate_that_the_line_showed(
     line: float, cap: float | None, known: float
 ) -> None:
     rate = needed(4)
@@ -154,15 +154,15 @@ def test_what_may_be_sent_is_the_cap_or_what_the_line_has_shown_below_it(
     assert (watched.shown is None) == (known == cap)
 
 
-def test_of_a_line_that_was_never_full_nothing_is_known() -> None:
+def test_the_rate_of_a_line_that_was_never_full_is_unknown() -> None:
     assert watch().upload_bytes_per_second() is None
 
 
-def test_a_line_that_carries_next_to_nothing_has_the_least_share() -> None:
+def test_a_very_thin_line_gets_the_smallest_share() -> None:
     assert shown(4, 3, 10.0) == 1
 
 
-def test_that_nothing_comes_is_no_rate() -> None:
+def test_a_line_that_moves_nothing_has_no_rate() -> None:
     assert shown(4, 3, 0.0) == FULL_SHARE
 
 
@@ -171,7 +171,7 @@ def shown(members: int, num_waiting: int, rate: float) -> int:
 
 
 def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimits) -> tuple[LineWatch, int]:
-    """Let ten seconds pass in which vectors to some wait; return the watch and the share that it says."""
+    """Let ten seconds pass in which vectors wait for some peers; return the watch and the share that it finds."""
     waiting = {peer_id(number) for number in range(1, 1 + num_waiting)}
     now = [0.0]
     line = LineWatch(limits, TransportCounters(), lambda peer: int(peer in waiting), lambda: now[0])
@@ -185,7 +185,7 @@ def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimi
     return line, found
 
 
-def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> None:
+def test_a_peer_that_does_not_average_or_has_no_roster_gets_a_full_share() -> None:
     line = watch(upload_bytes_per_second=1.0)
     assert line.share(engine(4, trains=False), 0.0) == FULL_SHARE
     assert line.share(engine(4, has_roster=False), 0.0) == FULL_SHARE
@@ -194,7 +194,7 @@ def test_who_averages_nothing_anyway_or_knows_no_roster_says_a_full_share() -> N
     assert line.share(home, 0.0) == FULL_SHARE
 
 
-def test_what_is_said_follows_what_the_roster_deals() -> None:
+def test_the_forecast_follows_the_share_dealt_by_the_roster() -> None:
     line, state = watch(), engine(4)
     (whole, *_) = line.notices(state, 0.0)
     state.book.grid = lambda: SimpleNamespace(share_of=lambda peer: 0.1)
@@ -202,10 +202,10 @@ def test_what_is_said_follows_what_the_roster_deals() -> None:
     assert less.figures["up_bytes"] < 0.8 * whole.figures["up_bytes"]
     state.book.grid = lambda: None
     (again, *_) = line.notices(state, 2.0)
-    assert again.figures == whole.figures, "who is not on a roster yet will have its part"
+    assert again.figures == whole.figures, "a peer without a roster gets the full forecast"
 
 
-def test_who_can_be_dialled_no_more_moves_less_though_another_can_be_in_its_place() -> None:
+def test_a_peer_that_cannot_be_dialled_any_more_moves_less_even_if_another_takes_its_place() -> None:
     others = [SimpleNamespace(can_be_dialled=False, trains=True) for _ in range(2)]
     line, state = watch(), engine(3, alive={peer_id(1): others[0], peer_id(2): others[1]})
     (reducing,) = line.notices(state, 0.0)
@@ -214,7 +214,7 @@ def test_who_can_be_dialled_no_more_moves_less_though_another_can_be_in_its_plac
     assert at_home.figures["up_bytes"] == reducing.figures["up_bytes"] / 2, "a contribution, where it sent two entries"
 
 
-def test_forecasts_are_kept_for_a_few_questions_only() -> None:
+def test_few_forecasts_are_cached() -> None:
     line = watch()
     for members in range(2, 2 * MOST_FORECASTS):
         line.notices(engine(members), 0.0)
@@ -222,7 +222,7 @@ def test_forecasts_are_kept_for_a_few_questions_only() -> None:
 
 
 class DrawnLine(LineWatch):
-    """A line of which the test says what it carries, and that has no news."""
+    """A line with a share and rate set by the test, and no notices."""
 
     drawn_share = FULL_SHARE
     drawn_rate: float | None = None
@@ -239,7 +239,7 @@ class DrawnLine(LineWatch):
     ("before", "after", "words"),
     [(8, 4, "carries 1 of"), (8, 1, "carries 0.25 of"), (1, 8, "a full share of averaging again")],
 )
-def test_what_a_peer_averages_follows_its_line_and_is_reported_once(before: int, after: int, words: str) -> None:
+def test_a_peers_averaging_share_follows_its_line_and_is_reported_once(before: int, after: int, words: str) -> None:
     line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)
     peer.membership.share, line.drawn_share = before, after
     (notice,) = line.steer(peer, 0.0)
@@ -249,7 +249,7 @@ def test_what_a_peer_averages_follows_its_line_and_is_reported_once(before: int,
     assert line.steer(peer, 1.0) == []
 
 
-def test_what_a_peer_contributes_follows_the_rate_that_its_line_has_shown() -> None:
+def test_the_upload_budget_follows_the_rate_that_the_line_showed() -> None:
     line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)
     reported = []
     for shown in (None, 2.5e5, 2.6e5, 1.25e5, None, None):
@@ -263,6 +263,6 @@ def test_what_a_peer_contributes_follows_the_rate_that_its_line_has_shown() -> N
     assert empty.text == "upload no longer saturated; sending all spans again"
 
 
-def test_news_of_the_line_come_with_what_follows_from_it() -> None:
+def test_notices_of_the_line_come_with_their_consequences() -> None:
     topics = [notice.topic for notice in watch(upload_bytes_per_second=1.0).steer(engine(4), 0.0)]
     assert topics == ["share", "traffic", "cap"]

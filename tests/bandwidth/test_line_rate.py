@@ -1,4 +1,4 @@
-"""A line says what it carries when it has been full, by the best it has done."""
+"""A line shows its rate while it is full; the best rate seen counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def look_on(
     sent: float = 0.0,
     round_index: int = 0,
 ) -> float:
-    """Let seconds pass, each with what was read in it and whether more waited at its end; return all that was read."""
+    """Let seconds pass, each with its bytes read and whether more waited at its end; return the total read."""
     read_at = start
     line.look(start, round_index, sent, read_at, is_waiting=seconds[0][1])
     for number, (more, is_waiting) in enumerate(seconds, 1):
@@ -33,33 +33,33 @@ def look_on(
     return sent
 
 
-def test_a_line_that_was_never_full_says_nothing() -> None:
+def test_a_line_that_was_never_full_has_no_rate() -> None:
     line = LineRate()
     assert line.bytes_per_second() is None
     look_on(line, [(5e6, False), (0.0, False)] * 10)
     assert line.bytes_per_second() is None
 
 
-def test_a_line_that_was_full_for_a_window_says_what_it_carried_then() -> None:
+def test_a_line_that_was_full_for_a_window_has_the_rate_of_that_window() -> None:
     line = LineRate()
     look_on(line, [(1e6, True)] * 10)
     assert line.bytes_per_second() == pytest.approx(1e6)
 
 
-def test_a_line_that_is_full_for_less_than_a_window_says_nothing() -> None:
+def test_a_line_that_is_full_for_less_than_a_window_has_no_rate() -> None:
     line = LineRate()
     look_on(line, [(1e6, True), (1e6, True), (0.0, False)] * 5)
     assert line.bytes_per_second() is None
 
 
-def test_one_who_does_not_read_makes_no_thin_line_of_it() -> None:
-    """The others had theirs at once, and that nothing comes any more is no rate at which a line carries anything."""
+def test_a_peer_that_does_not_read_does_not_make_the_line_thin() -> None:
+    """The others received theirs at once. A line on which nothing moves any more shows no rate."""
     line = LineRate()
     look_on(line, [(30e6, True), *[(0.0, True)] * 10])
     assert line.bytes_per_second() is None
 
 
-def test_an_outage_is_no_thin_line() -> None:
+def test_an_outage_does_not_make_the_line_thin() -> None:
     line = LineRate()
     look_on(line, [(1e6, True)] * 5 + [(0.0, True)] * 5 + [(1e6, True)] * 5)
     assert line.bytes_per_second() == pytest.approx(1e6)
@@ -67,10 +67,10 @@ def test_an_outage_is_no_thin_line() -> None:
 
 @pytest.mark.parametrize("seconds", [0.4, 1.4, 3.3, 32.0])
 @pytest.mark.parametrize("links", [1, 3])
-def test_long_vectors_that_come_one_by_one_show_the_rate_at_which_they_come(seconds: float, links: int) -> None:
+def test_long_vectors_that_arrive_one_by_one_show_their_rate(seconds: float, links: int) -> None:
     line, looks = LineRate(), 0
     for now in range(200):
-        come = int(now / seconds) // links * links  # those that share the line all come when it has carried as many
+        come = int(now / seconds) // links * links  # vectors that share the line all arrive together
         line.look(float(now), now // 60, 1e6 * come, come * seconds, is_waiting=True)
         looks += line.bytes_per_second() is not None
         if line.bytes_per_second() is not None:
@@ -86,7 +86,7 @@ def test_a_burst_after_a_pause_is_not_spread_over_the_pause() -> None:
     assert line.bytes_per_second() == pytest.approx(1e6)
 
 
-def test_after_many_rounds_in_which_it_was_not_full_it_is_forgotten() -> None:
+def test_a_rate_is_forgotten_after_many_rounds_in_which_the_line_was_not_full() -> None:
     line = LineRate()
     sent = look_on(line, [(1e6, True)] * 5, round_index=3)
     for later in range(4, 3 + REMEMBERED_ROUNDS):
@@ -97,7 +97,7 @@ def test_after_many_rounds_in_which_it_was_not_full_it_is_forgotten() -> None:
 
 
 def play(line: LineRate, begin: int, rounds: int, thin: bool) -> list[int]:
-    """Let rounds pass on a line that fills whenever all is sent, if it is thin; return when that was tried anew."""
+    """Let rounds pass on a line that, if thin, fills whenever all is sent; return the rounds in which all was sent."""
     tried = []
     for index in range(begin, begin + rounds):
         is_full = thin and line.bytes_per_second() is None
@@ -108,17 +108,17 @@ def play(line: LineRate, begin: int, rounds: int, thin: bool) -> list[int]:
     return tried
 
 
-def test_a_line_that_stays_thin_is_tried_ever_less_often() -> None:
+def test_a_line_that_stays_thin_is_probed_less_and_less_often() -> None:
     tried = play(LineRate(), 0, 400, thin=True)
     assert [later - before for before, later in pairwise(tried)] == [
         17,
         33,
         *[65] * 5,
-    ]  # it is forgotten in the last round before
+    ]  # it is forgotten in the round before
     assert (REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS) == (16, 64)
 
 
-def test_a_line_that_was_wide_for_long_and_turns_thin_is_tried_soon_again() -> None:
+def test_a_line_that_was_wide_for_long_and_turns_thin_is_probed_again_soon() -> None:
     line = LineRate()
     play(line, 0, 60, thin=True)
     play(line, 60, 200, thin=False)
@@ -126,7 +126,7 @@ def test_a_line_that_was_wide_for_long_and_turns_thin_is_tried_soon_again() -> N
     assert [later - before for before, later in pairwise(tried)] == [17, 33]
 
 
-def test_the_share_of_averaging_follows_when_a_line_was_tried_for_some_rounds() -> None:
+def test_the_averaging_share_is_restored_some_rounds_after_a_probe() -> None:
     line = LineRate()
     play(line, 0, 1, thin=True)
     play(line, 1, REMEMBERED_ROUNDS, thin=False)
@@ -145,15 +145,15 @@ def test_a_line_that_turns_thin_or_wide_shows_it_in_a_few_full_rounds() -> None:
     assert line.bytes_per_second() == pytest.approx(3e6)
 
 
-def test_looks_that_come_late_take_the_time_that_was() -> None:
+def test_late_looks_use_the_time_that_passed() -> None:
     line = LineRate()
     for number in range(5):
         line.look(2.0 * number, 0, 2e6 * number, 2.0 * number, is_waiting=True)
     assert line.bytes_per_second() == pytest.approx(1e6)
 
 
-def test_what_was_not_looked_at_for_long_says_nothing() -> None:
-    """The machine slept: what waited before and after need not have waited all the while."""
+def test_a_line_that_was_not_looked_at_for_long_has_no_rate() -> None:
+    """The machine slept: vectors that waited before and after need not have waited throughout."""
     line = LineRate()
     for number in range(5):
         line.look(40.0 * number, number, 2e6 * number, 40.0 * number, is_waiting=True)

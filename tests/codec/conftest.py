@@ -9,7 +9,7 @@ from p2p_diloco.kernels.choice import block_kernels, numpy_alone
 
 @pytest.fixture(scope="module", params=["compiled", "numpy"])
 def loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What is claimed of a codec is claimed of both: with compiled loops, and with NumPy alone."""
+    """Run each claim about a codec with the compiled loops and with NumPy alone."""
     if request.param == "numpy":
         with numpy_alone():
             assert block_kernels() is None

@@ -41,7 +41,7 @@ def nearest_bits(value: float) -> int:
 
 @given(values=st.lists(floats_within_bounds, max_size=60))
 @reproducible
-def test_nearest_rounding_is_that_of_rational_numbers(values: list[float]) -> None:
+def test_nearest_rounding_matches_rational_arithmetic(values: list[float]) -> None:
     vector_N = np.array(values, dtype=np.float32)
     expected = struct.pack(f"<{len(values)}H", *(nearest_bits(value) for value in values))
     assert CODEC.encode(vector_N) == expected
@@ -87,7 +87,7 @@ def test_error_is_below_one_unit_and_below_half_a_unit_to_nearest(value: float, 
 
 
 @pytest.mark.parametrize("seed", [None, b"seed"])
-def test_what_is_too_large_is_clipped_and_what_is_too_small_becomes_zero(seed: bytes | None) -> None:
+def test_values_too_large_are_clipped_and_values_too_small_become_zero(seed: bytes | None) -> None:
     largest = np.finfo(np.float32).max
     encoded = CODEC.encode(np.array([largest, -largest, 2.0**-65] * 200, dtype=np.float32), rounding_seed=seed)
     assert encoded == struct.pack("<3H", LARGEST_BITS, 0x8000 | LARGEST_BITS, 0) * 200
@@ -109,7 +109,7 @@ def test_a_frame_with_a_value_that_is_not_finite_is_refused(bits: int) -> None:
             call(encoded, 3)
 
 
-def test_all_patterns_within_bounds_come_back_bit_for_bit() -> None:
+def test_all_patterns_within_bounds_are_restored_bit_for_bit() -> None:
     patterns_N = np.arange(2**16, dtype=np.uint32)
     magnitude_N = patterns_N & 0x7FFF
     within_N = (magnitude_N >= SMALLEST_BITS) & (magnitude_N <= LARGEST_BITS)

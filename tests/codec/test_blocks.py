@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("loops")
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
-# Like an update: many values of one size, a few far larger.
+# Like an update: many values of similar size, a few far larger.
 mild_floats = st.floats(min_value=-1.0, max_value=1.0, width=32)
 vectors = st.lists(finite_floats, max_size=140) | st.lists(mild_floats, max_size=140)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -94,7 +94,7 @@ def reference_decode(encoded: bytes, elements: int, largest_code: int) -> list[f
 @both_codecs
 @given(values=vectors, seed=st.none() | st.binary(max_size=8))
 @reproducible
-def test_bytes_are_those_of_the_reference(codec: BlockCodec, values: list[float], seed: bytes | None) -> None:
+def test_bytes_match_the_reference(codec: BlockCodec, values: list[float], seed: bytes | None) -> None:
     encoded = codec.encode(np.array(values, dtype=np.float32), rounding_seed=seed)
     assert encoded == reference_encode(values, codec.largest_code, seed)
 
@@ -102,7 +102,7 @@ def test_bytes_are_those_of_the_reference(codec: BlockCodec, values: list[float]
 @both_codecs
 @given(values=vectors)
 @reproducible
-def test_decoded_values_are_those_of_the_reference(codec: BlockCodec, values: list[float]) -> None:
+def test_decoded_values_match_the_reference(codec: BlockCodec, values: list[float]) -> None:
     encoded = codec.encode(np.array(values, dtype=np.float32))
     expected = np.array(reference_decode(encoded, len(values), codec.largest_code), dtype=np.float32)
     assert codec.decode(encoded, len(values)).tobytes() == expected.tobytes()
@@ -130,7 +130,7 @@ def test_error_is_below_a_step_and_below_half_a_step_to_nearest(
     scale = Fraction(bfloat16_value(scale_bits))
     peak = max(abs(Fraction(value)) for value in values)
     if scale_bits < largest_scale_bits(codec.largest_code):
-        # A scale is at most 1/128 above what the peak needs, unless the peak is next to nothing.
+        # A scale is at most 1/128 above what the peak needs, unless the peak is tiny.
         assert scale <= max(peak / codec.largest_code * Fraction(129, 128), Fraction(2) ** -64)
     step = scale if seed is not None else scale / 2
     clipped = max(Fraction(0), peak - codec.largest_code * scale)
@@ -151,7 +151,7 @@ def test_the_peak_of_a_block_is_not_clipped(codec: BlockCodec) -> None:
 
 
 @both_codecs
-def test_every_block_has_a_scale_of_its_own(codec: BlockCodec) -> None:
+def test_every_block_has_its_own_scale(codec: BlockCodec) -> None:
     vector_BK = np.ldexp(np.ones((20, 64), dtype=np.float32), np.arange(-60, 60, 6)[:, None]).astype(np.float32)
     decoded_BK = codec.decode(codec.encode(vector_BK.reshape(-1)), vector_BK.size).reshape(20, 64)
     np.testing.assert_allclose(decoded_BK, vector_BK, rtol=1 / 128)
@@ -159,7 +159,7 @@ def test_every_block_has_a_scale_of_its_own(codec: BlockCodec) -> None:
 
 @both_codecs
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.5, 0.73, 0.999])
-def test_stochastic_rounding_goes_up_as_often_as_the_value_is_far_from_below(
+def test_stochastic_rounding_rounds_up_with_the_probability_of_the_remainder(
     codec: BlockCodec, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class EveryDrawOnce(RoundingBits):
@@ -210,7 +210,7 @@ def test_negative_zero_becomes_zero(codec: BlockCodec) -> None:
 
 
 @both_codecs
-def test_scales_are_never_tiny_and_no_value_exceeds_the_bound_of_an_update(codec: BlockCodec) -> None:
+def test_scales_are_never_tiny_and_values_stay_within_the_bound_of_an_update(codec: BlockCodec) -> None:
     tiny_N = np.full(64, np.finfo(np.float32).smallest_subnormal, dtype=np.float32)
     assert codec.encode(tiny_N)[:2] == struct.pack("<H", SMALLEST_SCALE)
     assert bfloat16_value(SMALLEST_SCALE) == 2.0**-64
@@ -225,7 +225,7 @@ def test_scales_are_never_tiny_and_no_value_exceeds_the_bound_of_an_update(codec
 
 
 @both_codecs
-def test_decoding_does_not_change_where_subnormal_numbers_are_flushed(codec: BlockCodec) -> None:
+def test_decoding_is_the_same_where_subnormal_numbers_are_flushed(codec: BlockCodec) -> None:
     magnitude_BK = np.ldexp(np.ones((40, 64), dtype=np.float32), np.arange(-140, -100)[:, None])
     encoded = codec.encode((magnitude_BK * np.linspace(-1, 1, 64)).astype(np.float32).reshape(-1))
     expected = codec.decode(encoded, 2560).tobytes()
@@ -266,7 +266,7 @@ def test_a_scale_that_no_encoder_writes_is_refused(codec: BlockCodec, bits: int,
 
 
 @both_codecs
-def test_both_limits_of_the_scale_are_taken(codec: BlockCodec) -> None:
+def test_both_limits_of_the_scale_are_accepted(codec: BlockCodec) -> None:
     for bits in (SMALLEST_SCALE, largest_scale_bits(codec.largest_code)):
         encoded = bytearray(codec.encode(np.full(64, codec.largest_code, dtype=np.float32)))
         encoded[:2] = struct.pack("<H", bits)
@@ -276,11 +276,11 @@ def test_both_limits_of_the_scale_are_taken(codec: BlockCodec) -> None:
         assert codec.squared_norm(encoded, 64) == float(exact)
 
 
-def test_blocks_are_counted_with_the_short_last_one() -> None:
+def test_the_short_last_block_is_counted() -> None:
     assert [num_blocks(elements) for elements in (0, 1, 63, 64, 65, 128)] == [0, 1, 1, 1, 2, 2]
 
 
-def test_a_heavy_tail_costs_only_its_own_block() -> None:
+def test_a_heavy_tail_affects_only_its_own_block() -> None:
     vector_N = np.random.Generator(np.random.PCG64(4)).standard_normal(640, dtype=np.float32)
     quiet: Vector = vector_N.copy()
     vector_N[5] = 1e6

@@ -22,7 +22,7 @@ def test_a_contiguous_vector_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("received_bytes", [0, 339, 341])
-def test_a_wrong_size_is_told_with_both_numbers(received_bytes: int) -> None:
+def test_a_wrong_size_is_reported_with_both_numbers(received_bytes: int) -> None:
     with pytest.raises(FrameError) as error:
         bytes_of_size("int4", bytes(received_bytes), 640, 340)
     assert str(error.value) == f"int4 span of 640 elements has {received_bytes} bytes; expected 340"
@@ -53,7 +53,7 @@ def test_values_out_of_bounds_are_counted_and_the_first_is_named() -> None:
     assert within_bounds(vector_N).tolist() == [1.0, 0.0, 2.0**64]
 
 
-def test_values_that_are_not_finite_are_counted_and_placed() -> None:
+def test_values_that_are_not_finite_are_counted_and_located() -> None:
     vector_N = np.array([1, np.nan, 2, np.inf, -np.inf], dtype=np.float32)
     with pytest.raises(NonFiniteUpdate) as ours:
         refuse_non_finite_update(vector_N)

@@ -9,7 +9,7 @@ from p2p_diloco.codec.codec import CODEC_NAMES, codec_named
 from p2p_diloco.errors import ConfigError, FrameError
 
 
-def test_every_name_finds_the_codec_that_carries_it() -> None:
+def test_every_name_finds_its_codec() -> None:
     assert CODEC_NAMES == ("float32", "bfloat16", "int8", "int4", "topk2")
     for name in CODEC_NAMES:
         assert codec_named(name).name == name
@@ -26,7 +26,7 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8.25), ("int4", 4.25), ("topk2", 0.4453125)]
 )
-def test_bits_per_parameter_are_as_promised(name: str, bits: float) -> None:
+def test_bits_per_parameter_are_as_documented(name: str, bits: float) -> None:
     assert codec_named(name).encoded_bytes(1_024_000) * 8 / 1_024_000 == bits
 
 
@@ -65,7 +65,7 @@ def test_a_code_that_no_encoder_writes_is_not_added_up() -> None:
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
 @pytest.mark.parametrize("elements", [1, 64, 100, 4096, 3 * 4096 + 77])
-def test_slices_are_decoded_as_the_whole_is(name: str, elements: int) -> None:
+def test_slices_decode_like_the_whole(name: str, elements: int) -> None:
     codec = codec_named(name)
     encoded = codec.encode(np.random.default_rng(elements).standard_normal(elements).astype(np.float32))
     read, decoded_N = codec.reader(encoded, elements), codec.decode(encoded, elements)
@@ -75,7 +75,7 @@ def test_slices_are_decoded_as_the_whole_is(name: str, elements: int) -> None:
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
-def test_a_reader_refuses_what_a_decoder_does(name: str) -> None:
+def test_a_reader_refuses_what_the_decoder_refuses(name: str) -> None:
     codec = codec_named(name)
     with pytest.raises(FrameError):
         codec.reader(bytes(codec.encoded_bytes(4096) + 1), 4096)

@@ -23,7 +23,7 @@ floats_within_bounds = st.floats(min_value=-(2.0**64), max_value=2.0**64, width=
 
 @given(values=st.lists(floats_within_bounds, max_size=80))
 @reproducible
-def test_bytes_are_little_endian_floats_and_nothing_is_lost(values: list[float]) -> None:
+def test_bytes_are_little_endian_floats_and_lossless(values: list[float]) -> None:
     vector_N = np.array(values, dtype=np.float32)
     encoded = CODEC.encode(vector_N, rounding_seed=b"changes nothing")
     assert encoded == struct.pack(f"<{len(values)}f", *values)

@@ -60,7 +60,7 @@ def test_the_empty_nibble_must_be_empty(nibble: int) -> None:
         assert str(error.value) == "int4 span of 3 elements has a code 4; expected 0 there"
 
 
-def test_a_bad_code_in_a_later_chunk_is_placed() -> None:
+def test_a_bad_code_in_a_later_chunk_is_located() -> None:
     elements = 2**15 + 10
     encoded = bytearray(CODEC.encode(np.ones(elements, dtype=np.float32)))
     encoded[-1] = 0x87

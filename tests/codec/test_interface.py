@@ -1,4 +1,4 @@
-"""What `Codec` promises, claimed of all codecs; of the dense ones also what none that leaves elements out can do."""
+"""The contract of `Codec`, checked for all codecs, and what only dense codecs can promise."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from p2p_diloco.errors import FrameError, NonFiniteUpdate
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 all_codecs = pytest.mark.parametrize("codec", [codec_named(name) for name in CODEC_NAMES], ids=CODEC_NAMES)
-# Those that send every element. topk2 sends one of 32 and says which: its zeros take bytes, its errors are as large as
-# what it leaves out, and it takes no seed. What it promises instead is in test_topk2.py.
+# Codecs that send every element. topk2 sends one of 32 and its place: its zeros take bytes, its errors are as large as
+# the elements it omits, and it takes no seed. Its own claims are in test_topk2.py.
 DENSE_NAMES = ("float32", "bfloat16", "int8", "int4")
 dense_codecs = pytest.mark.parametrize("codec", [codec_named(name) for name in DENSE_NAMES], ids=DENSE_NAMES)
-# One element, around a pair, around a block, and around the 2^15 elements that are worked on at a time.
+# One element, around a pair, around a block, and around the 2^15 elements of one chunk.
 SIZES = (1, 2, 3, 63, 64, 65, 127, 128, 129, 1000, 2**15 - 1, 2**15, 2**15 + 1, 2**16 + 67)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -85,7 +85,7 @@ def test_squared_norm_is_the_exact_norm_of_the_decoded_values(
     encoded = codec.encode(vector_N, rounding_seed=seed_for(codec, seed))
     decoded_N = codec.decode(encoded, vector_N.size)
     exact = sum(Fraction(value) ** 2 for value in decoded_N.tolist())
-    # Exact rationals, since squares of the smallest float32 values are fine in float64 but their proof is shorter so.
+    # Exact rationals: float64 can hold squares of the smallest float32 values, but this proof is shorter.
     assert codec.squared_norm(encoded, vector_N.size) == float(exact)
 
 
@@ -148,7 +148,7 @@ def check_that_hostile_bytes_are_harmless(codec: Codec, encoded: bytearray, elem
     else:
         assert np.isfinite(decoded_N).all()
         assert codec.squared_norm(encoded, elements) == exact_squared_norm(decoded_N)
-        # What decodes can be sent on: its values are a vector like any other.
+        # A decoded vector can be encoded again.
         codec.encode(decoded_N)
     assert bytes(encoded) == before
 
@@ -164,7 +164,7 @@ def test_a_vector_that_is_not_finite_is_not_encoded(codec: Codec, bits: int, ele
 
 
 @dense_codecs
-def test_stochastic_bytes_follow_from_the_seed_alone(codec: Codec) -> None:
+def test_stochastic_bytes_depend_on_the_seed_alone(codec: Codec) -> None:
     vector_N = fixed_vector(5000)
     first = codec.encode(vector_N, rounding_seed=b"round 7, span 3")
     assert first == codec.encode(vector_N.copy(), rounding_seed=b"round 7, span 3")
@@ -191,7 +191,7 @@ def test_a_strided_vector_encodes_like_its_copy(codec: Codec) -> None:
 
 
 @all_codecs
-def test_any_buffer_of_bytes_decodes_alike_and_the_result_is_our_own(codec: Codec) -> None:
+def test_any_buffer_of_bytes_decodes_alike_and_the_result_owns_its_memory(codec: Codec) -> None:
     encoded = codec.encode(fixed_vector(777))
     expected_N = codec.decode(encoded, 777)
     shifted = memoryview(b"x" + encoded)[1:]
@@ -205,7 +205,7 @@ def test_any_buffer_of_bytes_decodes_alike_and_the_result_is_our_own(codec: Code
 
 
 @dense_codecs
-def test_zeros_are_zero_bytes_and_come_back_as_zeros_whatever_the_seed(codec: Codec) -> None:
+def test_zeros_encode_to_zero_bytes_and_decode_to_zeros_with_any_seed(codec: Codec) -> None:
     zeros_N = np.zeros(200, dtype=np.float32)
     for seed in (None, b"a", b"b"):
         encoded = codec.encode(zeros_N, rounding_seed=seed)
@@ -229,7 +229,7 @@ def test_extreme_vectors_keep_their_size_within_the_bounds_of_an_update(codec: C
 
 
 @all_codecs
-def test_a_vector_of_another_type_or_shape_is_our_own_bug(codec: Codec) -> None:
+def test_a_vector_of_another_type_or_shape_fails_an_assertion(codec: Codec) -> None:
     wrong: list[npt.NDArray[np.generic]] = [np.zeros(4, dtype=np.float64), np.zeros((2, 2), dtype=np.float32)]
     for vector in wrong:
         with pytest.raises(AssertionError, match=r"codecs take (float32, not float64|flat vectors, not shape)"):

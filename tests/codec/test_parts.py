@@ -1,4 +1,4 @@
-"""What loops over whole spans are given of an encoding: views of its parts, and whether there are such loops at all."""
+"""Parts of an encoding that loops over whole spans get as views, and when such loops exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=[
 
 
 @both_codecs
-def test_scales_then_codes_neither_to_be_written_to(codec: BlockCodec) -> None:
+def test_parts_are_scales_then_codes_and_read_only(codec: BlockCodec) -> None:
     encoded = bytearray(codec.encode(np.arange(130, dtype=np.float32)))
     scale_bits_B, packed = codec.parts(encoded, 130)
     assert scale_bits_B.tobytes() + packed.tobytes() == encoded
@@ -32,7 +32,7 @@ def test_an_encoding_of_the_wrong_size_has_no_parts(codec: BlockCodec) -> None:
 
 
 @both_codecs
-def test_limits_are_those_of_what_encoders_write(codec: BlockCodec) -> None:
+def test_limits_match_what_encoders_write(codec: BlockCodec) -> None:
     largest, least_bits, most_bits = codec.loop_limits()
     assert largest == codec.largest_code
     for value, expected in ((1e-45, least_bits), (np.finfo(np.float32).max, most_bits)):
@@ -40,7 +40,7 @@ def test_limits_are_those_of_what_encoders_write(codec: BlockCodec) -> None:
         assert scale_bits_B[0] == expected
 
 
-def test_loops_take_whole_blocks_alone() -> None:
+def test_loops_take_only_whole_blocks() -> None:
     codec = Int4Codec()
     assert codec.span_loops(128) is span_kernels() is not None
     assert codec.span_loops(0) is codec.span_loops(100) is None

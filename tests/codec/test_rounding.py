@@ -36,7 +36,7 @@ def test_reference_matches_the_known_answers_of_random123() -> None:
 
 
 @pytest.mark.parametrize("seed", [b"", b"run 1, round 2, span 3", bytes(range(256))])
-def test_bits_are_those_of_the_published_generator(seed: bytes) -> None:
+def test_bits_match_the_published_generator(seed: bytes) -> None:
     digest = hashlib.sha256(b"p2p-diloco stochastic rounding v1\0" + seed).digest()
     key = (int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little"))
     expected = [
@@ -58,9 +58,9 @@ def test_no_elements_take_no_bits() -> None:
     assert RoundingBits(b"seed").draw(0).size == 0
 
 
-def test_bits_are_spread_evenly() -> None:
+def test_bits_are_evenly_distributed() -> None:
     bits_N = RoundingBits(b"seed").draw(2**18).astype(np.float64)
-    # Standard error of the mean of 2^18 even draws from 0 to 65535: 37.
+    # Standard error of the mean of 2^18 uniform draws from 0 to 65535: 37.
     assert abs(bits_N.mean() - 32767.5) < 4 * 37
     for bit in range(16):
         assert abs(np.mean(bits_N.astype(np.int64) >> bit & 1) - 0.5) < 4 / 2**10

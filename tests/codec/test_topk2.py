@@ -22,9 +22,9 @@ SMALLEST, LARGEST = 2.0**-64, 2.0**64
 BLOCK, KEPT = 4096, 128
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
-# Around the border below which a magnitude becomes zero.
+# Around the bound below which a magnitude becomes zero.
 tiny_floats = st.integers(-(2**24), 2**24).map(lambda units: math.ldexp(units, -87))
-# Whole numbers: many ties, and sums that no rounding touches.
+# Whole numbers: many ties, and sums without rounding.
 small_integers = st.integers(-9, 9).map(float)
 SIZES = [(1, 8), (31, 8), (32, 8), (33, 8), (64, 8), (96, 11), (4095, 228), (4096, 228), (4097, 236), (8197, 464)]
 
@@ -39,7 +39,7 @@ def heavy_vector(elements: int, seed: int) -> Vector:
 
 
 def nearest_bfloat16(mean: float) -> int:
-    """Return the bits of the nearest of zero and what a scale may be; Python rounds ties to even."""
+    """Return the bits of the nearest allowed scale, or of zero; Python rounds ties to even."""
     if mean < SMALLEST / 2:
         return 0
     fraction, exponent = math.frexp(max(mean, SMALLEST))
@@ -74,7 +74,7 @@ def reference_encode(values: list[float]) -> bytes:
 
 
 def refusal(encoded: bytes, elements: int) -> str:
-    """Return the sentence with which both readers refuse."""
+    """Return the error text, which is the same for both readers."""
     with pytest.raises(FrameError) as of_decode:
         CODEC.decode(encoded, elements)
     with pytest.raises(FrameError) as of_norm:
@@ -88,7 +88,7 @@ def test_bytes_worked_out_by_hand() -> None:
     vector_N[[5, 40, 95]] = 1, -3, 2
     vector_N[60] = 0.5
     encoded = CODEC.encode(vector_N)
-    # The mean of 1, 3 and 2 is 2: low is that of 1 and 2, high is 3. Places 5, 40, 95 and a zero; codes 0, 3, 0.
+    # The mean of 1, 3 and 2 is 2: low is the mean of 1 and 2, high is 3. Places 5, 40, 95 and a zero; codes 0, 3, 0.
     assert encoded == bytes.fromhex("c03f 4040 058002 5f0000 0c")
     expected_N = np.zeros(96, dtype=np.float32)
     expected_N[[5, 40, 95]] = 1.5, -3, 1.5
@@ -97,13 +97,13 @@ def test_bytes_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("elements", "size"), SIZES)
-def test_size_follows_from_the_number_of_elements(elements: int, size: int) -> None:
+def test_size_depends_only_on_the_number_of_elements(elements: int, size: int) -> None:
     assert CODEC.encoded_bytes(elements) == size
     for vector_N in (np.zeros(elements, np.float32), heavy_vector(elements, 1)):
         assert len(CODEC.encode(vector_N)) == size
 
 
-def test_one_element_of_32_is_kept_in_each_block_and_one_at_least() -> None:
+def test_one_element_of_32_is_kept_in_each_block_and_at_least_one() -> None:
     sizes = (0, 1, 63, 64, 4095, 4096, 4097, 4160, 8192)
     assert [num_kept(elements) for elements in sizes] == [0, 1, 1, 2, 127, 128, 129, 130, 256]
     assert [num_blocks(elements) for elements in sizes] == [0, 1, 1, 1, 1, 1, 2, 2, 2]
@@ -111,26 +111,26 @@ def test_one_element_of_32_is_kept_in_each_block_and_one_at_least() -> None:
 
 @given(values=st.lists(small_integers, max_size=300))
 @reproducible
-def test_bytes_are_those_of_the_reference_ties_and_all(values: list[float]) -> None:
+def test_bytes_match_the_reference_with_ties(values: list[float]) -> None:
     assert CODEC.encode(vector_of(values)) == reference_encode(values)
 
 
 @pytest.mark.parametrize("elements", [4095, 4096, 4097, 2 * 4096 + 5, 2**18 + 4096 + 77])
 @pytest.mark.parametrize("steps", [1, 3, 2**20])
-def test_bytes_are_those_of_the_reference_across_blocks_and_chunks(elements: int, steps: int) -> None:
+def test_bytes_match_the_reference_across_blocks_and_chunks(elements: int, steps: int) -> None:
     rng = np.random.Generator(np.random.PCG64(elements))
     vector_N = (rng.standard_normal(elements) * steps).round().astype(np.float32)
     assert CODEC.encode(vector_N) == reference_encode(vector_N.tolist())
 
 
-def test_of_equal_magnitudes_the_first_are_kept() -> None:
+def test_the_first_of_equal_magnitudes_are_kept() -> None:
     vector_N = np.ones(2 * BLOCK, dtype=np.float32)
     vector_N[[7, 4000]] = -1, -5
     kept_N = np.flatnonzero(CODEC.decode(CODEC.encode(vector_N), vector_N.size))
     assert kept_N.tolist() == [*range(127), 4000, *range(BLOCK, BLOCK + KEPT)]
 
 
-def test_a_block_of_equal_magnitudes_comes_back_as_it_was() -> None:
+def test_a_block_of_equal_magnitudes_is_restored_exactly() -> None:
     for elements in (1, 31, 4095, 4096):
         vector_N = np.zeros(elements, dtype=np.float32)
         vector_N[: num_kept(elements)] = -0.75
@@ -139,7 +139,7 @@ def test_a_block_of_equal_magnitudes_comes_back_as_it_was() -> None:
 
 @given(values=st.lists(finite_floats, max_size=200))
 @reproducible
-def test_signs_are_kept_and_negative_zero_does_not_come_back(values: list[float]) -> None:
+def test_signs_are_kept_and_negative_zero_becomes_zero(values: list[float]) -> None:
     decoded_N = CODEC.decode(CODEC.encode(vector_of(values)), len(values))
     assert not np.signbit(decoded_N[decoded_N == 0]).any()
     for value, decoded in zip(values, decoded_N.tolist(), strict=True):
@@ -147,7 +147,7 @@ def test_signs_are_kept_and_negative_zero_does_not_come_back(values: list[float]
 
 
 @pytest.mark.parametrize(("value", "nearest"), [(257, 256), (259, 260), (-257, -256), (257.001, 258)])
-def test_a_mean_half_way_between_two_scales_takes_the_even_one(value: float, nearest: float) -> None:
+def test_a_mean_half_way_between_two_scales_rounds_to_even(value: float, nearest: float) -> None:
     assert CODEC.decode(CODEC.encode(vector_of([value])), 1).tolist() == [nearest]
 
 
@@ -167,13 +167,13 @@ def test_negative_zero_has_the_code_of_zero() -> None:
 @example(values=[SMALLEST / 4] * 64)
 @example(values=[FLOAT32_MAX] * 64)
 @reproducible
-def test_what_is_left_is_never_longer_than_the_vector(values: list[float]) -> None:
+def test_the_residual_is_never_longer_than_the_vector(values: list[float]) -> None:
     check_that_nothing_grows(vector_of(values))
 
 
 @pytest.mark.parametrize("elements", [4095, 4096, 4097, 8197])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_left_of_heavy_tails_is_never_longer_either(elements: int, seed: int) -> None:
+def test_the_residual_of_heavy_tails_is_never_longer_than_the_vector(elements: int, seed: int) -> None:
     check_that_nothing_grows(heavy_vector(elements, seed))
 
 
@@ -225,7 +225,7 @@ def test_huge_and_tiny_values_stay_within_the_bounds_of_an_update(value: float, 
 
 
 @pytest.mark.parametrize("elements", [1, 64, 4096, 5000])
-def test_zeros_come_back_as_zeros(elements: int) -> None:
+def test_zeros_decode_to_zeros(elements: int) -> None:
     zeros_N = np.zeros(elements, dtype=np.float32)
     encoded = CODEC.encode(zeros_N)
     assert CODEC.decode(encoded, elements).tobytes() == zeros_N.tobytes()
@@ -246,7 +246,7 @@ def test_one_value_that_is_not_finite_refuses_the_vector(element: int, value: fl
         CODEC.encode(vector_N)
 
 
-def test_decoding_does_not_change_where_subnormal_numbers_are_flushed() -> None:
+def test_decoding_is_the_same_where_subnormal_numbers_are_flushed() -> None:
     encoded = CODEC.encode(np.ldexp(np.ones(640, dtype=np.float32), -127 + np.arange(640) % 3).astype(np.float32))
     expected, norm = CODEC.decode(encoded, 640).tobytes(), CODEC.squared_norm(encoded, 640)
     if not torch.set_flush_denormal(True):
@@ -279,7 +279,7 @@ def test_a_scale_that_no_encoder_writes_is_refused(is_high: bool, bits: int, tex
     assert refusal(encoded, 3 * BLOCK) == expected
 
 
-def test_the_limits_of_scales_are_taken() -> None:
+def test_the_limits_of_scales_are_accepted() -> None:
     for low, high in ((0, 0x5F80), (0x1F80, 0x1F80), (0x5F80, 0x5F80), (0, 0)):
         encoded = struct.pack("<HH", low, high) + bytes([0, 16, 0, 4])
         assert np.isfinite(CODEC.decode(encoded, 64)).all()
@@ -292,7 +292,7 @@ def test_a_high_scale_below_the_low_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("places", "pair"), [((3, 3, 4), (3, 3)), ((4, 9, 8), (9, 8)), ((5, 4, 4), (5, 4))])
-def test_places_that_do_not_rise_are_refused(places: tuple[int, int, int], pair: tuple[int, int]) -> None:
+def test_places_that_do_not_increase_are_refused(places: tuple[int, int, int], pair: tuple[int, int]) -> None:
     place_bits = sum(place << (12 * index) for index, place in enumerate(places))
     encoded = bytes(4) + place_bits.to_bytes(6, "little") + bytes(1)
     before, after = pair
@@ -302,7 +302,7 @@ def test_places_that_do_not_rise_are_refused(places: tuple[int, int, int], pair:
     )
 
 
-def test_places_begin_anew_in_each_block() -> None:
+def test_places_start_again_in_each_block() -> None:
     vector_N = np.zeros(2 * BLOCK, dtype=np.float32)
     vector_N[BLOCK - 1], vector_N[BLOCK] = 1, 2
     assert CODEC.decode(CODEC.encode(vector_N), 2 * BLOCK)[BLOCK - 1 : BLOCK + 1].tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""What people type as an address is checked before anything is dialled or bound."""
+"""Addresses that users type are checked before anything is dialled or bound."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_port_0_is_for_listening_only() -> None:
         ("/" * (MAX_ADDRESS_CHARACTERS + 1), "has 513 characters; expected at most 512"),
     ],
 )
-def test_what_is_wrong_with_a_peer_address_is_said(text: str, claim: str) -> None:
+def test_an_invalid_peer_address_is_refused_with_the_reason(text: str, claim: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_peer_address(text)
     assert claim in str(caught.value)
@@ -66,14 +66,14 @@ def test_what_is_wrong_with_a_peer_address_is_said(text: str, claim: str) -> Non
         ("/unix/socket", "is of kind /unix; only TCP is supported"),
     ],
 )
-def test_what_is_wrong_with_a_host_address_is_said(text: str, claim: str) -> None:
+def test_an_invalid_host_address_is_refused_with_the_reason(text: str, claim: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_host_address(text)
     assert claim in str(caught.value)
 
 
 @given(st.text(alphabet=st.sampled_from("/ip46tcpdns0123456789.:pQm%é "), max_size=40).map(lambda text: f"/{text}"))
-def test_no_text_does_worse_than_a_config_error(text: str) -> None:
+def test_any_text_parses_or_raises_config_error(text: str) -> None:
     for parse in (parse_host_address, parse_peer_address):
         with contextlib.suppress(ConfigError):
             parse(text)

@@ -1,4 +1,4 @@
-"""An invite is one line, and whatever is wrong with it is said."""
+"""An invite is one line, and errors in it are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINE = f"p2pdiloco://{RUN.hex()}?v={VERSION}&b={FIRST}&b={SECOND}"
 INVITE = Invite(run=RUN, bootstraps=(FIRST, SECOND))
 
 
-def test_the_line_is_readable_and_reads_back() -> None:
+def test_the_line_is_readable_and_parses_back() -> None:
     assert format_invite(INVITE) == LINE
     assert parse_invite(LINE) == INVITE
 
@@ -48,7 +48,7 @@ addresses = st.builds(
 
 
 @given(st.binary(min_size=32, max_size=32), st.lists(addresses, min_size=1, max_size=4, unique=True))
-def test_every_invite_survives_its_line_and_every_shell(run: bytes, bootstraps: list[str]) -> None:
+def test_every_invite_survives_its_line_and_the_shell(run: bytes, bootstraps: list[str]) -> None:
     invite = Invite(run=Digest(run), bootstraps=tuple(bootstraps))
     line = format_invite(invite)
     assert shlex.split(f'join "{line}"') == ["join", line]
@@ -56,11 +56,11 @@ def test_every_invite_survives_its_line_and_every_shell(run: bytes, bootstraps: 
 
 
 @pytest.mark.parametrize("text", [f"  {LINE}\n", f'"{LINE}"', f"'{LINE}'", LINE.replace("p2pdiloco", "P2PDiLoCo")])
-def test_what_pasting_adds_does_not_matter(text: str) -> None:
+def test_additions_by_pasting_do_not_matter(text: str) -> None:
     assert parse_invite(text) == INVITE
 
 
-def test_percent_signs_of_chat_programs_are_undone() -> None:
+def test_percent_encoding_by_chat_programs_is_undone() -> None:
     assert parse_invite(LINE.replace("/p2p/", "%2Fp2p%2F")) == INVITE
 
 
@@ -68,11 +68,11 @@ def test_a_slash_before_the_question_mark_does_not_matter() -> None:
     assert parse_invite(LINE.replace("?", "/?")) == INVITE
 
 
-def test_an_invite_without_a_version_is_taken_as_it_is() -> None:
+def test_an_invite_without_a_version_is_accepted() -> None:
     assert parse_invite(LINE.replace(f"v={VERSION}&", "")) == INVITE
 
 
-def test_an_address_given_twice_counts_once() -> None:
+def test_a_repeated_address_counts_once() -> None:
     assert parse_invite(f"p2pdiloco://{RUN.hex()}?b={FIRST}&b={FIRST}").bootstraps == (FIRST,)
 
 
@@ -109,14 +109,14 @@ def test_an_address_given_twice_counts_once() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_invite_is_said(text: str, claim: str) -> None:
+def test_an_invalid_invite_is_refused_with_the_reason(text: str, claim: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_invite(text)
     assert claim in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
-def test_an_invite_may_name_the_newest_roster_that_its_printer_knew() -> None:
+def test_an_invite_may_name_the_newest_roster_known_to_its_printer() -> None:
     invite = Invite(run=RUN, bootstraps=(FIRST,), roster=ROSTER)
     assert format_invite(invite) == f"p2pdiloco://{RUN.hex()}?v={VERSION}&r={ROSTER.hex()}&b={FIRST}"
     assert parse_invite(format_invite(invite)) == invite
@@ -132,7 +132,7 @@ def test_an_invite_may_name_the_newest_roster_that_its_printer_knew() -> None:
         ("r=abc", "the roster digest has 3 characters, expected 64 digits"),
     ],
 )
-def test_a_broken_part_among_good_addresses_is_left_out_with_a_complaint(part: str, complaint: str) -> None:
+def test_a_broken_part_among_good_addresses_is_ignored_with_a_complaint(part: str, complaint: str) -> None:
     invite = parse_invite(f"p2pdiloco://{RUN.hex()}?b={FIRST}&{part}")
     assert (invite.bootstraps, invite.roster) == ((FIRST,), None)
     (told,) = invite.complaints
@@ -140,7 +140,7 @@ def test_a_broken_part_among_good_addresses_is_left_out_with_a_complaint(part: s
     assert told.isprintable()
 
 
-def test_wherever_a_line_is_cut_off_the_whole_addresses_before_still_lead_to_the_run() -> None:
+def test_whole_addresses_before_a_cut_still_lead_to_the_run() -> None:
     invite = Invite(run=RUN, bootstraps=(FIRST, FIRST.replace("31337", "31338"), SECOND), roster=ROSTER)
     line = format_invite(invite)
     for length in range(line.index(f"b={SECOND}"), len(line)):
@@ -169,7 +169,7 @@ def test_a_fresh_invite_names_each_peer_once_before_any_twice() -> None:
     assert invite == Invite(run=RUN, bootstraps=(ada[0], ben[0], cleo[0], ada[1], cleo[1]), roster=ROSTER)
 
 
-def test_addresses_that_nobody_could_type_do_not_come_into_an_invite() -> None:
+def test_invalid_addresses_are_left_out_of_a_fresh_invite() -> None:
     strange = (
         "/ip4/203.0.113.9/tcp/1\x1b[31m",
         f"/ip4/203.0.113.9/udp/1/p2p/{NAME}",
@@ -199,16 +199,16 @@ def test_a_fresh_invite_stays_short_enough_to_paste() -> None:
         ((), ()),
     ],
 )
-def test_loopback_is_told_only_when_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
+def test_loopback_is_shared_only_if_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
     assert worth_sharing(addresses) == told
 
 
 @given(st.text(max_size=60))
-def test_no_text_does_worse_than_a_config_error(text: str) -> None:
+def test_any_text_parses_or_raises_config_error(text: str) -> None:
     for line in (text, f"p2pdiloco://{text}", f"p2pdiloco://{RUN.hex()}{text}", f"p2pdiloco://{RUN.hex()}?b={text}"):
         with contextlib.suppress(ConfigError):
             parse_invite(line)
 
 
-def test_a_run_id_is_read_in_either_case() -> None:
+def test_a_run_id_is_parsed_in_either_case() -> None:
     assert parse_run_id(RUN.hex().upper()) == RUN

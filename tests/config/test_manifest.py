@@ -1,4 +1,4 @@
-"""What all peers agree on has one form, one digest and one signature."""
+"""The manifest has one canonical form, one digest and one signature."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
             yield from sections(field.annotation)
 
 
-def test_the_defaults_are_those_of_the_protocol() -> None:
+def test_defaults_are_those_of_the_protocol() -> None:
     assert (MANIFEST.outer.learning_rate, MANIFEST.outer.momentum) == (0.7, 0.3)
     assert (MANIFEST.outer.merge, MANIFEST.outer.late) == ("keep", "drop")
     assert (MANIFEST.codec.contribution, MANIFEST.codec.entry) == ("int4", "int4")
@@ -72,7 +72,7 @@ def test_the_defaults_are_those_of_the_protocol() -> None:
     assert MANIFEST.rounds.clock_start == 1_700_000_000
 
 
-def test_a_manifest_is_frozen_and_so_are_its_sections() -> None:
+def test_a_manifest_and_its_sections_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         MANIFEST.name = "other"  # type: ignore[misc]
     with pytest.raises(ValidationError, match="frozen"):
@@ -80,7 +80,7 @@ def test_a_manifest_is_frozen_and_so_are_its_sections() -> None:
 
 
 def test_the_canonical_form_is_pinned() -> None:
-    """Another form is another run id on the same words: change the manifest's format number with it."""
+    """Another form would give the same values another run id: change the manifest's format number with it."""
     assert MANIFEST.canonical_bytes() == json.dumps(
         json.loads(MANIFEST.canonical_bytes()), sort_keys=True, separators=(",", ":")
     ).encode("ascii")
@@ -90,7 +90,7 @@ def test_the_canonical_form_is_pinned() -> None:
     assert MANIFEST.digest() == sha256(MANIFEST.canonical_bytes())
 
 
-def test_the_canonical_form_names_every_value() -> None:
+def test_the_canonical_form_includes_every_value() -> None:
     document = json.loads(MANIFEST.canonical_bytes())
     assert set(known_keys(RunManifest)) == set(given_keys(document))
 
@@ -116,7 +116,7 @@ def test_equal_manifests_have_equal_digests_however_they_were_written() -> None:
         {"trust": {"mode": "listed", "peers": [format_peer_id(STRANGER.peer)]}},
     ],
 )
-def test_every_change_is_another_run(values: dict[str, Any]) -> None:
+def test_every_change_gives_another_run(values: dict[str, Any]) -> None:
     assert changed(**values).digest() != MANIFEST.digest()
 
 
@@ -125,7 +125,7 @@ def test_a_clock_in_milliseconds_is_refused() -> None:
         changed(**{"rounds.clock_start": 1_700_000_000_000.0})
 
 
-def test_every_field_explains_itself() -> None:
+def test_every_field_has_a_description() -> None:
     for section in sections(RunManifest):
         assert section.__doc__
         for name, field in section.model_fields.items():
@@ -133,19 +133,19 @@ def test_every_field_explains_itself() -> None:
             assert is_section or field.description, f"{section.__name__}.{name} has no description"
 
 
-def test_codecs_are_those_that_exist() -> None:
+def test_codec_names_are_those_that_exist() -> None:
     assert [codec_named(name).name for name in get_args(CodecName)] == list(get_args(CodecName))
     assert get_args(CodecName) == CODEC_NAMES
     assert get_args(DenseCodecName) == tuple(name for name in CODEC_NAMES if name != "topk2")
 
 
-def test_contributions_may_leave_elements_out() -> None:
+def test_contributions_may_use_a_sparse_codec() -> None:
     assert changed(**{"codec.contribution": "topk2"}).codec.contribution == "topk2"
 
 
-def test_rules_of_other_rooms_have_the_same_names_and_defaults() -> None:
-    """Manifest and rooms do not know each other's types; whoever puts them together relies on this."""
-    inner = InnerSection()  # a new run's has the rate that suits its model
+def test_rules_of_other_packages_have_the_same_names_and_defaults() -> None:
+    """The manifest and these packages do not import each other's types; the code that connects them relies on this."""
+    inner = InnerSection()  # a new run has the rate that suits its model
     rules = ((inner, InnerRule()), (MANIFEST.outer, OuterRule()))
     for section, rule in rules:
         assert {**section.model_dump(), **asdict(rule)} == section.model_dump()
@@ -159,7 +159,7 @@ def test_rules_of_other_rooms_have_the_same_names_and_defaults() -> None:
     assert MANIFEST.data.held_out == HELD_OUT_SHARE
 
 
-def test_a_model_says_what_differs_from_its_size() -> None:
+def test_a_model_section_lists_its_differences_from_its_size() -> None:
     assert ModelSection().changes() == {}
     assert ModelSection(size="small", layers=3, context=64).changes() == {"layers": 3, "context": 64}
 
@@ -235,7 +235,7 @@ def test_a_model_says_what_differs_from_its_size() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(values: dict[str, Any], text: str) -> None:
+def test_invalid_values_are_refused_in_one_sentence(values: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         changed(**values)
     assert str(caught.value) == text
@@ -246,11 +246,11 @@ def test_the_organiser_is_a_peer() -> None:
         RunManifest(name="a", organiser="Bob", created=0, rounds=RoundsSection(clock_start=0))
 
 
-def test_a_blend_may_have_any_share() -> None:
+def test_a_blend_may_have_alpha_one() -> None:
     assert OuterSection(merge="blend", fragment_update_alpha=1.0).fragment_update_alpha == 1.0
 
 
-def test_a_signed_manifest_travels_and_is_verified() -> None:
+def test_a_signed_manifest_is_encoded_decoded_and_verified() -> None:
     encoded = SIGNED.encode()
     assert encoded == SIGNED.signature + MANIFEST.canonical_bytes()
     assert decode_signed_manifest(encoded) == SIGNED
@@ -264,7 +264,7 @@ def test_a_signed_manifest_travels_and_is_verified() -> None:
     seed=st.integers(0, 2**63 - 1),
 )
 @example(name="Grüße 🦙", learning_rate=0.1, clock_start=0.1, seed=0)
-def test_every_manifest_survives_its_journey(name: str, learning_rate: float, clock_start: float, seed: int) -> None:
+def test_every_manifest_survives_encoding(name: str, learning_rate: float, clock_start: float, seed: int) -> None:
     manifest = changed(
         name=name,
         outer={"learning_rate": learning_rate},
@@ -274,7 +274,7 @@ def test_every_manifest_survives_its_journey(name: str, learning_rate: float, cl
     assert decode_signed_manifest(manifest.sign(ORGANISER).encode()).verify(manifest.digest()).manifest == manifest
 
 
-def test_only_the_organiser_signs() -> None:
+def test_only_the_organiser_can_sign() -> None:
     with pytest.raises(ConfigError) as caught:
         MANIFEST.sign(STRANGER)
     assert str(caught.value) == (
@@ -283,8 +283,8 @@ def test_only_the_organiser_signs() -> None:
     )
 
 
-def test_a_manifest_too_long_to_travel_is_not_signed() -> None:
-    # 1,024 characters of four bytes each, written as twelve; the model is built around its checks to get there.
+def test_a_manifest_too_long_to_send_is_not_signed() -> None:
+    # 8,000 characters of four bytes each, written as twelve; model_copy skips the checks.
     data = MANIFEST.data.model_copy(update={"path": "🦙" * 8000})
     with pytest.raises(ConfigError, match=f"expected at most {MAX_MANIFEST_BYTES}"):
         MANIFEST.model_copy(update={"data": data}).sign(ORGANISER)
@@ -299,13 +299,13 @@ def test_a_manifest_of_another_run_is_refused() -> None:
     )
 
 
-def test_a_signature_of_somebody_else_is_refused() -> None:
+def test_a_signature_by_another_key_is_refused() -> None:
     forged = SignedManifest(manifest=MANIFEST, signature=STRANGER.sign(MANIFEST.canonical_bytes()))
     with pytest.raises(ConfigError, match=f"is not signed by its organiser {MANIFEST.organiser}; do not join it"):
         forged.verify(MANIFEST.digest())
 
 
-def test_a_signature_over_the_bare_words_is_no_signature() -> None:
+def test_a_signature_without_the_domain_prefix_is_refused() -> None:
     bare = SignedManifest(manifest=MANIFEST, signature=ORGANISER.sign(MANIFEST.canonical_bytes()))
     with pytest.raises(ConfigError, match="is not signed by its organiser"):
         bare.verify(MANIFEST.digest())
@@ -335,7 +335,7 @@ def spliced(before: bytes, after: bytes) -> bytes:
         (spliced(b'"momentum":0.3', b'"momentum":3e-1'), "a manifest that is not in canonical form"),
     ],
 )
-def test_bytes_of_a_peer_that_are_no_manifest_are_a_bad_frame(encoded: bytes, claim: str) -> None:
+def test_bytes_that_are_not_a_manifest_are_a_bad_frame(encoded: bytes, claim: str) -> None:
     with pytest.raises(FrameError) as caught:
         decode_signed_manifest(encoded)
     assert claim in str(caught.value)
@@ -343,7 +343,7 @@ def test_bytes_of_a_peer_that_are_no_manifest_are_a_bad_frame(encoded: bytes, cl
 
 
 @given(st.binary(max_size=300), st.integers(0, 900), st.integers(0, 30))
-def test_no_bytes_do_worse_than_a_frame_error(noise: bytes, place: int, removed: int) -> None:
+def test_any_bytes_decode_or_raise_frame_error(noise: bytes, place: int, removed: int) -> None:
     encoded = SIGNED.encode()
     for attempt in (noise, SIGNED.signature + noise, encoded[:place] + noise + encoded[place + removed :]):
         with contextlib.suppress(FrameError):

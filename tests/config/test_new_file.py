@@ -1,4 +1,4 @@
-"""What cannot be made again is written once, whole or not at all."""
+"""Files that cannot be recreated are written once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_new_file_has_its_content_and_its_mode(tmp_path: Path, mode: int) -> N
     write_new_file(path, b"words", mode=mode)
     assert path.read_bytes() == b"words"
     assert stat.S_IMODE(path.stat().st_mode) & mode == stat.S_IMODE(path.stat().st_mode)
-    assert os.listdir(path.parent) == ["file"], "no draft stays behind"
+    assert os.listdir(path.parent) == ["file"], "no draft is left"
 
 
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_bytes() == b"precious"
 
 
-def test_of_two_writers_at_once_the_second_loses_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_of_two_concurrent_writers_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_new_file(path, b"first", mode=0o600)
     monkeypatch.setattr(Path, "exists", lambda self: False)
@@ -45,7 +45,7 @@ def test_of_two_writers_at_once_the_second_loses_and_says_so(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("number", "reason"), [(errno.ENOSPC, "No space left on device"), (errno.EROFS, "Read-only file system")]
 )
-def test_a_disk_that_refuses_is_reported_and_keeps_nothing(
+def test_a_failing_disk_is_reported_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -60,7 +60,7 @@ def test_a_disk_that_refuses_is_reported_and_keeps_nothing(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
+def test_a_path_below_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StateError, match="cannot write"):
         write_new_file(tmp_path / "file" / "deeper", b"words", mode=0o600)
@@ -76,10 +76,10 @@ def test_a_new_folder_has_its_files_and_nothing_else(tmp_path: Path, is_there: b
         path.mkdir(parents=True)
     write_new_folder(path, FILES)
     assert {file.name: file.read_bytes() for file in path.iterdir()} == FILES
-    assert os.listdir(path.parent) == ["er"], "no draft stays behind"
+    assert os.listdir(path.parent) == ["er"], "no draft is left"
 
 
-def test_a_folder_that_holds_something_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"words")
     with pytest.raises(ConfigError) as caught:
         write_new_folder(tmp_path, FILES)
@@ -87,7 +87,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_was(tmp_path: P
     assert os.listdir(tmp_path) == ["precious"]
 
 
-def test_files_that_come_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_created_meanwhile_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "folder"
     path.mkdir()
     (path / "precious").write_bytes(b"words")
@@ -98,9 +98,7 @@ def test_files_that_come_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.Monk
     assert os.listdir(path) == ["precious"]
 
 
-def test_a_file_and_the_folder_of_this_process_are_no_new_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_and_the_current_directory_are_not_new_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"file is a file; name a new folder"):
         check_new_folder(tmp_path / "file")
@@ -110,7 +108,7 @@ def test_a_file_and_the_folder_of_this_process_are_no_new_folders(
         check_new_folder(Path())
 
 
-def test_a_disk_that_refuses_part_of_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_halfway_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = os.fsync
     calls = iter(range(2))
 

@@ -1,4 +1,4 @@
-"""What a printed command begins with: it runs in the shell that it was printed in."""
+"""A printed command runs in the shell in which it was printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.exit(main())
 
 
 def installed(folder: Path) -> Path:
-    """Return a program as pip writes one, in `folder`."""
+    """Return a program like those that pip writes, in `folder`."""
     program = folder / "p2p-diloco"
     folder.mkdir(parents=True, exist_ok=True)
     program.write_text(SCRIPT)
@@ -29,7 +29,7 @@ def installed(folder: Path) -> Path:
 
 
 def next_line(typed: str, folder: Path, *path: Path) -> str:
-    """Return the command that `new` ends with, when a shell in `folder` runs it as `typed`."""
+    """Return the command at the end of `new`'s output when a shell in `folder` runs it as `typed`."""
     there = [*map(str, path), os.environ["PATH"]]
     environment = os.environ | {"PATH": os.pathsep.join(there), "PYTHONPATH": str(PROJECT), "PYTHONWARNINGS": "ignore"}
     run = subprocess.run(
@@ -43,7 +43,7 @@ def next_line(typed: str, folder: Path, *path: Path) -> str:
     return next(line for line in run.stdout.splitlines() if line.startswith("next: ")).removeprefix("next: ")
 
 
-def test_from_a_checkout_it_begins_with_the_path_as_typed(tmp_path: Path) -> None:
+def test_in_a_checkout_the_command_is_the_path_as_typed(tmp_path: Path) -> None:
     installed(tmp_path / ".venv" / "bin")
     assert next_line(".venv/bin/p2p-diloco", tmp_path) == ".venv/bin/p2p-diloco bootstrap run.toml"
 
@@ -65,7 +65,7 @@ def test_a_link_on_the_path_is_the_same_tool(tmp_path: Path) -> None:
     assert next_line("environment/p2p-diloco", tmp_path, tmp_path / "tools") == "p2p-diloco bootstrap run.toml"
 
 
-def test_another_tool_of_that_name_on_the_path_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_another_tool_of_the_same_name_is_not_mistaken_for_this_one(tmp_path: Path) -> None:
     other = installed(tmp_path / "other").parent
     installed(tmp_path / ".venv" / "bin")
     assert next_line(".venv/bin/p2p-diloco", tmp_path, other) == ".venv/bin/p2p-diloco bootstrap run.toml"
@@ -77,7 +77,7 @@ def test_a_module_is_run_as_a_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("started", ["", "train.py", "/opt/tools/pytest/__main__.py"])
-def test_in_somebody_elses_program_it_is_the_plain_name(started: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_another_program_the_command_is_the_plain_name(started: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [started])
     assert own_command("status", "--state-directory", "my peer") == "p2p-diloco status --state-directory 'my peer'"
     assert (

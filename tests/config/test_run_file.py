@@ -1,4 +1,4 @@
-"""`run.toml` says what the manifest says, and understands what people know from elsewhere."""
+"""`run.toml` holds the manifest, and accepts names known from other projects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drafted(**values: Any) -> RunManifest:
     return draft_manifest(organiser=ORGANISER, now_seconds=NOW, values=values)
 
 
-def test_a_new_run_begins_now() -> None:
+def test_a_new_run_starts_now() -> None:
     manifest = draft_manifest(organiser=ORGANISER, now_seconds=NOW, name="mine")
     assert (manifest.name, manifest.organiser) == ("mine", format_peer_id(ORGANISER))
     assert (manifest.created, manifest.rounds.clock_start) == (1_700_000_000, 1_700_000_000.0)
@@ -58,7 +58,7 @@ def test_the_inner_rate_suits_the_model_unless_it_is_given(values: dict[str, Any
     assert all(rates.keys() == MODEL_SIZES.keys() for rates in SUITED_RATES.values())
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.toml"
     manifest = drafted(
         name='a "run" \\ 🦙',
@@ -90,7 +90,7 @@ def test_every_manifest_survives_its_file(name: str, rate: float, peers: list[st
     assert manifest_of(tomllib.loads(format_run_toml(manifest)), "the file") == manifest
 
 
-def test_every_value_stands_in_the_file_with_a_comment() -> None:
+def test_every_value_is_in_the_file_with_a_comment() -> None:
     text = format_run_toml(drafted())
     for key in known_keys(RunManifest):
         word = key.rpartition(".")[2]
@@ -101,7 +101,7 @@ def test_every_value_stands_in_the_file_with_a_comment() -> None:
     assert "# Timing. Each round exchanges one fragment" in text
 
 
-def test_a_value_that_is_not_set_is_a_comment() -> None:
+def test_an_unset_value_is_a_comment() -> None:
     assert "\n# layers =" in format_run_toml(drafted())
     assert "\nlayers = 3" in format_run_toml(drafted(model={"layers": 3}))
 
@@ -123,7 +123,7 @@ def test_an_older_file_is_refused_by_its_format(tmp_path: Path) -> None:
         read_run_toml(path)
 
 
-def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     write_run_toml(path, drafted())
     manifest = read_run_toml(path, {"outer.momentum": 0.25, "rounds": {"fragments": 2}, "name": "other"})
@@ -132,7 +132,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
-def test_names_of_this_community_are_understood_at_the_top_and_in_their_section(alias: str) -> None:
+def test_aliases_are_accepted_at_the_top_level_and_in_their_section(alias: str) -> None:
     target = ALIASES[alias]
     assert target in known_keys(RunManifest)
     value: float = 2 if target == "rounds.fragments" else 0.25
@@ -142,7 +142,7 @@ def test_names_of_this_community_are_understood_at_the_top_and_in_their_section(
     assert drafted(**{f"{target.partition('.')[0]}.{alias}": value, **others}) == expected
 
 
-def test_an_alias_on_the_command_line_wins_over_the_name_in_the_file(tmp_path: Path) -> None:
+def test_an_alias_on_the_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     write_run_toml(path, drafted())
     assert read_run_toml(path, {"outer_lr": 0.7}).outer.learning_rate == 0.7
@@ -163,7 +163,7 @@ def test_an_alias_in_another_section_is_unknown() -> None:
 
 @pytest.mark.parametrize("word", sorted(EXPLAINED))
 @pytest.mark.parametrize("section", ["", "rounds."])
-def test_names_that_mean_nothing_here_are_explained(word: str, section: str) -> None:
+def test_names_without_a_counterpart_are_explained(word: str, section: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^{section}{word} in run\.toml (counts|names|cannot be set).*; (set|leave) "
     ):
@@ -178,12 +178,12 @@ def test_an_unknown_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path: P
     assert str(caught.value) == f"unknown key outer.momentun in {path}; did you mean outer.momentum?"
 
 
-def test_an_override_of_a_value_as_if_it_were_a_section_is_an_error() -> None:
+def test_an_override_inside_a_value_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot set name\.first: name is a value, not a section"):
         drafted(**{"name.first": "x"})
 
 
-def test_values_by_key_have_our_names_and_no_sections() -> None:
+def test_values_by_key_are_flat_and_have_canonical_names() -> None:
     values = values_by_key({"outer_lr": 0.8, "rounds": {"fragments": 2}}, "base.toml")
     assert values == {"outer.learning_rate": 0.8, "rounds.fragments": 2}
     with pytest.raises(ConfigError, match=r"sync_every in base\.toml counts inner steps"):

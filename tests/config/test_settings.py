@@ -1,4 +1,4 @@
-"""What is private to a machine comes in layers, and every typo is found in its layer."""
+"""A machine's private settings come in layers, and each typo is reported with its layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_settings_are_frozen() -> None:
         load_settings().port = 1  # type: ignore[misc]
 
 
-def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+def test_flags_override_environment_files_and_defaults(tmp_path: Path) -> None:
     file = settings_file(tmp_path, 'port = 1\nthreads = 1\ndevice = "cuda:1"\npublic_name = "file"')
     environment = {"P2P_DILOCO_PORT": "2", "P2P_DILOCO_THREADS": "2", "PATH": "x", "P2P_DILOCO_PUBLIC_NAME": ""}
     settings = load_settings(flags={"port": 3, "threads": None}, environment=environment, files=[file])
@@ -46,14 +46,14 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert settings.dial_out_only is False
 
 
-def test_a_later_file_wins_over_an_earlier_one(tmp_path: Path) -> None:
+def test_a_later_file_overrides_an_earlier_one(tmp_path: Path) -> None:
     first = settings_file(tmp_path, "port = 1\nthreads = 1", "first.toml")
     second = settings_file(tmp_path, "port = 2", "second.toml")
     settings = load_settings(files=[first, second])
     assert (settings.port, settings.threads) == (2, 1)
 
 
-def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
+def test_dashes_and_underscores_are_equivalent(tmp_path: Path) -> None:
     file = settings_file(tmp_path, f'host-maddrs = ["{HERE}"]')
     assert load_settings(files=[file]).host_maddrs == (HERE,)
     assert load_settings(flags={"initial-peers": [PEER]}).initial_peers == (PEER,)
@@ -61,7 +61,7 @@ def test_dashes_and_underscores_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("separator", [",", " ", ", ", "\n"])
-def test_lists_in_text_are_split(separator: str) -> None:
+def test_lists_given_as_text_are_split(separator: str) -> None:
     text = separator.join([PEER, PEER.replace("31337", "1")])
     expected = (PEER, PEER.replace("31337", "1"))
     assert load_settings(environment={"P2P_DILOCO_INITIAL_PEERS": text}).initial_peers == expected
@@ -69,12 +69,12 @@ def test_lists_in_text_are_split(separator: str) -> None:
     assert load_settings(flags={"initial_peers": text}).initial_peers == expected
 
 
-def test_an_empty_list_is_no_word(tmp_path: Path) -> None:
+def test_an_empty_list_does_not_override(tmp_path: Path) -> None:
     file = settings_file(tmp_path, f'initial_peers = ["{PEER}"]')
     assert load_settings(flags={"initial_peers": ()}, files=[file]).initial_peers == (PEER,)
 
 
-def test_text_stays_text_and_numbers_become_numbers() -> None:
+def test_text_stays_text_and_numbers_are_parsed() -> None:
     environment = {
         "P2P_DILOCO_DATA": "007",
         "P2P_DILOCO_PUBLIC_NAME": "10",
@@ -92,11 +92,11 @@ def test_every_field_that_is_not_text_can_be_given_as_text() -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("true", True), ("0", False), ("NO", False)])
-def test_switches_understand_what_shells_say(text: str, value: bool) -> None:
+def test_switches_accept_the_usual_words(text: str, value: bool) -> None:
     assert load_settings(environment={"P2P_DILOCO_DIAL_OUT_ONLY": text}).dial_out_only is value
 
 
-def test_home_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     settings = load_settings(
         environment={"P2P_DILOCO_STATE_DIRECTORY": "~/state", "P2P_DILOCO_DATA": "~/texts/*.txt"},
@@ -145,7 +145,7 @@ def test_home_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_layer(layers: dict[str, Any], text: str) -> None:
+def test_an_error_names_its_layer(layers: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(**layers)
     assert str(caught.value) == text
@@ -157,12 +157,12 @@ def test_addresses_of_this_machine_are_checked(key: str) -> None:
         load_settings(flags={key: [PEER]})
 
 
-def test_addresses_of_others_name_the_peer() -> None:
+def test_addresses_of_other_peers_must_name_the_peer() -> None:
     with pytest.raises(ConfigError, match=r"initial_peers in the command line: address .* has no peer id"):
         load_settings(flags={"initial_peers": ["/ip4/203.0.113.7/tcp/31337"]})
 
 
-def test_an_unknown_variable_that_resembles_none_lists_them() -> None:
+def test_an_unknown_variable_that_resembles_no_known_one_lists_them() -> None:
     with pytest.raises(ConfigError, match=r"unknown variable P2P_DILOCO_ZZZ .*; known are: P2P_DILOCO_DEVICE, "):
         load_settings(environment={"P2P_DILOCO_ZZZ": "1"})
 
@@ -174,7 +174,7 @@ def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
     assert str(caught.value) == f"unknown key prot in {file}; did you mean port?"
 
 
-def test_what_peers_agree_on_is_no_setting(tmp_path: Path) -> None:
+def test_a_value_of_the_run_is_not_a_setting(tmp_path: Path) -> None:
     file = settings_file(tmp_path, '[model]\nsize = "base"')
     with pytest.raises(
         ConfigError, match=r"model\.size in .*peer\.toml belongs to the run and is the same for all peers"
@@ -186,7 +186,7 @@ def test_data_is_a_setting_although_the_run_has_a_section_of_that_name(tmp_path:
     assert load_settings(files=[settings_file(tmp_path, 'data = "texts"')]).data == "texts"
 
 
-def test_a_peer_listens_where_it_is_told() -> None:
+def test_a_peer_listens_on_the_configured_addresses() -> None:
     assert PeerSettings().listen_addresses(BOOTSTRAP_PORT) == ("/ip4/0.0.0.0/tcp/31337",)
     assert PeerSettings(port=5).listen_addresses(BOOTSTRAP_PORT) == ("/ip4/0.0.0.0/tcp/5",)
     assert PeerSettings(host_maddrs=(HERE,)).listen_addresses(0) == (HERE,)
@@ -205,7 +205,7 @@ def test_a_public_name_becomes_an_address(name: str, address: str) -> None:
     assert PeerSettings(public_name=name).announced_addresses(7) == (address,)
 
 
-def test_a_public_name_goes_with_the_ports_that_are_listened_on() -> None:
+def test_a_public_name_is_announced_with_the_ports_listened_on() -> None:
     hosts = ("/ip4/0.0.0.0/tcp/4000", "/ip6/::/tcp/4000", "/ip4/0.0.0.0/tcp/5000")
     settings = PeerSettings(public_name="example.org", host_maddrs=hosts)
     assert settings.announced_addresses(7) == ("/dns4/example.org/tcp/4000", "/dns4/example.org/tcp/5000")
@@ -213,18 +213,18 @@ def test_a_public_name_goes_with_the_ports_that_are_listened_on() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"port": 0}, {"host_maddrs": ("/ip4/0.0.0.0/tcp/0",)}])
-def test_a_public_name_needs_a_port_that_is_known(settings: dict[str, Any]) -> None:
+def test_a_public_name_needs_a_known_port(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="set one, such as --port 31337"):
         PeerSettings(public_name="example.org", **settings).announced_addresses(0)
 
 
-def test_whole_addresses_win_over_the_public_name() -> None:
+def test_full_addresses_override_the_public_name() -> None:
     settings = PeerSettings(public_name="example.org", announce_maddrs=("/ip4/203.0.113.7/tcp/1",))
     assert settings.announced_addresses(7) == ("/ip4/203.0.113.7/tcp/1",)
     assert PeerSettings().announced_addresses(7) == ()
 
 
-def test_files_and_overrides_are_taken_out_of_a_command_line() -> None:
+def test_files_and_overrides_are_extracted_from_a_command_line() -> None:
     words = [
         "join",
         "invite",
@@ -245,7 +245,7 @@ def test_files_and_overrides_are_taken_out_of_a_command_line() -> None:
     assert overrides == {"outer.momentum": 0.7, "rounds.round_seconds": 2}
 
 
-def test_a_file_name_with_a_dot_is_no_override() -> None:
+def test_a_file_name_with_a_dot_is_not_an_override() -> None:
     assert split_arguments(["bootstrap", "run.toml"]) == (["bootstrap", "run.toml"], (), {})
 
 
@@ -280,12 +280,12 @@ def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
         ("bootstrap run.toml --start model", "bootstrap run.toml --start model"),
     ],
 )
-def test_who_writes_python_reads_keys_for_flags_of_settings(text: str, expected: str) -> None:
+def test_flags_in_texts_become_keys_for_python_users(text: str, expected: str) -> None:
     assert flags_as_keys(text) == expected
 
 
 @pytest.mark.parametrize("name", ["max_upload", "max_download"])
-def test_a_cap_that_is_no_rate_says_what_is_expected(name: str) -> None:
+def test_an_invalid_cap_error_names_what_is_expected(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(flags={name: "fast"})
     assert str(caught.value) == (
@@ -296,6 +296,6 @@ def test_a_cap_that_is_no_rate_says_what_is_expected(name: str) -> None:
         load_settings(environment={f"P2P_DILOCO_{name.upper()}": "64kbit"})
 
 
-def test_caps_are_counted_in_bytes() -> None:
+def test_caps_are_converted_to_bytes() -> None:
     assert module.bytes_per_second(None) is None
     assert module.bytes_per_second(20e6) == 2.5e6

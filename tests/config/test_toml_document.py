@@ -1,4 +1,4 @@
-"""A document with known keys: typos are found, errors are one sentence."""
+"""A document with known keys: typos are detected, and errors are one sentence."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (b"a = " + b"[" * 100_000, "cart.toml is not TOML: "),
     ],
 )
-def test_a_file_that_is_no_toml_is_reported(tmp_path: Path, content: bytes, claim: str) -> None:
+def test_a_file_that_is_not_toml_is_reported(tmp_path: Path, content: bytes, claim: str) -> None:
     path = tmp_path / "cart.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -89,11 +89,11 @@ def test_a_folder_is_reported(tmp_path: Path) -> None:
         ("True", "True"),
     ],
 )
-def test_words_of_a_command_line_become_values(text: str, value: Any) -> None:
+def test_command_line_words_become_values(text: str, value: Any) -> None:
     assert parse_value(text) == value
 
 
-def test_values_are_set_by_dotted_key_and_the_document_stays() -> None:
+def test_values_are_set_by_dotted_key_without_changing_the_document() -> None:
     document = {"front": {"radius": 1}, "name": "a"}
     assert with_value(document, "front.radius", 2) == {"front": {"radius": 2}, "name": "a"}
     assert with_value(document, "back.left.radius", 3)["back"] == {"left": {"radius": 3}}
@@ -121,11 +121,11 @@ def test_keys_are_dotted_and_in_order() -> None:
         ("zzz", None),
     ],
 )
-def test_the_nearest_key_is_what_was_meant(typed: str, meant: str | None) -> None:
+def test_the_nearest_key_is_suggested(typed: str, meant: str | None) -> None:
     assert nearest_key(typed, known_keys(Cart)) == meant
 
 
-def test_lists_become_tuples_and_whole_numbers_floats() -> None:
+def test_lists_become_tuples_and_integers_become_floats() -> None:
     cart = validated(Cart, {"name": "a", "front": {"radius": 2, "spokes": [1, 2]}}, "cart.toml")
     assert cart == Cart(name="a", front=Wheel(radius=2.0, spokes=(1, 2)))
     assert isinstance(cart.front.radius, float)
@@ -154,7 +154,7 @@ def test_lists_become_tuples_and_whole_numbers_floats() -> None:
         ({"name": "a", "front": {"spokes": [1, "x"]}}, 'front.spokes.1 = "x" in cart.toml: should be a valid integer'),
     ],
 )
-def test_what_is_wrong_is_one_sentence(document: dict[str, Any], text: str) -> None:
+def test_an_error_is_one_sentence(document: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validated(Cart, document, "cart.toml")
     assert str(caught.value) == text
@@ -168,6 +168,6 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["name", "front", "horses", "radius"]), values))
-def test_no_document_does_worse_than_a_config_error(document: dict[str, Any]) -> None:
+def test_any_document_validates_or_raises_config_error(document: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         validated(Cart, document, "cart.toml")

@@ -1,4 +1,4 @@
-"""Bits of floats inside compiled loops."""
+"""Conversion between floats and their bits inside compiled loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _back(bits):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("bits", [0, 1, 0x3F800000, 0x80000000, 0x7F7FFFFF, 0x00800000, 0xFF800000])
-def test_a_float_and_its_bits(bits: int) -> None:
+def test_a_float_converts_to_its_bits_and_back(bits: int) -> None:
     value = np.array([bits], np.uint32).view(np.float32)[0]
     assert _there(value) == bits
     assert np.array([_back(np.uint32(bits))], np.float32).view(np.uint32)[0] == bits

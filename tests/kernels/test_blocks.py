@@ -1,4 +1,4 @@
-"""Compiled loops over blocks give the bytes, values and norms of the NumPy code, whatever the vector is."""
+"""Compiled loops over blocks give the bytes, values and norms of the NumPy code for any vector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sizes = st.integers(min_value=0, max_value=2000) | st.sampled_from([64, 128, 1 <
 
 
 def hostile(seed: int, elements: int) -> Vector:
-    """Return finite floats of all magnitudes, subnormal ones too, with blocks of zeros and of ordinary numbers."""
+    """Return finite floats of all magnitudes, also subnormal ones, with blocks of zeros and of ordinary numbers."""
     rng = np.random.default_rng(seed)
     bits_N = rng.integers(0, 1 << 32, elements, dtype=np.uint32)
     vector_N = bits_N.view(np.float32)
@@ -46,7 +46,7 @@ def all_of(codec: BlockCodec, vector_N: Vector, rounding_seed: bytes | None) -> 
 @both_codecs
 @reproducible
 @given(seed=seeds, elements=sizes, rounding_seed=st.none() | st.binary(max_size=4))
-def test_bytes_values_and_norms_are_those_of_numpy(
+def test_bytes_values_and_norms_match_numpy(
     codec: BlockCodec, seed: int, elements: int, rounding_seed: bytes | None
 ) -> None:
     vector_N = hostile(seed, elements)
@@ -60,7 +60,9 @@ def test_bytes_values_and_norms_are_those_of_numpy(
 @both_codecs
 @reproducible
 @given(seed=seeds, elements=sizes, weights=st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=5))
-def test_adding_up_is_decoding_and_averaging(codec: BlockCodec, seed: int, elements: int, weights: list[float]) -> None:
+def test_adding_up_equals_decoding_and_averaging(
+    codec: BlockCodec, seed: int, elements: int, weights: list[float]
+) -> None:
     encoded = [codec.encode(hostile(seed + place, elements) * np.float32(0.25)) for place in range(len(weights))]
     shares = shares_of(weights, len(weights))
     sum_N = codec.add_up(encoded, shares, elements)
@@ -74,7 +76,7 @@ def test_adding_up_is_decoding_and_averaging(codec: BlockCodec, seed: int, eleme
 @both_codecs
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 63, 64, 300, 383])
-def test_a_value_that_is_not_finite_is_refused_where_it_is(codec: BlockCodec, wrong: float, place: int) -> None:
+def test_a_value_that_is_not_finite_is_refused_with_its_place(codec: BlockCodec, wrong: float, place: int) -> None:
     vector_N = hostile(5, 384)
     vector_N[place] = wrong
     with pytest.raises(NonFiniteUpdate, match=f"1 of 384 values that are not finite, the first at element {place}"):
@@ -83,7 +85,7 @@ def test_a_value_that_is_not_finite_is_refused_where_it_is(codec: BlockCodec, wr
 
 @both_codecs
 @pytest.mark.parametrize("element", [0, 1, 63, 64, 383])
-def test_a_code_that_no_encoder_writes_is_refused_where_it_is(codec: BlockCodec, element: int) -> None:
+def test_a_code_that_no_encoder_writes_is_refused_with_its_place(codec: BlockCodec, element: int) -> None:
     encoded = bytearray(codec.encode(hostile(6, 384)))
     codes = 2 * 384 // 64
     if codec.code_bits == 8:

@@ -1,4 +1,4 @@
-"""Without numba NumPy does the work, and nothing else changes."""
+"""Without numba, NumPy does the work and nothing else changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2p_diloco.kernels import choice
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
-# A span's whole way: contributed by one peer, averaged with another's by a reducer, followed by the first.
+# All steps of a span: one peer contributes, a reducer averages with another peer's, and the first peer follows.
 ONE_SPAN = """
 import hashlib, sys
 import numpy as np
@@ -51,7 +51,7 @@ print(digest.hexdigest(), span_kernels() is not None, why_no_loops())
 """
 
 
-def test_loops_are_there_where_numba_is() -> None:
+def test_loops_exist_where_numba_is_installed() -> None:
     kernels = choice.block_kernels()
     assert kernels is not None
     assert kernels is choice.block_kernels()
@@ -61,7 +61,7 @@ def test_loops_are_there_where_numba_is() -> None:
     assert choice.why_no_loops() == ""
 
 
-def test_a_span_goes_its_way_to_the_same_bytes_without_numba(tmp_path: Path) -> None:
+def test_a_span_has_the_same_bytes_without_numba(tmp_path: Path) -> None:
     digest, has_loops, reason = one_span()
     assert (has_loops, reason) == ("True", "")
     (tmp_path / "numba.py").write_text("raise ModuleNotFoundError(\"No module named 'numba'\", name='numba')\n")
@@ -69,7 +69,7 @@ def test_a_span_goes_its_way_to_the_same_bytes_without_numba(tmp_path: Path) -> 
 
 
 def one_span(*first: Path) -> tuple[str, str, str]:
-    """Return what a process says that imports from these folders first."""
+    """Return the output of a process that imports from these folders first."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*first, PROJECT)))}
     run = subprocess.run([sys.executable, "-c", ONE_SPAN], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

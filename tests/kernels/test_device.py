@@ -1,4 +1,4 @@
-"""What is encoded where θ lies has the bytes of the host's loops; no GPU is needed to know it: only where differs."""
+"""Encoding on θ's device gives the bytes of the host's loops; no GPU is needed, because only the device differs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def encoded(loop, anchor_N, local_N):  # type: ignore[no-untyped-def]
     blocks=st.sampled_from([1, 2, 7, 64]),
     size=st.sampled_from([1e-44, 1e-38, 1e-20, 1.0, 1e19, 1e37]),
 )
-def test_the_bytes_are_those_of_the_host(seed: int, blocks: int, size: float) -> None:
+def test_bytes_match_the_host(seed: int, blocks: int, size: float) -> None:
     rng = np.random.default_rng(seed)
     powers_N = np.exp2(rng.integers(-20, 3, 64 * blocks))
     anchor_N = (rng.standard_normal(64 * blocks) * powers_N * size).astype(np.float32)
@@ -58,7 +58,7 @@ def test_the_bytes_are_those_of_the_host(seed: int, blocks: int, size: float) ->
 
 
 @pytest.mark.parametrize("anchor", [0.0, -0.0, 1e-45, 3.4e38])
-def test_a_span_of_one_number_is_encoded_alike(anchor: float) -> None:
+def test_a_span_of_one_repeated_number_encodes_alike(anchor: float) -> None:
     anchor_N = np.full(128, anchor, np.float32)
     for local in (anchor, 0.0, -0.0):
         local_N = np.full(128, local, np.float32)
@@ -67,7 +67,7 @@ def test_a_span_of_one_number_is_encoded_alike(anchor: float) -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 63, 64, 191])
-def test_what_is_not_finite_has_no_length(wrong: float, place: int) -> None:
+def test_a_vector_that_is_not_finite_has_no_length(wrong: float, place: int) -> None:
     anchor_N, local_N = np.ones(192, np.float32), np.zeros(192, np.float32)
     local_N[place] = wrong
     assert math.isnan(encoded_there(anchor_N, local_N)[0])
@@ -77,7 +77,7 @@ def test_a_difference_beyond_float32_has_no_length() -> None:
     assert math.isnan(encoded_there(np.full(64, 3e38, np.float32), np.full(64, -3e38, np.float32))[0])
 
 
-def test_a_long_span_goes_up_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_span_is_copied_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     anchor_N, local_N = (rng.standard_normal(64 * 11, dtype=np.float32) for _ in range(2))
     whole = encoded_there(anchor_N, local_N)
@@ -94,7 +94,7 @@ def test_neither_vector_is_changed() -> None:
     assert (anchor_N.tobytes(), local_N.numpy().tobytes()) == before
 
 
-def test_a_device_of_which_one_operation_is_wrong_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_one_wrong_operation_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     loops, here = span_kernels(), torch.device("cpu")
     assert loops is not None
     assert device.agrees(here, loops.contribute4, INT4.loop_limits())
@@ -103,7 +103,7 @@ def test_a_device_of_which_one_operation_is_wrong_does_not_agree(monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
-def test_the_gpu_that_is_here_agrees(name: str) -> None:
+def test_the_local_gpu_agrees(name: str) -> None:
     if not getattr(torch, name if name == "cuda" else "mps").is_available():
         pytest.skip(f"no {name} here")
     loops = span_kernels()
@@ -111,7 +111,7 @@ def test_the_gpu_that_is_here_agrees(name: str) -> None:
     assert device.agrees(torch.device(name), loops.contribute4, INT4.loop_limits())
 
 
-def test_a_factor_shortens_what_is_encoded() -> None:
+def test_a_factor_shortens_the_encoded_vector() -> None:
     rng = np.random.default_rng(9)
     anchor_N, local_N = (rng.standard_normal(256, dtype=np.float32) for _ in range(2))
     half = encoded(partial(device.contribute4, factor=np.float32(0.5)), anchor_N, torch.tensor(local_N))
@@ -119,7 +119,7 @@ def test_a_factor_shortens_what_is_encoded() -> None:
     assert half[1:] == encoded_here(anchor_N * np.float32(0.5), local_N * np.float32(0.5))[1:]
 
 
-def test_the_default_type_of_tensors_is_nothing_to_it() -> None:
+def test_the_default_dtype_of_torch_does_not_matter() -> None:
     anchor_N, local_N = np.linspace(-1, 1, 128, dtype=np.float32), np.zeros(128, np.float32)
     there = torch.tensor(local_N)
     torch.set_default_dtype(torch.float16)

@@ -1,4 +1,4 @@
-"""The compiled radial mean adds up as NumPy does, to the last bit."""
+"""The compiled radial mean gives the bits of the NumPy code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def halves(values: list[float]) -> float:
     return values[0]
 
 
-def test_a_block_is_added_up_half_to_half() -> None:
+def test_a_block_is_summed_by_halves() -> None:
     rng = np.random.default_rng(7)
     values_BK = rng.standard_normal((300, 64)) * np.exp2(rng.integers(-30, 30, (300, 64)))
     sums = [sum_of_block(values_K.copy()) for values_K in values_BK]

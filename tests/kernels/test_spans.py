@@ -1,4 +1,4 @@
-"""One pass over a span does what the loops of `blocks.py` and `vectors.py` do one after the other, to the last bit."""
+"""One pass over a span gives the same bits as the loops of `blocks.py` and `vectors.py` one after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ assert VECTOR_LOOPS is not None
 
 
 def vector(seed: int, size: float = 1.0) -> Vector:
-    """Return numbers of many magnitudes, a few blocks of zeros among them."""
+    """Return numbers of many magnitudes, including a few blocks of zeros."""
     rng = np.random.default_rng(seed)
     numbers_N = rng.standard_normal(ELEMENTS) * np.exp2(np.repeat(rng.integers(-30, 4, BLOCKS), 64)) * size
     numbers_N[np.repeat(rng.random(BLOCKS) < 0.1, 64)] = 0.0
@@ -36,7 +36,7 @@ def places() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def encoded(vector_N: Vector, noise_N: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return bits of scales, codes, and sums of squared codes, by the loops over blocks."""
+    """Return bits of scales, codes, and sums of squared codes, as computed by the loops over blocks."""
     scale_bits_B, packed, squares_B = places()
     noise_N = noise_N if noise_N is not None else np.empty(0, np.uint16)
     assert BLOCK_LOOPS.encode4(vector_N, noise_N, *LIMITS, scale_bits_B, packed)
@@ -51,7 +51,7 @@ def decoded(scale_bits_B: np.ndarray, packed: np.ndarray) -> Vector:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_contributing(seed: int) -> None:
+def test_contributing_matches_the_separate_loops(seed: int) -> None:
     anchor_N, local_N = vector(seed), vector(seed + 100)
     places_of_ours = places()
     squared = LOOPS.contribute4(anchor_N, local_N, *LIMITS, *places_of_ours)
@@ -63,7 +63,7 @@ def test_contributing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_contributing_what_is_not_finite(wrong: float) -> None:
+def test_a_contribution_that_is_not_finite_has_no_length(wrong: float) -> None:
     local_N = vector(1).copy()
     local_N[70] = wrong
     assert math.isnan(LOOPS.contribute4(vector(0), frozen(local_N), *LIMITS, *places()))
@@ -71,7 +71,7 @@ def test_contributing_what_is_not_finite(wrong: float) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("has_own", [True, False])
-def test_following(seed: int, has_own: bool) -> None:
+def test_following_matches_the_separate_loops(seed: int, has_own: bool) -> None:
     now = anchor_N, momentum_N, local_N = vector(seed), vector(seed + 1, 0.01), vector(seed + 2)
     entry, own = encoded(vector(seed + 3, 0.1))[:2], encoded(vector(seed + 4, 0.1))[:2]
     leaving = own if has_own else (own[0][:0], own[1][:0])
@@ -91,7 +91,7 @@ def test_following(seed: int, has_own: bool) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("is_drawn", [True, False])
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
-def test_averaging(seed: int, is_drawn: bool, num_parts: int) -> None:
+def test_averaging_matches_the_separate_loops(seed: int, is_drawn: bool, num_parts: int) -> None:
     parts = [encoded(vector(seed + place, 0.1)) for place in range(num_parts)]
     shares_P = np.random.default_rng(seed).random(num_parts, dtype=np.float32)
     noise_N = np.random.default_rng(seed).integers(0, 1 << 16, ELEMENTS if is_drawn else 0, dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""Compiled loops over whole vectors give the bits of the NumPy code, whatever the numbers are."""
+"""Compiled loops over whole vectors give the bits of the NumPy code for any numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sizes = st.integers(min_value=64, max_value=700) | st.sampled_from([16_384, 16_3
 
 
 def vectors(seed: int, elements: int, count: int, *, largest: float) -> list[Vector]:
-    """Return vectors of numbers of all magnitudes below `largest`, subnormal ones and zeros of both signs too."""
+    """Return vectors of numbers of all magnitudes below `largest`, including subnormal ones and zeros of both signs."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
@@ -74,7 +74,7 @@ def test_a_mean_has_the_same_bits(seed: int, elements: int, weights: list[float]
 
 @reproducible
 @given(seed=seeds, elements=sizes)
-def test_a_norm_is_the_same_but_for_the_last_digits(seed: int, elements: int) -> None:
+def test_a_norm_is_equal_up_to_the_last_digits(seed: int, elements: int) -> None:
     (vector_N,) = vectors(seed, elements, 1, largest=float("inf"))
     compiled = euclidean_norm(vector_N)
     with numpy_alone():
@@ -83,7 +83,7 @@ def test_a_norm_is_the_same_but_for_the_last_digits(seed: int, elements: int) ->
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 63, 64, 16_384, 20_000])
-def test_numbers_that_are_not_finite_are_seen_wherever_they_are(wrong: float, place: int) -> None:
+def test_numbers_that_are_not_finite_are_found_anywhere(wrong: float, place: int) -> None:
     anchor_N, momentum_N, update_N = vectors(3, 20_001, 3, largest=1e30)
     update_N[place] = wrong
     assert count_non_finite(update_N) == 1

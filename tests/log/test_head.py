@@ -1,4 +1,4 @@
-"""The chain rule."""
+"""Advancing the tip of a log by an entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOUNDED = SpanHead(
 ENTRY = AbsorbedEntry(digest=sha256(b"entry"), round=7, roster=sha256(b"roster"), radius=3.0, median_weight=4.0)
 
 
-def test_a_tip_takes_its_digest_from_all_entries_and_the_rest_from_the_last() -> None:
+def test_a_tip_gets_its_digest_from_all_entries_and_the_rest_from_the_last() -> None:
     head = advance_head(FOUNDED, ENTRY)
     assert head.digest == sha256(FOUNDED.digest, ENTRY.digest)
     assert (head.height, head.round, head.roster, head.radius, head.median_weight) == (1, 7, ENTRY.roster, 3.0, 4.0)

@@ -1,4 +1,4 @@
-"""Weights, medians and what may be published of them."""
+"""Weights, medians and their published bounds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_a_weight_is_quantity_times_quality() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, -1])
-def test_an_island_that_did_not_step_weighs_nothing(steps: int) -> None:
+def test_an_island_without_steps_has_weight_zero(steps: int) -> None:
     assert contribution_weight(10, steps) == 0.0
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(0, 4), (1, 1 << 63), (1 << 63, 1)])
-def test_a_weight_is_within_bounds_whatever_is_claimed(tokens: int, steps: int) -> None:
+def test_a_weight_is_within_bounds_for_any_claim(tokens: int, steps: int) -> None:
     assert WEIGHT_BOUNDS[0] <= contribution_weight(tokens, steps) <= WEIGHT_BOUNDS[1]
 
 
@@ -58,7 +58,7 @@ def test_the_median_is_one_of_the_values(values: list[float]) -> None:
 
 
 @given(st.floats(allow_nan=False))
-def test_numbers_are_as_the_wire_carries_them(value: float) -> None:
+def test_float32_values_are_stable_and_finite(value: float) -> None:
     assert as_float32(as_float32(value)) == as_float32(value)
     assert math.isfinite(as_float32(value))
 
@@ -67,17 +67,17 @@ def test_numbers_are_as_the_wire_carries_them(value: float) -> None:
     ("median", "last", "published"),
     [(9.0, 1.0, 4.0), (0.1, 1.0, 0.5), (0.6, 4.0, 1.0), (2.0, 1.0, 2.0), (1e9, 1e9, 16.0), (0.0, 0.0, 0.5)],
 )
-def test_what_is_published_moves_by_a_factor_of_four_and_stays_within_bounds(
+def test_a_published_median_moves_by_at_most_a_factor_of_four_within_bounds(
     median: float, last: float, published: float
 ) -> None:
     assert within_reach(median, last, (0.5, 16.0)) == published
 
 
-def test_no_weight_of_three_is_more_than_the_others_together() -> None:
+def test_no_weight_of_three_exceeds_the_sum_of_the_others() -> None:
     assert balanced([1.0, 2.0, 9.0]) == (1.0, 2.0, 3.0)
-    assert balanced([1.0, 9.0]) == (1.0, 9.0), "of two the smaller one would decide alone"
+    assert balanced([1.0, 9.0]) == (1.0, 9.0), "with two, the smaller one would decide alone"
 
 
 @given(st.integers(1, 1 << 40))
-def test_a_founding_radius_is_a_float32_of_a_sixteenth_for_each_element(elements: int) -> None:
+def test_a_founding_radius_is_a_sixteenth_per_element_in_float32(elements: int) -> None:
     assert founding_radius(elements) == float(np.float32(math.sqrt(elements) / 16))

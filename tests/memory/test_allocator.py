@@ -1,4 +1,4 @@
-"""One arena serves all threads, in a process that asked for it; what is free in it is given back now and then."""
+"""All threads share one arena once a process has asked for it, and its free pages are returned at intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2p_diloco.memory import allocator
 from p2p_diloco.memory.allocator import TRIM_SECONDS, share_one_arena, trim_now_and_then
 from p2p_diloco.transport.virtual_time import run_virtual
 
-# malloc_info counts the heaps, one <heap> for each arena.
+# malloc_info lists the heaps, one <heap> for each arena.
 ARENAS = """
 import ctypes, os, sys, tempfile, threading
 sys.path[:0] = [{package!r}]
@@ -53,17 +53,17 @@ def num_arenas(*, shares: bool) -> int:
 @pytest.mark.skipif(
     sys.platform != "linux" or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="arenas are glibc's"
 )
-def test_threads_share_an_arena_once_that_was_said() -> None:
+def test_threads_share_an_arena_after_share_one_arena() -> None:
     assert num_arenas(shares=False) > 1
     assert num_arenas(shares=True) == 1
 
 
-def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not share_one_arena()
 
 
-def test_holes_are_given_back_now_and_then_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_pages_are_returned_at_intervals_until_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed_at: list[float] = []
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""Free pages between those in use go back to the system, and nothing else does."""
+"""Free pages between those in use are returned to the system, and no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from p2p_diloco.memory.heap import trim_heap
 
-# Every other chunk is given back, so that none of the others is free with what is behind it.
+# Every other chunk is freed, so that no free chunk can merge with its neighbour.
 HOLES = """
 import ctypes, resource, sys
 sys.path[:0] = [{package!r}]
@@ -34,7 +34,7 @@ print((before - resident()) / (size * count / 2), kept)
 @pytest.mark.skipif(
     sys.platform != "linux" or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="glibc's heap, and /proc"
 )
-def test_holes_are_given_back_and_what_is_around_them_stays() -> None:
+def test_holes_are_returned_and_the_memory_around_them_stays() -> None:
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     told = subprocess.run(
         [sys.executable, "-c", HOLES.format(package=package)], capture_output=True, text=True, check=True
@@ -44,6 +44,6 @@ def test_holes_are_given_back_and_what_is_around_them_stays() -> None:
     assert kept == "True"
 
 
-def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not trim_heap()

@@ -1,4 +1,4 @@
-"""What is let go of a library comes back as it was, and only what is the file's is let go."""
+"""Pages of a library that are dropped are read back unchanged, and only unmodified file pages are dropped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Anonymous:             0 kB
 """
 
 
-def test_only_pages_that_are_the_files_are_let_go() -> None:
+def test_only_unwritten_file_pages_are_dropped() -> None:
     assert list(unwritten(MAPS, "libllvmlite")) == [
         (0x7F0000000000, 0x7F0000001000),
         (0x7F0000001000, 0x7F0000003000),
@@ -51,12 +51,12 @@ def resident_kib(library: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_loops_work_and_more_can_be_compiled_when_the_compiler_was_let_go() -> None:
+def test_loops_work_and_more_can_be_compiled_after_the_compiler_is_dropped() -> None:
     from numba import njit
 
     loops = choice.vector_kernels()
     assert loops is not None
-    assert njit(lambda x: x + 2)(40) == 42  # another test of this process may have let it go already
+    assert njit(lambda x: x + 2)(40) == 42  # another test of this process may have dropped it already
     before = resident_kib("libllvmlite")
     shed_compiler()
     assert resident_kib("libllvmlite") < before - 16 * 1024

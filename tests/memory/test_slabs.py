@@ -1,4 +1,4 @@
-"""Vectors get each other's memory, but only once nobody holds it."""
+"""Vectors reuse each other's memory, but only once nothing refers to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def address(vector_N: np.ndarray) -> int:
     return int(vector_N.__array_interface__["data"][0])
 
 
-def test_a_place_is_taken_again_by_a_vector_of_its_length() -> None:
+def test_memory_is_reused_for_a_vector_of_the_same_length() -> None:
     first_N = empty_vector(LONG)
     place = address(first_N)
     del first_N
@@ -40,7 +40,7 @@ def test_a_place_is_taken_again_by_a_vector_of_its_length() -> None:
     assert address(empty_vector(2 * LONG)) != place
 
 
-def test_whoever_holds_a_view_holds_the_place() -> None:
+def test_a_view_keeps_the_memory_in_use() -> None:
     whole_N = zero_vector(LONG)
     part_N = whole_N[100:200]
     part_N.flags.writeable = False
@@ -57,7 +57,7 @@ def test_whoever_holds_a_view_holds_the_place() -> None:
 
 
 @pytest.mark.parametrize("elements", [0, 1, FEWEST_BYTES // 4 - 1, FEWEST_BYTES // 4, LONG])
-def test_vectors_are_what_they_say(elements: int) -> None:
+def test_vectors_have_the_requested_shape_and_contents(elements: int) -> None:
     expected_N = np.arange(elements, dtype=np.float32)
     for vector_N in (
         empty_vector(elements),
@@ -75,7 +75,7 @@ def test_vectors_are_what_they_say(elements: int) -> None:
     assert not zero_vector(elements).any()
 
 
-def test_many_threads_never_share_a_place() -> None:
+def test_threads_never_share_memory() -> None:
     broken: list[int] = []
 
     def work(number: int) -> None:
@@ -94,7 +94,7 @@ def test_many_threads_never_share_a_place() -> None:
     assert not broken
 
 
-def test_few_places_wait_for_a_vector() -> None:
+def test_few_free_slabs_are_kept() -> None:
     length = LONG + 50_000
     burst = [empty_vector(length) for _ in range(3 * MOST_FREE)]
     size = len(burst[0].base._slab)  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def test_few_places_wait_for_a_vector() -> None:
     assert len(slabs._free[size]) == MOST_FREE
 
 
-def test_a_passing_vector_leaves_no_place_behind() -> None:
+def test_a_passing_vector_leaves_no_free_slab() -> None:
     length = LONG + 100_000
     passing_N = passing_vector(length)
     passing_N.fill(7.0)
@@ -116,9 +116,9 @@ def test_a_passing_vector_leaves_no_place_behind() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's words")
-def test_pages_of_an_awaited_vector_are_there_before_it_is_written() -> None:
+def test_pages_of_an_awaited_vector_are_mapped_before_it_is_written() -> None:
     awaited_N = awaited_vector(4 * FEWEST_BYTES_AHEAD)
-    slabs._ahead().submit(int).result()  # one thread, in turn: what came before is done
+    slabs._ahead().submit(int).result()  # one thread, in order: earlier work is done
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     awaited_N.fill(7.0)
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
@@ -127,7 +127,7 @@ def test_pages_of_an_awaited_vector_are_there_before_it_is_written() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's words")
-def test_a_vector_that_nobody_awaits_any_more_holds_no_memory_until_its_turn() -> None:
+def test_a_dropped_awaited_vector_is_freed_before_its_turn() -> None:
     turn = threading.Event()
     slabs._ahead().submit(turn.wait)
     awaited_N = awaited_vector(FEWEST_BYTES_AHEAD)
@@ -138,7 +138,7 @@ def test_a_vector_that_nobody_awaits_any_more_holds_no_memory_until_its_turn() -
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, FEWEST_BYTES - 1, FEWEST_BYTES, 4 * LONG + 3])
-def test_passing_bytes_are_as_many_as_were_asked_for(length: int) -> None:
+def test_passing_bytes_have_the_requested_length(length: int) -> None:
     room = passing_bytes(length)
     room[:] = bytes([7]) * length
     assert room == bytes([7]) * length

@@ -1,4 +1,4 @@
-"""What a run needs, against figures that were measured and against arithmetic by hand."""
+"""Requirements of a run, compared with measured figures and with arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_sec
 
 
 @pytest.mark.parametrize(("islands", "measured"), [(8, 0.930), (64, 1.070), (256, 1.089), (1024, 1.082)])
-def test_bytes_are_those_that_the_lab_measures_but_for_headers(islands: int, measured: float) -> None:
+def test_bytes_match_the_measurements_of_the_lab_except_for_headers(islands: int, measured: float) -> None:
     """`python -m p2p_diloco.testing scale`, docs/lab-log.md."""
     estimate = flow_per_parameter(dataclasses.replace(PAPER, islands=islands)).sent
     assert 0.96 * measured < estimate < measured
 
 
 @pytest.mark.parametrize(("islands", "up", "down"), [(1, 1.0, 0.5), (2, 4 / 3, 1.0), (3, 4 / 3, 4 / 3), (4, 1.5, 1.5)])
-def test_for_one_or_two_islands_the_bootstrap_reduces_too(islands: int, up: float, down: float) -> None:
-    """It contributes nothing, so less comes in than goes out."""
+def test_with_one_or_two_islands_the_bootstrap_peer_reduces_too(islands: int, up: float, down: float) -> None:
+    """The bootstrap peer contributes nothing, so less comes in than goes out."""
     plan = make_plan(dataclasses.replace(PAPER, islands=islands))
     assert plan.bytes_per_parameter == pytest.approx(up * 4.25 / 8)
     assert plan.received_per_parameter == pytest.approx(down * 4.25 / 8)
@@ -39,7 +39,7 @@ def test_a_wide_codec_sends_more() -> None:
     assert flow_per_parameter(sparse).sent == pytest.approx(0.75 * (0.4453125 + 4.25) / 8)
 
 
-def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> None:
+def test_a_cycle_leaves_half_of_the_line_free_and_is_a_whole_number_of_steps() -> None:
     plan = make_plan(PAPER)
     assert plan.transfer_seconds == pytest.approx(12e9 * plan.bytes_per_parameter * 8 / 2e9)
     assert plan.cycle_seconds == plan.steps * 1.0
@@ -49,9 +49,9 @@ def test_a_cycle_leaves_half_of_the_line_and_is_a_whole_number_of_steps() -> Non
     assert plan.data_parallel_step_seconds == pytest.approx(1.0 + 3.0 * 12e9 * 8 / 2e9)
 
 
-def test_a_fast_line_is_not_filled_for_its_own_sake() -> None:
+def test_a_cycle_is_no_longer_than_needed_on_a_fast_line() -> None:
     plan = make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=32))
-    assert plan.steps == 150, "the cores are what it takes: 32 of them 15 s"
+    assert plan.steps == 150, "the cores set the cycle: 32 of them take 15 s"
     assert make_plan(dataclasses.replace(PAPER, uplink_bits=1e12, cores=4096)).steps == 4 * 24
     small = dataclasses.replace(PAPER, parameters=10_000_000, uplink_bits=1e12, cores=4096)
     assert make_plan(small).steps == 8
@@ -60,7 +60,7 @@ def test_a_fast_line_is_not_filled_for_its_own_sake() -> None:
 @pytest.mark.parametrize("parameters", [1_000_000, 10_000_000, 1_200_000_000, 4_000_000_000, 12_000_000_000, 10**12])
 @pytest.mark.parametrize("uplink_bits", [5e6, 1e8, 1e12])
 @pytest.mark.parametrize("step_seconds", [0.01, 1.0, 20.0])
-def test_two_steps_end_in_the_half_of_a_round_in_which_islands_contribute(
+def test_two_steps_fit_in_the_half_of_a_round_in_which_islands_contribute(
     parameters: int, uplink_bits: float, step_seconds: float
 ) -> None:
     changes = {"parameters": parameters, "uplink_bits": uplink_bits, "step_seconds": step_seconds, "cores": 4096}
@@ -97,19 +97,19 @@ def test_a_cycle_is_as_short_as_line_cores_and_clock_allow(
 @pytest.mark.parametrize(
     ("steps", "cost"), [(4, 0.0), (8, 0.0), (16, 0.0154), (32, 0.0425), (48, 0.0637), (256, 0.1834), (9999, 0.1834)]
 )
-def test_a_longer_cycle_costs_what_was_measured(steps: int, cost: float) -> None:
+def test_the_cost_of_a_longer_cycle_matches_measurements(steps: int, cost: float) -> None:
     assert loss_cost(steps) == pytest.approx(cost, abs=1e-4)
 
 
-def test_speed_follows_from_the_outer_work_and_who_shares_it() -> None:
+def test_speed_depends_on_the_outer_work_and_the_cores_that_share_it() -> None:
     one = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0, cores=1))
     many = make_plan(dataclasses.replace(PAPER, core_nanoseconds=10.0, cores=64))
-    assert one.cycle_seconds == 1200.0, "of which outer work is a tenth at most"
+    assert one.cycle_seconds == 1200.0, "outer work is at most a tenth of it"
     assert one.utilisation == pytest.approx(1200.0 / (1200.0 + 120.0))
     assert many.utilisation > 0.97
 
 
-def test_beyond_two_to_the_31_elements_the_parts_still_fit_together() -> None:
+def test_parts_beyond_two_to_the_31_elements_fit_together() -> None:
     plan = make_plan(PAPER)
     tensors = [(f"layer{index}", 250_000_000) for index in range(46)] + [("embedding", 2**31 + 5), ("norm", 7)]
     fragments = plan_fragments(tensors, plan.fragments)
@@ -122,11 +122,11 @@ def test_beyond_two_to_the_31_elements_the_parts_still_fit_together() -> None:
     assert all(before[1] == after[0] for before, after in pairwise(spans))
 
 
-def test_the_outer_work_is_measured_here_and_now() -> None:
+def test_the_outer_work_is_measured_on_this_machine() -> None:
     assert 1.0 < measure_outer_work(elements=1 << 14, repeats=1) < 100_000.0
 
 
-def test_what_means_nothing_is_refused() -> None:
+def test_senseless_values_are_refused() -> None:
     for changes in ({"parameters": 0}, {"islands": 0}, {"cores": 0}, {"uplink_bits": 0.0}, {"step_seconds": -1.0}):
         with pytest.raises(ConfigError, match="expected"):
             dataclasses.replace(PAPER, **changes)  # type: ignore[arg-type]

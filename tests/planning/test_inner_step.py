@@ -23,7 +23,7 @@ def manifest(**model: Any) -> RunManifest:
     return draft_manifest(organiser=SigningKey(bytes(32)).peer, now_seconds=1e6, values={"model": model})
 
 
-def test_whole_steps_of_a_small_model_are_made_and_the_threads_stay_as_they_were(
+def test_a_small_model_is_measured_in_whole_steps_and_threads_are_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inner_step, "BUDGET_SECONDS", 0.1)
@@ -34,8 +34,8 @@ def test_whole_steps_of_a_small_model_are_made_and_the_threads_stay_as_they_were
     assert torch.get_num_threads() == threads
 
 
-def test_a_machine_that_others_use_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps took seven times as long beside a demo, and had more than a core."""
+def test_a_machine_used_by_others_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps took seven times as long beside a demo, and had more than one core."""
     monkeypatch.setattr(inner_step, "BUDGET_SECONDS", 0.1)
     cores = psutil.cpu_count() or 1
     for by_others, is_noticed in ((cores - 1.0, False), (cores - 0.5, True)):
@@ -49,8 +49,8 @@ def test_a_machine_that_others_use_is_noticed(monkeypatch: pytest.MonkeyPatch) -
         assert step.is_disturbed == is_noticed
 
 
-def test_of_a_large_model_only_a_part_is_made_and_tells_of_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight blocks of eight windows, of which one block makes one window and two."""
+def test_a_large_model_is_estimated_from_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has eight blocks and eight windows; one block is measured with one window and with two."""
     monkeypatch.setattr(inner_step, "SMALL_STEP", 0.0)
     monkeypatch.setattr(inner_step, "BUDGET_SECONDS", 0.0)
     monkeypatch.setattr(inner_step, "PART_SECONDS", 0.2)
@@ -68,7 +68,7 @@ def test_of_a_large_model_only_a_part_is_made_and_tells_of_all_of_it(monkeypatch
     assert set(played) == {(1, 1), (1, 2)}
 
 
-def test_what_cannot_be_trained_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_trained_here_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unmeasured, match="the run trains its own model"):
         measure_inner_step(manifest(tensors=[("weight", (64, 64), "radial")]))
     monkeypatch.setattr(inner_step, "BYTES_OF_A_PARAMETER", psutil.virtual_memory().total)

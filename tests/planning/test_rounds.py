@@ -1,4 +1,4 @@
-"""The rounds of a new run, from an inner step, the line and the islands."""
+"""Rounds of a new run are chosen from an inner step, the line and the islands."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
         ),
     ],
 )
-def test_what_sets_a_cycle_is_said_with_what_it_costs(
+def test_notes_name_what_sets_the_cycle_and_its_cost(
     step_seconds: float, uplink_bits: float, values: dict[str, Any], notes: tuple[str, ...]
 ) -> None:
     assert chosen(step_seconds, uplink_bits, values=values).notes == notes
 
 
-def test_what_the_organiser_settled_stays() -> None:
+def test_values_set_by_the_organiser_are_kept() -> None:
     assert chosen(0.045, values={"rounds.round_seconds": 5.0}).values == {"rounds.planned_steps": 444}
     assert chosen(0.045, values={"rounds.planned_steps": 10, "limits.retained_cycles": 16}).values == {
         "rounds.round_seconds": 2.025,
@@ -154,7 +154,7 @@ def test_short_cycles_make_no_more_checkpoints_than_long_ones(step_seconds: floa
     assert seconds >= 320.0
 
 
-def test_a_model_of_ones_own_has_the_size_of_its_tensors() -> None:
+def test_a_custom_model_has_the_size_of_its_tensors() -> None:
     tensors = [["weight", [5000, 2000], "radial"], ["bias", [81_600], "plain"]]
     own = chosen(0.045, values={"model.tensors": tensors})
     assert (
@@ -163,13 +163,13 @@ def test_a_model_of_ones_own_has_the_size_of_its_tensors() -> None:
     )
 
 
-def test_a_model_of_few_tensors_has_no_more_fragments() -> None:
+def test_a_model_of_few_tensors_has_no_more_fragments_than_tensors() -> None:
     tensors = [["weight", [3162, 3162], "radial"]]
     values = chosen(0.045, values={"model.tensors": tensors}).values
     assert (values["rounds.fragments"], values["rounds.planned_steps"]) == (1, 142)
 
 
-def test_a_planned_end_is_so_many_cycles_with_a_rate_that_falls() -> None:
+def test_a_planned_end_sets_the_cycles_and_a_falling_learning_rate() -> None:
     manifest = draft_manifest(
         organiser=ORGANISER, now_seconds=1e6, values={"rounds.round_seconds": 2.0, "rounds.fragments": 2}
     )
@@ -188,6 +188,6 @@ def test_steps_have_a_unit(seconds: float, text: str) -> None:
     assert format_step(seconds) == text
 
 
-def test_conditions_that_mean_nothing_are_refused() -> None:
+def test_senseless_conditions_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"step_seconds is 0; expected more than 0, such as 0\.045"):
         chosen(0.0)

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the run that stands beside them and the sessions of the trainer's tests."""
+"""Import the recorded run of this folder and the sessions of the peer tests."""
 
 from __future__ import annotations
 

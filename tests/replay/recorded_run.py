@@ -1,4 +1,4 @@
-"""A run in virtual time whose peers keep traces: one joins late, dies, and comes again."""
+"""A run in virtual time whose peers keep traces: one joins late, dies, and returns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")
 SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10}
-"""A rate that follows where the run stands, so that it matters whether an island that comes again knows that."""
+"""A learning rate that follows the run's cycle, so a returning island must know the cycle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """Where a run lies."""
+    """Location of a recorded run."""
 
     folder: Path
     run: Digest
@@ -43,7 +43,7 @@ class Recorded:
 
 
 def record(folder: Path) -> Recorded:
-    """Play it; the folders hold what a replay needs. Played once in a process, and copied after that."""
+    """Record the run once per process and return a copy; its folders hold what a replay needs."""
     if not _played:
         _played.append(_play(Path(tempfile.mkdtemp(prefix="recorded-"))))
     shutil.copytree(_played[0].folder, folder / "run")

@@ -1,4 +1,4 @@
-"""How late entries came, by the traces of a run."""
+"""Lateness of entries, from the traces of a run."""
 
 from __future__ import annotations
 

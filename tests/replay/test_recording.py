@@ -1,4 +1,4 @@
-"""Recordings: what must lie in the folders of a run."""
+"""Recordings: required contents of the folders of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_recording_has_all_starts_and_entries(tmp_path: Path) -> None:
     assert run.founding.k == 0
     start = genesis_states(make_start(run.plan), run.founding)
     chain = list(run.chain(start))
-    assert len(chain) == len(run.entries), "entries of all spans, without a gap"
+    assert len(chain) == len(run.entries), "the chain has all entries"
 
     other = small_manifest({"model.seed": 1}).sign(ORGANISER).encode()
     stage.run_folder("ada").write(MANIFEST_FILE, other)

@@ -29,7 +29,7 @@ def test_a_replay_with_joins_and_deaths_reproduces_every_entry(tmp_path: Path) -
 
 
 def test_a_changed_contribution_changes_the_replay(tmp_path: Path) -> None:
-    """Half of a contribution's steps left out: every entry from there on differs."""
+    """Leave out half of a contribution's steps: every later entry differs."""
     stage = record(tmp_path)
     trace = stage.run_folder("ada").path / TRACE_FILE
     lines = trace.read_text().splitlines()

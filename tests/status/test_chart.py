@@ -1,4 +1,4 @@
-"""Charts are well-formed SVG that holds every point."""
+"""Charts are well-formed SVG that contains every point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text)
 
 
-def test_every_point_is_a_dot_that_says_its_numbers() -> None:
+def test_every_point_is_a_dot_with_its_numbers_as_title() -> None:
     svg = parsed(draw_chart(chart(Line(name="peer-1", points=((0.0, 5.5), (60.0, 2.5)), style="c0"))))
     assert [title.text for title in svg.iter("title")] == ["peer-1: 0, 5.5000", "peer-1: 60, 2.5000"]
 
@@ -34,12 +34,12 @@ def test_names_are_escaped() -> None:
     parsed(text)
 
 
-def test_nothing_measured_is_said() -> None:
+def test_a_chart_without_values_shows_that_nothing_was_measured() -> None:
     assert "nothing was measured" in draw_chart(chart(Line(name="peer-1", points=(), style="c0")))
     assert "nothing was measured" in draw_chart(chart(Line(name="a", points=((1.0, float("nan")),), style="c0")))
 
 
-def test_moments_within_the_time_are_numbered_and_others_left_out() -> None:
+def test_moments_within_the_time_are_numbered_and_others_are_left_out() -> None:
     line = Line(name="a", points=((0.0, 1.0), (10.0, 0.5)), style="c0")
     flags = (Flag(x=5.0, number=1, text="killed"), Flag(x=11.0, number=2, text="over"))
     text = draw_chart(chart(line, flags=flags))
@@ -47,7 +47,7 @@ def test_moments_within_the_time_are_numbered_and_others_left_out() -> None:
     assert "<title>over</title>" not in text
 
 
-def test_names_at_the_ends_do_not_cover_each_other() -> None:
+def test_names_at_line_ends_do_not_overlap() -> None:
     lines = [Line(name=str(number), points=((0.0, 1.0), (1.0, 0.5)), style="c0") for number in range(8)]
     svg = parsed(draw_chart(chart(*lines)))
     heights = sorted(float(text.get("y", "")) for text in svg.iter("text") if text.get("class") == "label c0")
@@ -57,7 +57,7 @@ def test_names_at_the_ends_do_not_cover_each_other() -> None:
 
 
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=8))
-def test_whatever_the_numbers_all_dots_lie_within_the_picture(points: list[tuple[float, float]]) -> None:
+def test_all_dots_are_within_the_picture(points: list[tuple[float, float]]) -> None:
     svg = parsed(draw_chart(chart(Line(name="a", points=tuple(sorted(points)), style="c0"))))
     dots = list(svg.iter("circle"))
     assert len(dots) == len(points)
@@ -72,5 +72,5 @@ def test_ticks_are_round(low: float, high: float, steps: tuple[float, ...]) -> N
     assert round_steps(low, high, 6) == pytest.approx(steps)
 
 
-def test_no_range_has_one_tick() -> None:
+def test_an_empty_range_has_one_tick() -> None:
     assert round_steps(2.0, 2.0, 6) == (2.0,)

@@ -1,4 +1,4 @@
-"""`events.jsonl`: in order, one line each, and a torn line costs nothing but itself."""
+"""`events.jsonl` has one line per event, in order, and a torn line affects no other."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ READY = PeerEvent(time=1.5, topic="ready", text="compared with 2 peers", figures
 SKIPPED = PeerEvent(time=2.5, topic="skipped", text="fragment 0 span 1", figures={"share": 0.5, "why": "nobody"})
 
 
-def test_events_come_back_in_order(tmp_path: Path) -> None:
+def test_events_are_read_in_order(tmp_path: Path) -> None:
     append_event(tmp_path, READY)
     append_event(tmp_path, SKIPPED)
     assert read_events(tmp_path) == (READY, SKIPPED)
 
 
-def test_only_the_topics_asked_for_are_read(tmp_path: Path) -> None:
+def test_only_the_requested_topics_are_read(tmp_path: Path) -> None:
     append_event(tmp_path, READY)
     append_event(tmp_path, SKIPPED)
     assert read_events(tmp_path, "skipped", "branch") == (SKIPPED,)
@@ -40,7 +40,7 @@ def test_a_line_break_in_a_text_does_not_break_the_line() -> None:
     assert parse_event(format_event(event)) == event
 
 
-def test_what_a_kill_cut_off_costs_only_that_line(tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
     append_event(tmp_path, READY)
     with (tmp_path / EVENTS_FILE).open("a") as file:
         file.write('{"time": 2.0, "top')
@@ -58,14 +58,14 @@ def test_what_a_kill_cut_off_costs_only_that_line(tmp_path: Path) -> None:
         ("roster", "round 3: no contribution", "roster: round 3: no contribution"),
     ],
 )
-def test_a_line_for_people_has_its_topic_once(topic: str, text: str, line: str) -> None:
+def test_a_line_for_people_names_its_topic_once(topic: str, text: str, line: str) -> None:
     assert event_line(PeerEvent(time=0.0, topic=topic, text=text)) == line
 
 
 @pytest.mark.parametrize(
     "line", ["", "  ", "{", "3", "[]", "{}", '{"time": null, "topic": "a", "text": "b", "figures": {}}', "[" * 60_000]
 )
-def test_what_is_no_event_is_skipped(line: str) -> None:
+def test_lines_that_are_not_events_are_skipped(line: str) -> None:
     assert parse_event(line) is None
 
 
@@ -73,16 +73,16 @@ def test_a_line_that_is_too_long_is_skipped() -> None:
     assert parse_event(format_event(PeerEvent(time=0.0, topic="a", text="b" * MAX_LINE_CHARACTERS))) is None
 
 
-def test_numbers_that_are_not_finite_are_written_as_words() -> None:
+def test_numbers_that_are_not_finite_are_written_as_text() -> None:
     event = parse_event(format_event(PeerEvent(time=0.0, topic="a", text="b", figures={"loss": float("nan")})))
     assert event is not None
     assert event.figures == {"loss": "nan"}
 
 
-def test_no_file_is_no_events(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
     assert read_events(tmp_path) == ()
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot write .*events\.jsonl: No such file or directory; check"):
         append_event(tmp_path / "gone", READY)

@@ -1,4 +1,4 @@
-"""What people are told of a peer's reachability, and why a peer is in no entry."""
+"""Messages about a peer's reachability, and reasons why a peer is in no entry."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ NO = answer("45.10.0.2", "45.10.0.2:31338 timed out")
         ),
     ],
 )
-def test_the_sentence_says_how_it_is_and_what_to_do(standing: Standing, sentence: str) -> None:
+def test_the_sentence_describes_reachability_and_what_to_do(standing: Standing, sentence: str) -> None:
     assert reach_sentence(standing, (31338,), trains=True) == sentence
 
 
-def test_who_only_dials_out_because_it_was_told_so_is_not_sent_to_its_router() -> None:
+def test_a_peer_configured_to_dial_out_only_gets_no_advice_about_its_router() -> None:
     sentence = reach_sentence(Standing(is_reachable=False, failures=(NO,)), (), trains=True)
     assert sentence == "outbound only, as configured; training works through other peers"
 
 
-def test_a_bootstrap_that_nobody_reaches_is_not_told_to_do_nothing() -> None:
+def test_an_unreachable_bootstrap_peer_is_warned() -> None:
     near = Standing(is_reachable=False, proofs=(answer("192.168.1.7"),))
     assert reach_sentence(near, (31337,), trains=False).endswith("or other peers can join through it only from there")
 
@@ -95,7 +95,7 @@ def at(round_index: int) -> float:
     return RULES.clock.begin(round_index) + 0.1
 
 
-def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
+def test_idle_cycles_count_from_readiness_or_the_last_inclusion() -> None:
     late = IDLE_CYCLES * CYCLE + 1
     assert idle_cycles(engine(), 0, at(late)) == IDLE_CYCLES
     assert idle_cycles(engine(), 0, at(late - 1)) < IDLE_CYCLES
@@ -139,7 +139,7 @@ def test_cycles_are_counted_from_when_it_was_ready_or_last_included() -> None:
         ({"linked": (BEN, CLEO)}, False, "no span gets an entry; linked with 2 of 2 other members"),
     ],
 )
-def test_why_it_is_in_no_entry_is_said_with_the_dials_that_failed(
+def test_the_reason_for_being_in_no_entry_includes_failed_dials(
     stands: dict[str, Any], others_learn: bool, text: str
 ) -> None:
     failures = {CLEO: "45.10.0.9:31338 timed out"}

@@ -1,4 +1,4 @@
-"""The report is one file that asks nothing of anybody."""
+"""The report is one self-contained file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VOID_ELEMENTS = {"meta"}
 
 
 class Balance(HTMLParser):
-    """Notes which elements are open."""
+    """Track which elements are open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_from_anywhere() -> None:
+def test_the_page_loads_nothing() -> None:
     page = format_report(REPORT)
     assert re.search(r"https?:|src=|href=|@import|url\(|<script|<link", page) is None
 
 
-def test_every_element_that_opens_closes() -> None:
+def test_every_opened_element_is_closed() -> None:
     balance = Balance()
     balance.feed(format_report(REPORT))
     assert balance.open == []
@@ -67,32 +67,32 @@ def test_loss_is_drawn_over_time_and_over_tokens_for_the_anchor_and_every_peer()
     assert page.count("<title>peer-2 is killed &amp; gone</title>") == 2
 
 
-def test_peers_have_colours_of_their_own_and_the_anchor_lies_on_top() -> None:
+def test_peers_have_their_own_colours_and_the_anchor_is_on_top() -> None:
     page = format_report(REPORT)
     assert page.index('"line c0"') < page.index('"line c1"') < page.index('"line anchor"')
 
 
-def test_what_others_named_is_escaped() -> None:
+def test_names_from_others_are_escaped() -> None:
     page = format_report(REPORT)
     assert "demo &lt;1&gt;" in page
     assert "<b>finished" not in page
 
 
-def test_a_swarm_that_never_measured_has_a_page_too() -> None:
+def test_a_swarm_without_measurements_has_a_page_too() -> None:
     empty = Report(
         title="t", verdict="v", good=False, curves=(), moments=(), baseline_loss=None, sheets=(), footnote="f"
     )
     assert "nothing was measured" in format_report(empty)
 
 
-def test_the_folder_is_made(tmp_path: Path) -> None:
+def test_the_folder_is_created(tmp_path: Path) -> None:
     path = write_report(tmp_path / "a" / "b", REPORT)
     assert path == tmp_path / "a" / "b" / "report.html"
     assert path.read_text(encoding="utf-8") == format_report(REPORT)
     assert len(list(path.parent.iterdir())) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"cannot write .*report\.html: .*; name another folder with --report"):
         write_report(tmp_path / "file", REPORT)

@@ -1,4 +1,4 @@
-"""What happened is counted once, and said as it is."""
+"""Events are counted once and reported accurately."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def status_of(reporter: StatusReporter, engine: PeerEngine, traffic: Traffic | N
     return reporter.status(engine, node, small_manifest(), 1000, NOW)
 
 
-def test_an_event_passes_with_its_time_and_figures() -> None:
+def test_an_event_is_passed_on_with_its_time_and_figures() -> None:
     count, watcher = reporter()
     count.report("roster", "roster 3", k=3)
     (event,) = watcher.events
@@ -62,7 +62,7 @@ def test_an_event_with_a_peers_text_is_one_clean_line_on_the_terminal_and_in_the
     assert read_events(tmp_path) == (event,)
 
 
-def test_events_of_one_span_after_another_are_counted_beyond_a_few_a_minute() -> None:
+def test_similar_events_of_many_spans_are_counted_beyond_a_few_a_minute() -> None:
     watcher, clock = Watcher(), [100.0]
     count = StatusReporter(observer=watcher, unix_seconds=lambda: clock[0])
     for number in range(10):
@@ -90,7 +90,7 @@ def test_a_closed_round_is_an_event_with_all_its_figures() -> None:
     }  # fmt: skip
 
 
-def test_rounds_count_from_when_this_peer_is_ready() -> None:
+def test_rounds_are_counted_once_this_peer_is_ready() -> None:
     count, _ = reporter()
     peer = engine()
     count.round_closed(CLOSED)
@@ -107,7 +107,7 @@ def test_rounds_count_from_when_this_peer_is_ready() -> None:
     assert status.vector_cycles == 1.0
 
 
-def test_a_fresh_peer_says_what_it_knows_and_no_more() -> None:
+def test_a_fresh_peer_reports_only_what_it_knows() -> None:
     count, _ = reporter()
     status = status_of(count, engine())
     assert (status.run, status.run_name) == (PLAN.rules.run.hex(), "small")
@@ -119,12 +119,12 @@ def test_a_fresh_peer_says_what_it_knows_and_no_more() -> None:
     assert status.updated == 123.0
 
 
-def test_a_bootstrap_says_that_it_is_one() -> None:
+def test_a_bootstrap_peer_reports_its_role() -> None:
     count, _ = reporter()
     assert status_of(count, engine(trains=False)).role == "bootstrap"
 
 
-def test_progress_losses_and_addresses_are_said() -> None:
+def test_progress_losses_and_addresses_are_reported() -> None:
     count, watcher = reporter()
     peer = engine()
     peer.progress = Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)
@@ -139,7 +139,7 @@ def test_progress_losses_and_addresses_are_said() -> None:
     assert status.parameters == 1000
 
 
-def test_bytes_are_said_by_purpose() -> None:
+def test_bytes_are_reported_by_purpose() -> None:
     count, _ = reporter()
     traffic = Traffic()
     traffic.sent |= {"vectors": 10, "control": 20, "transfer": 30}
@@ -149,7 +149,7 @@ def test_bytes_are_said_by_purpose() -> None:
     assert status.bytes_received == ByteCounts(vectors=1, control=2, transfer=3)
 
 
-def test_the_head_is_one_digest_over_all_chains() -> None:
+def test_the_log_digest_covers_all_chains() -> None:
     count, _ = reporter()
     peer = engine()
     states = start_states(PLAN)
@@ -157,7 +157,7 @@ def test_the_head_is_one_digest_over_all_chains() -> None:
     assert status_of(count, peer).log_digest == sha256(*(states[span].head.digest for span in sorted(states))).hex()
 
 
-def test_peers_are_said_as_their_heartbeats_say() -> None:
+def test_peers_are_listed_as_in_their_heartbeats() -> None:
     count, _ = reporter()
     peer = engine()
     beat: Any = SimpleNamespace(
@@ -185,10 +185,10 @@ def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (0.0, 0.0)
     assert watcher.last.averaging_share == 0.5
-    assert watcher.events == [], "it steers nothing, and reports nothing of the line"
+    assert watcher.events == [], "it neither steers nor reports the line"
 
 
-def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -> None:
+def test_reachability_is_reported_when_it_changes_and_included_in_every_status() -> None:
     count, watcher = reporter()
     peer = engine()
     no = Answer(host="45.10.0.2", port=5, reason="45.10.0.2:5 timed out", at=0.0)
@@ -211,7 +211,7 @@ def test_reachability_is_reported_when_it_changes_and_told_with_every_status() -
     assert status.reach.startswith("outbound only: reached only at 45.10.0.2:5")
 
 
-def test_what_others_sent_is_shown_without_control_characters() -> None:
+def test_text_from_other_peers_is_shown_without_control_characters() -> None:
     count, _ = reporter()
     count.report_reach(
         Standing(is_reachable=False, failures=(Answer(host="45.10.0.2", port=5, reason="no\x1b[2J\u202e", at=0.0),)),
@@ -224,7 +224,7 @@ def test_what_others_sent_is_shown_without_control_characters() -> None:
     assert status.trouble == "dialled?]0;owned?"
 
 
-def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_that_it_is_over() -> None:
+def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_is_over() -> None:
     count, watcher = reporter()
     peer, clock = engine(), PLAN.rules.clock
     node: Any = SimpleNamespace(traffic=Traffic())
@@ -247,7 +247,7 @@ def test_a_ready_peer_that_is_in_no_entry_for_three_cycles_says_why_once_and_tha
     assert told[1] == "contributions are included in entries again"
 
 
-def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan_says_so_once() -> None:
+def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_once() -> None:
     count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
@@ -283,7 +283,7 @@ def test_the_inner_steps_of_a_cycle_are_said_and_a_peer_with_over_twice_the_plan
     )
 
 
-def test_whoever_made_the_run_in_python_reads_what_to_write_there() -> None:
+def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True

@@ -1,4 +1,4 @@
-"""`status.json`: whole or not at all, readable by other versions."""
+"""`status.json` is whole or missing, and readable by other versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATUS = PeerStatus(
 )
 
 
-def test_a_status_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_status_is_read_back_as_written(tmp_path: Path) -> None:
     write_status(tmp_path, STATUS)
     assert read_status(tmp_path) == STATUS
 
@@ -42,7 +42,7 @@ def test_writing_leaves_no_draft(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [STATUS_FILE]
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_the_old_status_stays(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_and_the_old_status_stays(tmp_path: Path) -> None:
     write_status(tmp_path, STATUS)
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"cannot write .*status\.json: Not a directory; check the folder"):
@@ -58,7 +58,7 @@ def test_numbers_that_are_not_finite_become_null() -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_a_newer_version_may_say_more_and_an_older_one_less() -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults() -> None:
     document = {"round": 3, "weather": "fine", "bytes_sent": {"vectors": 1, "smoke": 2}, "peers": [{"peer": "p"}]}
     status = status_of(document)
     assert (status.round, status.bytes_sent.vectors, status.peers) == (3, 1, (PeerLine(peer="p"),))
@@ -71,7 +71,7 @@ def test_another_shape_is_refused(document: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"peers": 4}', b"[" * 100_000])
-def test_a_file_that_makes_no_sense_is_no_status(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_is_not_a_status(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STATUS_FILE).write_bytes(content)
     assert read_status(tmp_path) is None
 
@@ -81,5 +81,5 @@ def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
 
 
-def test_no_file_is_no_status(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_a_status(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None

@@ -45,23 +45,23 @@ def test_the_table_shows_peers_round_loss_speed_participation_and_bytes() -> Non
         assert part in text
 
 
-def test_on_a_narrow_terminal_nothing_is_cut() -> None:
+def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     text = shown(replace(STATUS, run_name="night", tokens=123_456_789, inner_steps=99_999), width=80)
     assert "…" not in text
     assert "participation" in text
 
 
-def test_a_new_epoch_is_worth_a_word() -> None:
+def test_degraded_rosters_are_shown() -> None:
     assert "(degraded rosters: 2)" in shown(replace(STATUS, degraded_rosters=2))
     assert "degraded" not in shown(STATUS)
 
 
-def test_peers_that_only_help_or_only_dial_are_told_apart() -> None:
+def test_peers_that_do_not_train_or_only_dial_out_are_marked() -> None:
     line = next(line for line in shown(STATUS).splitlines() if "2222" in line)
     assert "bootstrap, dials out" in line
 
 
-def test_a_peer_that_is_no_longer_heard_is_silent_whatever_it_last_said() -> None:
+def test_a_peer_without_recent_heartbeats_is_silent_whatever_its_last_state() -> None:
     def line(peer: PeerLine) -> str:
         return next(line for line in shown(replace(STATUS, peers=(peer,))).splitlines() if "1111" in line)
 
@@ -78,7 +78,7 @@ def test_a_name_from_the_swarm_cannot_style_the_terminal() -> None:
     assert "night [bold]run[/bold]" in shown(STATUS)
 
 
-def test_a_large_swarm_is_cut() -> None:
+def test_a_large_swarm_is_truncated() -> None:
     peers = tuple(PeerLine(peer=f"peer{number:06d}", seconds_since_heard=1.0) for number in range(MAX_PEER_ROWS + 3))
     text = shown(PeerStatus(peers=peers, leaving=True))
     assert "and 3 more" in text
@@ -86,28 +86,28 @@ def test_a_large_swarm_is_cut() -> None:
     assert "leaving" in text
 
 
-def test_a_peer_that_has_left_is_finished_and_a_bootstrap_peer_does_not_train() -> None:
+def test_a_peer_that_left_is_finished_and_a_bootstrap_peer_does_not_train() -> None:
     assert "finished" in shown(replace(STATUS, phase="finished", leaving=True))
     for words in (shown(replace(STATUS, role="bootstrap")), status_line(replace(STATUS, role="bootstrap"))):
         assert "serving" in words
         assert "training" not in words
 
 
-def test_steps_of_a_cycle_are_shown_and_far_more_than_planned_are_a_note() -> None:
+def test_steps_per_cycle_are_shown_and_many_more_than_planned_add_a_note() -> None:
     status = replace(STATUS, cycle_steps=23.4, pace="a cycle has 50 inner steps here, 23 were planned")
     assert "23.4" in shown(status)
     assert "23 were planned\n" in shown(status)
     assert status_line(status).endswith(", a cycle has 50 inner steps here, 23 were planned")
 
 
-def test_a_line_says_what_every_number_is() -> None:
+def test_a_line_labels_every_number() -> None:
     assert status_line(STATUS) == (
         "round 117, training, 3 of 4 trainers ready, loss 2.500, shared model 2.400, 12.3k tokens/s, participation "
         "97.0 %, sent 1.2 MB, received 0 B"
     )
 
 
-def test_whether_others_reach_this_peer_stands_in_the_table() -> None:
+def test_the_table_shows_whether_others_reach_this_peer() -> None:
     assert "outbound only: because" in shown(replace(STATUS, reach="outbound only: because"))
 
 
@@ -134,7 +134,9 @@ def test_training_is_not_green_while_nothing_is_learnt() -> None:
         (0, 2, "0 of 2 trainers ready", "0 of 2 ready"),
     ],
 )
-def test_never_more_are_ready_than_there_are(ready: int, members: int, line: str, heading: str) -> None:
+def test_the_number_of_ready_trainers_never_exceeds_all_trainers(
+    ready: int, members: int, line: str, heading: str
+) -> None:
     status = replace(STATUS, num_ready=ready, num_members=members)
     assert f", {line}, " in status_line(status)
     assert heading in shown(status).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import what stands beside the trainer's tests, and end as those do."""
+"""Share the fixtures and imports of the peer tests."""
 
 from __future__ import annotations
 

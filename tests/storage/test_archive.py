@@ -1,4 +1,4 @@
-"""Checkpoint and entries give the bytes of now; a disk that is broken or full is said, and loses nothing agreed."""
+"""Checkpoints and entries restore the current bytes; a failing or full disk is reported and loses nothing agreed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPAN = SpanId(0, 0)
 
 @dataclass
 class Kept:
-    """An archive whose thread is the test itself, and what it has said."""
+    """An archive whose thread is the test itself, and its reports."""
 
     folder: Path
     keep: int = 3
@@ -54,14 +54,14 @@ def digest(states: dict[SpanId, SpanState]) -> bytes:
 
 
 def trained(num_entries: int) -> tuple[dict[SpanId, list[Entry]], list[dict[SpanId, SpanState]]]:
-    """Return entries by span, and all states after so many of them."""
+    """Return entries by span, and the states after each number of entries."""
     start = start_states(PLAN)
     logs = {span: log_of(PLAN, span, state, num_entries) for span, state in start.items()}
     steps = [start] + [{span: states[at] for span, (_, states) in logs.items()} for at in range(num_entries)]
     return {span: entries for span, (entries, _) in logs.items()}, steps
 
 
-def test_a_checkpoint_and_the_entries_since_give_the_bytes_of_now(tmp_path: Path) -> None:
+def test_a_checkpoint_and_later_entries_restore_the_current_bytes(tmp_path: Path) -> None:
     entries, steps = trained(5)
     kept = Kept(tmp_path)
     assert kept.archive.recall() is None
@@ -78,7 +78,7 @@ def test_a_checkpoint_and_the_entries_since_give_the_bytes_of_now(tmp_path: Path
     assert again.texts("replay") == [f"replayed {3 * len(entries)} entries from disk on top of the checkpoint"]
 
 
-def test_entries_that_wait_are_written_together_but_not_all_at_once(
+def test_waiting_entries_are_written_in_batches_of_limited_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries, _ = trained(5)
@@ -92,7 +92,7 @@ def test_entries_that_wait_are_written_together_but_not_all_at_once(
     assert [entry for batch in batches for entry in batch] == entries[SPAN]
 
 
-def test_a_missing_entry_ends_the_replay_there(tmp_path: Path) -> None:
+def test_a_missing_entry_ends_the_replay(tmp_path: Path) -> None:
     entries, steps = trained(4)
     kept = Kept(tmp_path)
     kept.archive.save(steps[0])
@@ -105,7 +105,7 @@ def test_a_missing_entry_ends_the_replay_there(tmp_path: Path) -> None:
     assert recalled[SPAN].head == steps[2][SPAN].head
 
 
-def test_an_entry_that_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+def test_an_entry_that_cannot_be_replayed_is_reported(tmp_path: Path) -> None:
     _, steps = trained(1)
     kept = Kept(tmp_path)
     kept.archive.save(steps[1])
@@ -118,7 +118,7 @@ def test_an_entry_that_cannot_be_replayed_is_said(tmp_path: Path) -> None:
     assert "cannot be replayed" in kept.texts("entries")[0]
 
 
-def test_a_broken_checkpoint_is_said_and_the_one_before_leads_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_reported_and_the_previous_one_restores_the_same_bytes(tmp_path: Path) -> None:
     entries, steps = trained(5)
     kept = Kept(tmp_path)
     kept.archive.save(steps[1])
@@ -137,7 +137,7 @@ def test_a_broken_checkpoint_is_said_and_the_one_before_leads_to_the_same_bytes(
     assert "is not used" in kept.texts("checkpoint")[0]
 
 
-def test_what_a_span_should_be_is_worked_out_from_the_oldest_checkpoint(tmp_path: Path) -> None:
+def test_a_span_is_rebuilt_from_the_oldest_checkpoint(tmp_path: Path) -> None:
     entries, steps = trained(5)
     kept = Kept(tmp_path)
     kept.archive.save(steps[1])
@@ -151,7 +151,7 @@ def test_what_a_span_should_be_is_worked_out_from_the_oldest_checkpoint(tmp_path
     assert kept.archive.rebuild(SPAN, sha256(b"another branch")) is None
 
 
-def test_what_a_span_was_before_its_last_entry_is_worked_out_from_the_disk(tmp_path: Path) -> None:
+def test_the_parent_of_a_span_is_rebuilt_from_disk(tmp_path: Path) -> None:
     entries, steps = trained(5)
     kept = Kept(tmp_path)
     kept.archive.save(steps[1])
@@ -162,11 +162,11 @@ def test_what_a_span_was_before_its_last_entry_is_worked_out_from_the_disk(tmp_p
     before = kept.archive.rebuild_parent(SPAN, steps[4][SPAN].head.digest)
     assert before is not None
     assert digest({SPAN: before}) == digest({SPAN: steps[3][SPAN]})
-    assert kept.archive.rebuild_parent(SPAN, steps[1][SPAN].head.digest) is None, "no checkpoint is as old"
+    assert kept.archive.rebuild_parent(SPAN, steps[1][SPAN].head.digest) is None, "no checkpoint is that old"
     assert kept.archive.rebuild_parent(SPAN, sha256(b"another branch")) is None
 
 
-def test_after_a_span_was_replaced_a_checkpoint_is_wanted(tmp_path: Path) -> None:
+def test_a_checkpoint_is_wanted_after_a_span_was_replaced(tmp_path: Path) -> None:
     entries, steps = trained(2)
     kept = Kept(tmp_path)
     kept.archive.keep_entry(entries[SPAN][0])
@@ -178,7 +178,7 @@ def test_after_a_span_was_replaced_a_checkpoint_is_wanted(tmp_path: Path) -> Non
     assert not kept.archive.wants_checkpoint
 
 
-def test_a_disk_that_refuses_is_said_once_and_once_when_it_takes_entries_again(
+def test_a_failing_disk_is_reported_once_and_again_when_it_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries, _ = trained(4)
@@ -199,7 +199,7 @@ def test_a_disk_that_refuses_is_said_once_and_once_when_it_takes_entries_again(
     assert kept.archive.entry_after(SPAN, entries[SPAN][3].parent) == entries[SPAN][3]
 
 
-def test_entries_given_up_to_make_room_are_said(tmp_path: Path) -> None:
+def test_entries_deleted_to_make_room_are_reported(tmp_path: Path) -> None:
     entries, _ = trained(3)
     kept = Kept(tmp_path)
     for entry in entries[SPAN]:
@@ -210,10 +210,10 @@ def test_entries_given_up_to_make_room_are_said(tmp_path: Path) -> None:
     kept.settle()
     assert kept.texts("entries") == ["the disk is full; deleted the entries of the oldest cycles to make room"]
     assert kept.archive.make_room()
-    assert not kept.archive.make_room(), "the newest cycle stays"
+    assert not kept.archive.make_room(), "the newest cycle is kept"
 
 
-def test_on_a_full_disk_the_newest_checkpoint_and_the_entries_after_it_still_give_the_last_state_kept(
+def test_on_a_full_disk_the_newest_checkpoint_and_later_entries_restore_the_last_stored_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries, steps = trained(5)

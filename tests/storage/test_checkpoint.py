@@ -1,4 +1,4 @@
-"""A checkpoint comes back bit by bit, or not at all."""
+"""A checkpoint is restored bit for bit, or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPAN = SpanId(0, 0)
 
 
 def trained_states() -> dict[SpanId, SpanState]:
-    """Return states as they are somewhere in a run, with numbers that JSON and float32 treat badly."""
+    """Return states from the middle of a run, with numbers that are hard for JSON and float32."""
     states = {}
     for place, (span, state) in enumerate(start_states(PLAN).items()):
         generator = np.random.Generator(np.random.Philox(key=place))
@@ -50,7 +50,7 @@ def saved(path: Path) -> Path:
 
 
 def rewrite(path: Path, *, heads: Any = None, run: str | None = RUN.hex(), **tensors: Any) -> None:
-    """Write a checkpoint anew with other heads, another run or other tensors, and the content digests as they were."""
+    """Rewrite a checkpoint with other heads, another run or other tensors, but keep its content digests."""
     names = [f"{span.fragment}.{span.index}" for span in sorted(ELEMENTS)]
     states = trained_states()
     heads_kept = [checkpoint._head_to_json(state.head) for _, state in sorted(states.items())]
@@ -63,7 +63,7 @@ def rewrite(path: Path, *, heads: Any = None, run: str | None = RUN.hex(), **ten
     save_file(load_file(path) | tensors, path, metadata=metadata)
 
 
-def test_states_come_back_bit_by_bit(tmp_path: Path) -> None:
+def test_states_are_restored_bit_for_bit(tmp_path: Path) -> None:
     states = trained_states()
     loaded = load_checkpoint(saved(tmp_path / "c"), RUN, ELEMENTS)
     assert loaded is not None
@@ -72,7 +72,7 @@ def test_states_come_back_bit_by_bit(tmp_path: Path) -> None:
 
 
 class Moving(dict[SpanId, SpanState]):
-    """States of which each moves on once it was read for the file."""
+    """States that move on as soon as one of them is read for the file."""
 
     def __init__(self, states: dict[SpanId, SpanState], later: dict[SpanId, SpanState]) -> None:
         super().__init__(states)
@@ -86,7 +86,7 @@ class Moving(dict[SpanId, SpanState]):
         return state
 
 
-def test_spans_that_move_on_meanwhile_are_written_whole(tmp_path: Path) -> None:
+def test_spans_that_move_on_during_the_write_are_written_whole(tmp_path: Path) -> None:
     later = trained_states()
     long = 1.2345678901234567e-300
     for span, state in later.items():
@@ -98,14 +98,14 @@ def test_spans_that_move_on_meanwhile_are_written_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [5e-324, -sys.float_info.max, -1.2345678901234567e-300, 0.1 + 0.2, -0.0])
-def test_no_head_is_longer_than_the_room_that_is_left_for_it(number: float) -> None:
+def test_every_head_fits_in_the_room_reserved_for_it(number: float) -> None:
     head = SpanHead(
         digest=sha256(b"x"), height=2**62, round=-(2**50), roster=sha256(b"y"), radius=number, median_weight=number
     )
     assert len(json.dumps(checkpoint._head_to_json(head))) <= len(json.dumps(checkpoint._LONGEST_HEAD))
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_loads_as_none(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "missing", RUN, ELEMENTS) is None
 
 
@@ -119,7 +119,7 @@ def test_a_later_checkpoint_replaces_the_earlier_one(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
 
-def test_another_run_s_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = saved(tmp_path / "c")
     before = path.read_bytes()
     with pytest.raises(StateError, match="belongs to another run and is not used"):
@@ -142,7 +142,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
         load_checkpoint(tmp_path / "c", RUN, ELEMENTS)
 
 
-def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     with pytest.raises(StateError, match="is broken"):
         load_checkpoint(tmp_path / "c", RUN, ELEMENTS)
@@ -173,7 +173,7 @@ def changed(**values: Any) -> Any:
         changed(median_weight=float("inf")),
     ],
 )
-def test_heads_that_make_no_sense_are_refused(tmp_path: Path, heads: Any) -> None:
+def test_invalid_heads_are_refused(tmp_path: Path, heads: Any) -> None:
     path = saved(tmp_path / "c")
     rewrite(path, heads=heads)
     with pytest.raises(StateError, match="is broken"):
@@ -208,13 +208,13 @@ def test_a_checkpoint_of_another_grid_of_spans_is_refused(tmp_path: Path) -> Non
         load_checkpoint(saved(tmp_path / "c"), RUN, ELEMENTS | {SpanId(9, 9): 64})
 
 
-def test_a_safetensors_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_safetensors_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     save_file({"weight": np.zeros(4, np.float32)}, tmp_path / "c")
     with pytest.raises(StateError, match="is broken"):
         load_checkpoint(tmp_path / "c", RUN, ELEMENTS)
 
 
-def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     path = saved(tmp_path / "c")
     before = path.read_bytes()
 
@@ -229,7 +229,7 @@ def test_a_full_disk_keeps_the_one_before(tmp_path: Path, monkeypatch: Patch) ->
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_disk_that_really_refuses_keeps_the_one_before(tmp_path: Path) -> None:
+def test_a_real_write_error_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     path = saved(tmp_path / "c")
     before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -243,7 +243,7 @@ def test_a_disk_that_really_refuses_keeps_the_one_before(tmp_path: Path) -> None
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot write the checkpoint"):
         saved(tmp_path / "gone" / "c")
 
@@ -272,7 +272,7 @@ def at_height(height: int) -> dict[SpanId, SpanState]:
 
 
 def refuse_to_open(monkeypatch: Patch, refused: Path, number: int) -> None:
-    """Have the system open any file but `refused`: the tests may run as root, which may read everything."""
+    """Have the system open any file but `refused`; permissions would not do, because tests may run as root."""
     really_open = Path.open
 
     def open_unless_refused(path: Path, *choices: Any, **named: Any) -> Any:
@@ -289,7 +289,7 @@ def newest_height(folder: CheckpointFolder) -> int:
     return states[SPAN].head.height
 
 
-def test_the_latest_few_are_kept_and_the_newest_is_taken(tmp_path: Path) -> None:
+def test_the_latest_few_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     assert folder_in(tmp_path / "missing").load_newest() == (None, ())
     for height in range(5):
@@ -301,7 +301,7 @@ def test_the_latest_few_are_kept_and_the_newest_is_taken(tmp_path: Path) -> None
     assert len(folder.paths()) == 1
 
 
-def test_what_cannot_be_believed_is_set_aside_and_the_next_older_one_taken(tmp_path: Path) -> None:
+def test_broken_checkpoints_are_set_aside_and_the_next_older_one_is_loaded(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     for height in range(3):
         folder.save(at_height(height))
@@ -315,10 +315,10 @@ def test_what_cannot_be_believed_is_set_aside_and_the_next_older_one_taken(tmp_p
     assert states[SPAN].head.height == 0
     assert [text.split(" is ")[0] for text in refused] == [f"the checkpoint {torn}", f"the checkpoint {flipped}"]
     assert folder.paths() == (tmp_path / "checkpoint-000000000.safetensors",)
-    assert [path.name for path in tmp_path.glob("refused-*")] == [f"refused-{torn.name}"], "the newest one only"
+    assert [path.name for path in tmp_path.glob("refused-*")] == [f"refused-{torn.name}"], "only the newest one"
 
 
-def test_when_all_are_broken_the_newest_is_the_one_to_look_at(tmp_path: Path) -> None:
+def test_if_all_are_broken_the_newest_is_kept_for_inspection(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     for _ in range(2):
         for height in range(3):
@@ -330,7 +330,7 @@ def test_when_all_are_broken_the_newest_is_the_one_to_look_at(tmp_path: Path) ->
         assert (kept.name, kept.read_bytes()) == ("refused-checkpoint-000000002.safetensors", b"torn 2")
 
 
-def test_a_file_that_may_not_be_read_now_costs_no_file_and_says_what_to_do(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_unreadable_file_costs_no_file_and_the_error_explains_what_to_do(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = folder_in(tmp_path)
     for height in range(3):
         folder.save(at_height(height))
@@ -342,15 +342,13 @@ def test_a_file_that_may_not_be_read_now_costs_no_file_and_says_what_to_do(tmp_p
         with pytest.raises(UnreadableCheckpoint, match="Permission denied; it was not changed; give this user") as told:
             folder.load_newest()
         assert str(locked) in str(told.value)
-        assert [state.head.height for state in folder.load_span(SPAN)] == [0], "whoever only looks passes it over"
+        assert [state.head.height for state in folder.load_span(SPAN)] == [0], "load_span skips it"
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert newest_height(folder) == 1
     assert folder.paths() == (oldest, locked)
 
 
-def test_a_disk_that_cannot_read_what_it_holds_is_no_reason_to_call_it_broken(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_read_error_does_not_count_as_a_broken_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     path = saved(tmp_path / "c")
 
     def fail(*_: Any, **__: Any) -> NoReturn:
@@ -361,7 +359,7 @@ def test_a_disk_that_cannot_read_what_it_holds_is_no_reason_to_call_it_broken(
         load_checkpoint(path, RUN, ELEMENTS)
 
 
-def test_a_folder_that_cannot_be_read_is_no_folder_without_checkpoints(tmp_path: Path) -> None:
+def test_an_unreadable_folder_does_not_count_as_empty(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UnreadableCheckpoint, match=r"cannot read the folder of checkpoints .*; give this user read access"
@@ -369,7 +367,7 @@ def test_a_folder_that_cannot_be_read_is_no_folder_without_checkpoints(tmp_path:
         folder_in(tmp_path / "file").load_newest()
 
 
-def test_a_broken_one_that_cannot_be_set_aside_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_broken_checkpoint_that_cannot_be_set_aside_is_reported(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = folder_in(tmp_path)
     folder.save(at_height(1))
     folder.paths()[0].write_bytes(b"torn")
@@ -391,7 +389,7 @@ def test_checkpoints_of_another_run_are_refused_with_a_sentence(tmp_path: Path) 
     assert "belongs to another run and is not used" in sentence
 
 
-def test_a_write_that_fails_costs_no_older_one(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_failed_write_keeps_the_older_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = folder_in(tmp_path, keep=1)
     folder.save(at_height(1))
 

@@ -1,4 +1,4 @@
-"""Entries come back from disk as they were, or not at all; what a crash has torn costs nothing that was whole."""
+"""Entries are read from disk unchanged or not at all; a torn write loses no whole entry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found(log: EntryLog, entries: list[Entry] = ENTRIES) -> list[Entry | None]:
     return [log.entry_after(entry.span, entry.parent) for entry in entries]
 
 
-def test_entries_come_back_at_once_and_after_a_restart(tmp_path: Path) -> None:
+def test_entries_are_readable_at_once_and_after_a_restart(tmp_path: Path) -> None:
     others, _ = log_of(PLAN, OTHER, START[OTHER], 3)
     both = [*ENTRIES, *others]
     assert found(filled(tmp_path, both), both) == both
@@ -47,7 +47,7 @@ def test_entries_come_back_at_once_and_after_a_restart(tmp_path: Path) -> None:
     assert log_in(tmp_path).entry_after(OTHER, sha256(b"unknown")) is None
 
 
-def test_an_entry_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
+def test_a_repeated_entry_is_kept_once(tmp_path: Path) -> None:
     log = filled(tmp_path)
     before = sum(path.stat().st_size for path in tmp_path.iterdir())
     log.keep(ENTRIES)
@@ -55,7 +55,7 @@ def test_an_entry_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     assert log.num_entries() == len(ENTRIES)
 
 
-def test_an_entry_that_comes_twice_at_once_is_written_once(tmp_path: Path) -> None:
+def test_an_entry_repeated_in_one_call_is_written_once(tmp_path: Path) -> None:
     filled(tmp_path / "once", ENTRIES)
     log = filled(tmp_path / "twice", [*ENTRIES, *ENTRIES])
     sizes = [sum(path.stat().st_size for path in (tmp_path / name).iterdir()) for name in ("once", "twice")]
@@ -63,7 +63,7 @@ def test_an_entry_that_comes_twice_at_once_is_written_once(tmp_path: Path) -> No
     assert found(log) == ENTRIES
 
 
-def test_heights_that_are_too_low_go(tmp_path: Path) -> None:
+def test_entries_below_the_kept_heights_are_deleted(tmp_path: Path) -> None:
     log = filled(tmp_path, keep_cycles=2)
     assert found(log) == [None] * 4 + ENTRIES[4:]
     assert len(list(tmp_path.iterdir())) == 2
@@ -73,7 +73,7 @@ def test_heights_that_are_too_low_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("far", [2**60, 2**62 - 1, -(2**62)])
-def test_an_entry_that_claims_a_far_round_empties_no_log(tmp_path: Path, far: int) -> None:
+def test_an_entry_with_a_distant_round_does_not_empty_the_log(tmp_path: Path, far: int) -> None:
     others, _ = log_of(PLAN, OTHER, START[OTHER], 3)
     claims = replace(ENTRIES[-1], round=far)
     log = filled(tmp_path, [*ENTRIES[:-1], *others, claims], keep_cycles=4)
@@ -83,8 +83,8 @@ def test_an_entry_that_claims_a_far_round_empties_no_log(tmp_path: Path, far: in
         assert found(each, ENTRIES[2:-1]) == ENTRIES[2:-1]
 
 
-def test_entries_of_a_span_that_lags_stay_and_so_does_one_that_is_far_ahead(tmp_path: Path) -> None:
-    """A transfer may have left a span at any height; the others keep what they have."""
+def test_entries_of_spans_that_lag_or_are_far_ahead_are_kept(tmp_path: Path) -> None:
+    """A transfer may leave a span at any height; the other spans keep their entries."""
     lagging, _ = log_of(PLAN, OTHER, START[OTHER], 2)
     ahead = replace(log_of(PLAN, SpanId(0, 1), START[SpanId(0, 1)], 1)[0][0], height=2**62 - 1)
     log = filled(tmp_path, [*lagging, *ENTRIES, ahead], keep_cycles=2)
@@ -94,7 +94,7 @@ def test_entries_of_a_span_that_lags_stay_and_so_does_one_that_is_far_ahead(tmp_
     assert sorted(int(path.stem[7:]) for path in tmp_path.iterdir()) == [1, 2, 5, 6, 2**62 - 1]
 
 
-def test_a_span_that_was_given_up_is_not_served_any_more_not_even_after_a_restart(tmp_path: Path) -> None:
+def test_a_discarded_span_is_not_served_any_more_even_after_a_restart(tmp_path: Path) -> None:
     others, _ = log_of(PLAN, OTHER, START[OTHER], 3)
     branch, _ = log_of(PLAN, SPAN, START[SPAN], 2, seed=9)
     log = filled(tmp_path, [*ENTRIES, *others])
@@ -107,7 +107,7 @@ def test_a_span_that_was_given_up_is_not_served_any_more_not_even_after_a_restar
         assert found(each, others) == others
 
 
-def test_the_log_of_a_peer_that_may_be_running_is_left_as_it_is(tmp_path: Path) -> None:
+def test_the_log_of_a_peer_that_may_be_running_is_not_changed(tmp_path: Path) -> None:
     filled(tmp_path)
     path = sorted(tmp_path.iterdir())[-1]
     under_way = path.read_bytes()[:-8]
@@ -147,7 +147,7 @@ def test_a_flipped_bit_costs_one_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", b"\xff" * 1000, b"\0" * 1000, b"\x80\x04pickle" * 9])
-def test_foreign_bytes_are_no_entries(tmp_path: Path, content: bytes) -> None:
+def test_foreign_bytes_are_not_entries(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "height-00000000000000000000.log").write_bytes(content)
     (tmp_path / "notes.txt").write_bytes(content)
     log = log_in(tmp_path)
@@ -156,14 +156,14 @@ def test_foreign_bytes_are_no_entries(tmp_path: Path, content: bytes) -> None:
     assert found(log_in(tmp_path))[0] == ENTRIES[0]
 
 
-def test_a_sound_frame_that_holds_no_entry_is_passed_over(tmp_path: Path) -> None:
+def test_a_valid_frame_without_an_entry_is_skipped(tmp_path: Path) -> None:
     log = filled(tmp_path, ENTRIES[:1])
     with log._lock:
         log._append(0, [log._frame((b"hello",), sha256(b"hello"))])
     assert log_in(tmp_path).num_entries() == 1
 
 
-def test_a_file_that_vanished_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.keep([ENTRIES[0]])
     for path in tmp_path.iterdir():
@@ -178,7 +178,7 @@ def test_a_file_that_vanished_is_no_error(tmp_path: Path) -> None:
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int, *, after_bytes: int = 0, times: int = 10**9) -> None:
-    """Let writes fail, after some bytes, so many times."""
+    """Let writes fail, after some bytes, the given number of times."""
     real, left, is_begun = os.pwritev, [times], [False]
 
     def pwritev(descriptor: int, buffers: Any, offset: int) -> int:
@@ -194,9 +194,7 @@ def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int, *, after_bytes: 
 
 
 @pytest.mark.parametrize("most", [1, 7, 100, 1000])
-def test_a_disk_that_takes_little_at_a_time_gets_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     def pwritev(descriptor: int, buffers: Any, offset: int) -> int:
         return os.pwrite(descriptor, b"".join(buffers)[:most], offset)
 
@@ -205,7 +203,7 @@ def test_a_disk_that_takes_little_at_a_time_gets_all(
         assert found(each) == ENTRIES
 
 
-def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_stored_entries_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path, ENTRIES[:1])
     with monkeypatch.context() as patch:
         refuse_writes(patch, errno.ENOSPC, after_bytes=30)
@@ -217,7 +215,7 @@ def test_a_full_disk_is_said_and_what_was_kept_stays(tmp_path: Path, monkeypatch
         assert found(each, ENTRIES[:2]) == ENTRIES[:2]
 
 
-def test_on_a_full_disk_the_oldest_cycle_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_oldest_cycle_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path, ENTRIES[:3])
     refuse_writes(monkeypatch, errno.ENOSPC, times=1)
     log.keep([ENTRIES[3]])
@@ -225,7 +223,7 @@ def test_on_a_full_disk_the_oldest_cycle_makes_room(tmp_path: Path, monkeypatch:
     assert log.num_given_up == 1
 
 
-def test_on_a_full_disk_no_later_cycle_makes_room_for_an_earlier_one(
+def test_on_a_full_disk_no_later_cycle_is_deleted_for_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = filled(tmp_path, ENTRIES[2:4])
@@ -237,7 +235,7 @@ def test_on_a_full_disk_no_later_cycle_makes_room_for_an_earlier_one(
 
 
 @pytest.mark.parametrize(("checkpointed", "given_up"), [(0, 0), (1, 1), (2, 2), (5, 3)])
-def test_on_a_full_disk_what_leads_on_from_the_checkpoint_makes_no_room_for_what_comes_later(
+def test_on_a_full_disk_entries_since_the_checkpoint_are_not_deleted_for_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointed: int, given_up: int
 ) -> None:
     first = ENTRIES[0].height
@@ -248,10 +246,10 @@ def test_on_a_full_disk_what_leads_on_from_the_checkpoint_makes_no_room_for_what
         log.keep([ENTRIES[4]])
     assert found(log, ENTRIES[:4]) == [None] * given_up + ENTRIES[given_up:4]
     assert log.num_given_up == given_up
-    assert log.make_room() == (given_up < 3), "votes and rosters still find room"
+    assert log.make_room() == (given_up < 3), "there is still room for votes and rosters"
 
 
-def test_a_disk_with_another_trouble_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_disk_errors_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path, ENTRIES[:3])
     refuse_writes(monkeypatch, errno.EIO)
     with pytest.raises(StateError, match="Input/output error"):
@@ -261,7 +259,7 @@ def test_a_disk_with_another_trouble_loses_nothing(tmp_path: Path, monkeypatch: 
     assert log.num_given_up == 0
 
 
-def test_a_disk_that_does_not_take_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> NoReturn:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -273,7 +271,7 @@ def test_a_disk_that_does_not_take_it_is_said(tmp_path: Path, monkeypatch: pytes
     log.sync()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateError, match="check the disk"):
         log_in(tmp_path / "file")

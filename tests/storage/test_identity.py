@@ -1,4 +1,4 @@
-"""Identity files: made once, kept, held by one process."""
+"""Identity files are created once, kept, and used by one process at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_new_identity_is_kept_and_private(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["peer.key"]
 
 
-def test_the_file_is_what_libp2p_reads(tmp_path: Path) -> None:
+def test_the_file_has_the_format_that_libp2p_reads(tmp_path: Path) -> None:
     key = load_or_create_identity(tmp_path / "peer.key")
     assert (tmp_path / "peer.key").read_bytes() == bytes.fromhex("08011240") + key.private_bytes() + key.peer
 
@@ -39,7 +39,7 @@ def test_a_broken_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"broken"
 
 
-def test_a_file_that_another_process_makes_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_created_meanwhile_by_another_process_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "peer.key"
     create = create_key_file
     made: list[PeerId] = []
@@ -52,7 +52,7 @@ def test_a_file_that_another_process_makes_meanwhile_wins(tmp_path: Path, monkey
     assert [load_or_create_identity(path).peer] == made
 
 
-def test_an_error_of_creation_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_creation_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> object:
         raise ConfigError("no room")
 
@@ -61,12 +61,12 @@ def test_an_error_of_creation_is_not_hidden(tmp_path: Path, monkeypatch: pytest.
         load_or_create_identity(tmp_path / "peer.key")
 
 
-def test_a_path_that_cannot_be_looked_at_is_an_error_of_configuration(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_checked_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot look for the identity file .*: File name too long"):
         load_or_create_identity(tmp_path / ("x" * 300))
 
 
-def test_an_identity_is_held_by_one_process(tmp_path: Path) -> None:
+def test_an_identity_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "peer.key"
     load_or_create_identity(path)
     with (
@@ -79,7 +79,7 @@ def test_an_identity_is_held_by_one_process(tmp_path: Path) -> None:
         pass
 
 
-def test_the_lock_is_seen_by_other_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
+def test_the_lock_is_visible_to_other_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "peer.key"
     load_or_create_identity(path)
     attempt = (

@@ -1,4 +1,4 @@
-"""Optimisers and loop state that go on after a restart."""
+"""Optimisers and loop state continue after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbers(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_loop_goes_on_to_the_bit(tmp_path: Path, corpus: Corpus, optimizer: OptimizerName) -> None:
+def test_a_loop_continues_bit_for_bit(tmp_path: Path, corpus: Corpus, optimizer: OptimizerName) -> None:
     one = loop_on(corpus, optimizer)
     for _ in range(6):
         one.step()
@@ -50,10 +50,10 @@ def test_a_loop_goes_on_to_the_bit(tmp_path: Path, corpus: Corpus, optimizer: Op
     for each in (one, two, fresh):
         each.step()
     assert torch.equal(numbers(two.model), numbers(one.model))
-    assert not torch.equal(numbers(fresh.model), numbers(one.model)), "an optimiser that begins anew steps elsewhere"
+    assert not torch.equal(numbers(fresh.model), numbers(one.model)), "a reset optimiser takes another step"
 
 
-def test_nothing_kept_is_nothing_loaded(tmp_path: Path) -> None:
+def test_nothing_is_loaded_if_nothing_was_saved(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     assert InnerState(tmp_path, {"optimizer": torch.optim.SGD(model.parameters(), 0.1)}).load() is None
     InnerState(tmp_path, {}).save("noon")
@@ -61,7 +61,7 @@ def test_nothing_kept_is_nothing_loaded(tmp_path: Path) -> None:
 
 
 class Counter:
-    """The position of a data loader, say."""
+    """A stateful object, such as the position of a data loader."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -73,7 +73,7 @@ class Counter:
         self.value = state["value"]
 
 
-def test_only_what_fits_goes_on_and_the_rest_is_named(tmp_path: Path) -> None:
+def test_matching_state_is_loaded_and_the_rest_is_named(tmp_path: Path) -> None:
     wide, narrow = nn.Linear(4, 1), nn.Linear(3, 1)
     kept = {"counter": Counter(7), "optimizer": torch.optim.AdamW(wide.parameters()), "old": Counter(1)}
     InnerState(tmp_path, kept).save("noon")
@@ -94,13 +94,13 @@ def test_only_what_fits_goes_on_and_the_rest_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [b"", b"nothing that torch wrote"])
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, noise: bytes) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, noise: bytes) -> None:
     (tmp_path / INNER_FILE).write_bytes(noise)
     with pytest.raises(StateError, match=r"inner.pt cannot be read \(.+\); these are reset: counter"):
         InnerState(tmp_path, {"counter": Counter(1)}).load()
 
 
-def test_a_state_that_could_not_be_read_again_is_refused_at_once_and_the_last_one_stays(tmp_path: Path) -> None:
+def test_state_that_could_not_be_read_back_is_refused_and_the_last_file_stays(tmp_path: Path) -> None:
     InnerState(tmp_path, {"counter": Counter(1)}).save("noon")
     with pytest.raises(StateError, match="cannot save the optimiser and loop state"):
         InnerState(tmp_path, {"counter": Counter(Counter(2))}).save("one")
@@ -110,6 +110,6 @@ def test_a_state_that_could_not_be_read_again_is_refused_at_once_and_the_last_on
     assert [path.name for path in tmp_path.iterdir()] == [INNER_FILE]
 
 
-def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot save the optimiser"):
         InnerState(tmp_path / "gone", {"counter": Counter(1)}).save("noon")

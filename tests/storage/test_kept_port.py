@@ -1,4 +1,4 @@
-"""A peer listens on one port at every start, and never on that of another state directory."""
+"""A peer listens on one port at every start, and never on the port of another state directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Start:
-    """One start of a peer: the port that it takes, and what it says."""
+    """One start of a peer: the port that it takes, and its notices."""
 
     def __init__(self, folder: Path, name: str = "ada", *, addresses: tuple[str, ...] = (ANY,), preferred: int = 0):
         self.said: list[str] = []
@@ -63,13 +63,13 @@ def test_a_peer_listens_on_the_same_port_at_every_start(tmp_path: Path) -> None:
     assert first.said == []
 
 
-def test_a_port_that_is_named_wins_and_is_kept(tmp_path: Path) -> None:
+def test_a_configured_port_takes_precedence_and_is_kept(tmp_path: Path) -> None:
     before, named = Start(tmp_path / "ada").port, free_port()
     assert Start(tmp_path / "ada", addresses=(f"/ip4/127.0.0.1/tcp/{named}",)).port == named != before
     assert Start(tmp_path / "ada").port == named
 
 
-def test_a_kept_port_that_is_taken_gives_way_to_a_free_one_for_good_and_one_sentence_says_so(tmp_path: Path) -> None:
+def test_a_kept_port_that_is_taken_is_replaced_for_good_with_one_notice(tmp_path: Path) -> None:
     before = Start(tmp_path / "ada").port
     with taken(before):
         moved = Start(tmp_path / "ada")
@@ -82,7 +82,7 @@ def test_a_kept_port_that_is_taken_gives_way_to_a_free_one_for_good_and_one_sent
     assert (again.port, again.said) == (moved.port, [])
 
 
-def test_a_port_that_the_killed_daemon_of_this_peer_still_holds_is_waited_for(
+def test_a_port_still_held_by_this_peers_killed_daemon_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Start(tmp_path / "ada").port
@@ -97,37 +97,37 @@ def test_a_port_that_the_killed_daemon_of_this_peer_still_holds_is_waited_for(
     assert port_of(asyncio.run(start())[0]) == before
 
 
-def test_two_state_directories_of_one_machine_never_take_each_others_port_while_one_is_stopped(tmp_path: Path) -> None:
+def test_state_directories_on_one_machine_never_take_each_others_port_while_one_is_stopped(tmp_path: Path) -> None:
     names = [f"peer-{number}" for number in range(30)]
     ports = [Start(tmp_path / name, name).port for name in names]
     assert len(set(ports)) == len(names)
     assert [Start(tmp_path / name, name).port for name in reversed(names)] == ports[::-1]
 
 
-def test_a_bootstrap_begins_at_the_port_that_people_know_and_elsewhere_if_that_is_taken(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_prefers_the_well_known_port_and_takes_another_if_it_is_taken(tmp_path: Path) -> None:
     known = free_port()
     assert Start(tmp_path / "boot", preferred=known).port == known
     with taken(known):
         second = Start(tmp_path / "second", "ben", preferred=known)
     assert second.port != known
     assert second.said[0].startswith(f"port {known} is used by another program; this peer now listens on {second.port}")
-    assert Start(tmp_path / "second", "ben", preferred=known).port == second.port, "kept from then on"
+    assert Start(tmp_path / "second", "ben", preferred=known).port == second.port, "it is kept"
 
 
 @pytest.mark.parametrize("content", [b"", b"torn\xff", b"0", b"70000", b"-5", b"9" * 5000])
-def test_a_broken_port_file_counts_as_none(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_port_file_counts_as_missing(tmp_path: Path, content: bytes) -> None:
     before = Start(tmp_path / "ada").port
     (tmp_path / "ada" / PORT_FILE).write_bytes(content)
-    assert Start(tmp_path / "ada").port == before, "it follows from the identity"
+    assert Start(tmp_path / "ada").port == before, "the port follows from the identity"
 
 
-def test_all_addresses_share_the_port_but_those_that_name_one(tmp_path: Path) -> None:
+def test_all_addresses_without_a_port_share_one(tmp_path: Path) -> None:
     named = free_port()
     start = Start(tmp_path / "ada", addresses=(ANY, "/ip4/127.0.0.2/tcp/0", f"/ip4/127.0.0.3/tcp/{named}"))
     assert [port_of(address) for address in start.addresses] == [start.port, start.port, named]
 
 
-def test_a_disk_that_refuses_the_port_is_said_and_the_peer_goes_on(tmp_path: Path) -> None:
+def test_a_port_that_cannot_be_saved_is_reported_and_the_peer_continues(tmp_path: Path) -> None:
     (tmp_path / "ada" / PORT_FILE).mkdir(parents=True)
     start = Start(tmp_path / "ada")
     assert FIRST_PORT <= start.port <= LAST_PORT

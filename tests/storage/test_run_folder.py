@@ -1,4 +1,4 @@
-"""What a peer remembers survives restarts, crashes and broken disks, or it says so."""
+"""A peer's saved state survives restarts, crashes and broken disks, or the loss is reported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ballots(promised: int) -> Ballots:
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every write of a whole file fail as on a full disk, after half of it."""
+    """Let every write of a whole file fail halfway, as on a full disk."""
 
     def write_half(self: Path, content: bytes) -> NoReturn:
         with self.open("wb") as file:
@@ -62,7 +62,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", write_half)
 
 
-def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:
+def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
     folder = folder_in(tmp_path / "new" / "deep")
     assert folder.recall_ballots() == NO_BALLOTS
     assert folder.recall_rosters() == ()
@@ -79,14 +79,14 @@ def test_starts_are_counted(tmp_path: Path) -> None:
     assert [folder_in(tmp_path).next_incarnation() for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_folder_that_was_lost_is_counted_on_from_beyond_any_earlier_start(tmp_path: Path) -> None:
+def test_counting_in_a_lost_folder_continues_beyond_any_earlier_start(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     folder.least_incarnation = 1_700_000_000
     assert folder.next_incarnation() == 1_700_000_000
     assert folder_in(tmp_path).next_incarnation() == 1_700_000_001
 
 
-def test_a_folder_that_was_restored_from_a_backup_is_counted_on_from_beyond_any_earlier_start(tmp_path: Path) -> None:
+def test_counting_in_a_folder_restored_from_a_backup_continues_beyond_any_earlier_start(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     folder.next_incarnation()
     folder.least_incarnation = 1_700_000_000
@@ -94,21 +94,21 @@ def test_a_folder_that_was_restored_from_a_backup_is_counted_on_from_beyond_any_
     assert folder.next_incarnation() == 1_700_000_001, "two starts in one second"
 
 
-def test_a_clock_that_shows_the_year_2200_leaves_room_to_count(tmp_path: Path) -> None:
+def test_a_clock_in_the_year_2200_leaves_room_to_count(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     folder.least_incarnation = 7_258_118_400
     assert folder.next_incarnation() == LATEST_INCARNATION
     assert folder.next_incarnation() == LATEST_INCARNATION + 1
 
 
-def test_a_count_that_somebody_wrote_with_an_editor_is_read(tmp_path: Path) -> None:
+def test_a_count_written_with_an_editor_is_read(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     (folder.path / INCARNATION_FILE).write_bytes(b"1700000000\n")
     assert folder.next_incarnation() == 1_700_000_001
 
 
 @pytest.mark.parametrize("content", [b"", b"three", b"-1", b"3\n4\n", b"\xff\x00"])
-def test_a_broken_count_is_not_counted_anew(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_count_is_not_restarted(tmp_path: Path, content: bytes) -> None:
     folder = folder_in(tmp_path)
     (folder.path / INCARNATION_FILE).write_bytes(content)
     with pytest.raises(StateError, match=r"incarnation is broken; .*: date \+%s > "):
@@ -116,7 +116,7 @@ def test_a_broken_count_is_not_counted_anew(tmp_path: Path, content: bytes) -> N
     assert (folder.path / INCARNATION_FILE).read_bytes() == content
 
 
-def test_a_start_that_cannot_be_counted_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_cannot_be_counted_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_in(tmp_path)
     folder.next_incarnation()
     with monkeypatch.context() as patch:
@@ -126,15 +126,13 @@ def test_a_start_that_cannot_be_counted_is_none(tmp_path: Path, monkeypatch: pyt
     assert folder_in(tmp_path).next_incarnation() == 2
 
 
-def test_what_was_seen_of_the_own_line_survives_a_restart(tmp_path: Path) -> None:
+def test_liveliness_survives_a_restart(tmp_path: Path) -> None:
     seen = Liveliness(roster=sha256(b"roster"), first=3, last=70)
     folder_in(tmp_path).keep_liveliness(seen)
     assert folder_in(tmp_path).recall().liveliness == seen
 
 
-def test_a_full_disk_ends_nobody_for_what_was_seen_of_the_own_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_liveliness_that_cannot_be_written_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, seen = folder_in(tmp_path), Liveliness(roster=sha256(b"roster"), first=3, last=70)
     folder.keep_liveliness(seen)
     with monkeypatch.context() as patch:
@@ -146,7 +144,7 @@ def test_a_full_disk_ends_nobody_for_what_was_seen_of_the_own_line(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"torn"])
-def test_a_peer_starts_without_what_was_seen_of_its_line(tmp_path: Path, content: bytes | None) -> None:
+def test_a_peer_starts_without_saved_liveliness(tmp_path: Path, content: bytes | None) -> None:
     folder = folder_in(tmp_path)
     if content is not None:
         (folder.path / LIVELINESS_FILE).write_bytes(content)
@@ -159,7 +157,7 @@ def test_ballots_survive_a_restart(tmp_path: Path) -> None:
     assert folder_in(tmp_path).recall_ballots() == ballots(7)
 
 
-def test_ballots_that_cannot_be_kept_are_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ballots_that_cannot_be_saved_raise_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_in(tmp_path)
     folder.keep_ballots(ballots(4))
     with monkeypatch.context() as patch:
@@ -171,7 +169,7 @@ def test_ballots_that_cannot_be_kept_are_not_said(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("damage", ["torn", "longer", "foreign", "empty"])
-def test_a_broken_promise_is_not_forgotten_silently(tmp_path: Path, damage: str) -> None:
+def test_broken_ballots_are_not_forgotten_silently(tmp_path: Path, damage: str) -> None:
     folder = folder_in(tmp_path)
     folder.keep_ballots(ballots(4))
     path = folder.path / BALLOTS_FILE
@@ -182,7 +180,7 @@ def test_a_broken_promise_is_not_forgotten_silently(tmp_path: Path, damage: str)
         folder.recall_ballots()
 
 
-def test_rosters_come_back_in_order(tmp_path: Path) -> None:
+def test_rosters_are_read_back_in_order(tmp_path: Path) -> None:
     for number in range(3):
         folder_in(tmp_path).keep_roster(roster(number))
     assert folder_in(tmp_path).recall_rosters() == tuple(roster(number) for number in range(3))
@@ -201,7 +199,7 @@ def test_a_torn_last_roster_is_cut_off_so_that_later_ones_are_found(tmp_path: Pa
 
 
 @pytest.mark.parametrize("rubbish", [b"\0" * 16, b"\xff" * 4, b"\x05\0\0\0abcde", b"abc"])
-def test_rubbish_behind_rosters_is_cut_off(tmp_path: Path, rubbish: bytes) -> None:
+def test_garbage_after_rosters_is_cut_off(tmp_path: Path, rubbish: bytes) -> None:
     folder = folder_in(tmp_path)
     folder.keep_roster(roster(0))
     path = folder.path / ROSTERS_FILE
@@ -214,7 +212,7 @@ def test_rubbish_behind_rosters_is_cut_off(tmp_path: Path, rubbish: bytes) -> No
     assert (folder.path / CUT_ROSTERS_FILE).read_bytes() == rubbish
 
 
-def test_a_roster_with_something_behind_it_in_its_record_is_none(tmp_path: Path) -> None:
+def test_a_roster_with_trailing_bytes_in_its_record_is_cut_off(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     folder.keep_roster(roster(0))
     whole = (folder.path / ROSTERS_FILE).read_bytes()
@@ -245,7 +243,7 @@ def test_addresses_survive_a_restart(tmp_path: Path) -> None:
     assert folder_in(tmp_path).recall_addresses() == known
 
 
-def test_so_many_addresses_survive_as_can_be_asked_in_a_minute_and_the_first_ones(tmp_path: Path) -> None:
+def test_the_first_addresses_are_kept_as_many_as_can_be_asked_in_a_minute(tmp_path: Path) -> None:
     known = {peer_key(f"peer-{number}").peer: (address(f"peer-{number}", 4),) for number in range(200)}
     folder_in(tmp_path).keep_addresses(known)
     assert list(folder_in(tmp_path).recall_addresses()) == list(known)[:MOST_ADDRESSES_KEPT]
@@ -264,14 +262,14 @@ def test_broken_addresses_are_forgotten(tmp_path: Path, content: bytes) -> None:
     assert folder.recall_addresses() == {}
 
 
-def test_a_broken_address_does_not_hide_a_sound_one(tmp_path: Path) -> None:
+def test_a_broken_address_does_not_hide_a_valid_one(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     listed = ["/ip4/127.0.0.1/tcp/0", "nonsense", address("ada", 4)]
     (folder.path / ADDRESSES_FILE).write_text(json.dumps({"whoever": listed}))
     assert folder.recall_addresses() == {peer_key("ada").peer: (address("ada", 4),)}
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateError, match="choose another place with --state-directory"):
         folder_in(tmp_path / "file")
@@ -297,20 +295,20 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         folder.recall_ballots()
 
 
-def test_the_offset_of_the_runs_time_survives_a_restart(tmp_path: Path) -> None:
+def test_the_clock_offset_survives_a_restart(tmp_path: Path) -> None:
     assert folder_in(tmp_path).recall_clock_offset() == 0.0
     folder_in(tmp_path).keep_clock_offset(-600.25)
     assert folder_in(tmp_path).recall_clock_offset() == -600.25
 
 
 @pytest.mark.parametrize("content", [b"", b"soon", b"nan", b"1e300", b"\xff"])
-def test_an_offset_that_makes_no_sense_counts_as_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_offset_counts_as_none(tmp_path: Path, content: bytes) -> None:
     folder = folder_in(tmp_path)
     (folder.path / CLOCK_FILE).write_bytes(content)
     assert folder.recall_clock_offset() == 0.0
 
 
-def test_an_offset_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_an_offset_that_cannot_be_written_is_not_an_error(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     (folder.path / CLOCK_FILE).mkdir()
     folder.keep_clock_offset(1.0)

@@ -1,4 +1,4 @@
-"""Checkpoints are written soon after a peer is ready, now and then, and after a span was replaced."""
+"""Checkpoints are written soon after a peer is ready, at intervals, and after a span was replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = small_plan()
 @pytest.mark.parametrize(
     ("round_seconds", "keep", "expected"), [(1.0, 3, 10.0), (5.0, 3, 40.0), (5.0, 1, 80.0), (3600.0, 3, 300.0)]
 )
-def test_entries_on_disk_lead_on_from_every_checkpoint(round_seconds: float, keep: int, expected: float) -> None:
+def test_entries_on_disk_reach_back_to_every_checkpoint(round_seconds: float, keep: int, expected: float) -> None:
     rules = replace(PLAN.rules, clock=replace(PLAN.rules.clock, round_seconds=round_seconds), retained_cycles=16)
     assert rules.clock.num_fragments == 2
     assert pause_between_checkpoints(rules, keep) == expected
@@ -54,7 +54,7 @@ class Scene:
         return len(self.archive.checkpoints.paths())
 
 
-def test_the_first_is_written_when_ready_and_the_next_after_a_pause_or_a_replacement(tmp_path: Path) -> None:
+def test_the_first_checkpoint_is_written_when_ready_and_the_next_after_a_pause_or_a_replacement(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Scene(tmp_path)
         task = asyncio.ensure_future(stage.saver.run())
@@ -75,7 +75,7 @@ def test_the_first_is_written_when_ready_and_the_next_after_a_pause_or_a_replace
     run_virtual(scene())
 
 
-def test_what_is_not_whole_is_not_saved_and_a_disk_that_refuses_is_said(
+def test_incomplete_states_are_not_saved_and_a_failed_write_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What is written is a safetensors file like any other, and nothing is held for it."""
+"""A tensor file is an ordinary safetensors file, and writing it holds no extra memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(path: Path, written: dict[str, Vector], text: str = "", longest: str =
 
 @pytest.mark.parametrize("longest", ["", "much longer than any of the texts"])
 @pytest.mark.parametrize("text", ["", "x", "é" * 2, '{"a": [1, "b"]}'])
-def test_the_library_reads_what_was_written(tmp_path: Path, text: str, longest: str) -> None:
+def test_the_safetensors_library_reads_the_file(tmp_path: Path, text: str, longest: str) -> None:
     written = {**vectors(1000), "empty": np.empty(0, np.float32)}
     write(tmp_path / "file", written, text, longest)
     with safe_open(tmp_path / "file", framework="numpy") as file:
@@ -44,12 +44,12 @@ def test_the_library_reads_what_was_written(tmp_path: Path, text: str, longest: 
     assert all(read[name].dtype == np.float32 for name in read)
 
 
-def test_metadata_longer_than_its_room_is_our_own_mistake(tmp_path: Path) -> None:
+def test_metadata_longer_than_its_room_fails_an_assertion(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         write(tmp_path / "file", vectors(10), "x" * 50, "x")
 
 
-def test_nothing_is_copied_and_no_two_vectors_are_needed_at_once(tmp_path: Path) -> None:
+def test_nothing_is_copied_and_one_vector_is_needed_at_a_time(tmp_path: Path) -> None:
     def come() -> Iterator[Vector]:
         for place in range(8):
             yield np.full(1 << 18, place, np.float32)
@@ -64,6 +64,6 @@ def test_nothing_is_copied_and_no_two_vectors_are_needed_at_once(tmp_path: Path)
     assert [read_N[0] for _, read_N in sorted(load_file(tmp_path / "file").items())] == list(range(8))
 
 
-def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         write(tmp_path / "gone" / "file", vectors(1))

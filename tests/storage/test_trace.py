@@ -1,4 +1,4 @@
-"""Traces: what is written is read again, a torn end is left out, a disk that refuses is named."""
+"""Traces are read back as written; a torn end is skipped, and disk errors are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2p_diloco.storage.trace import TRACE_FILE, Trace, chosen_spans, read_trace
 SPAN, ENTRY = SpanId(1, 2), Digest(b"\1" * 32)
 
 
-def test_what_was_written_is_read_again_over_two_starts(tmp_path: Path) -> None:
+def test_a_trace_of_two_starts_is_read_back(tmp_path: Path) -> None:
     first = Trace(tmp_path)
     first.began(0)
     first.loaded({SPAN: ENTRY})
@@ -33,7 +33,7 @@ def test_what_was_written_is_read_again_over_two_starts(tmp_path: Path) -> None:
     ]
 
 
-def test_a_torn_end_is_left_out_and_a_torn_middle_refused(tmp_path: Path) -> None:
+def test_a_torn_end_is_skipped_and_a_torn_middle_is_refused(tmp_path: Path) -> None:
     Trace(tmp_path).began(0)
     path = tmp_path / TRACE_FILE
     whole = path.read_text()
@@ -44,7 +44,7 @@ def test_a_torn_end_is_left_out_and_a_torn_middle_refused(tmp_path: Path) -> Non
         list(read_trace(tmp_path))
 
 
-def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+def test_disk_errors_are_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="was the peer started with keep_trace"):
         list(read_trace(tmp_path))
     with pytest.raises(StateError, match=r"cannot write .*; free some space"):
@@ -55,7 +55,7 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
             Trace(tmp_path).began(0)
 
 
-def test_a_contribution_of_some_spans_says_which(tmp_path: Path) -> None:
+def test_a_contribution_of_some_spans_names_them(tmp_path: Path) -> None:
     Trace(tmp_path).contributed(3, 7, 1, frozenset({SpanId(1, 4), SpanId(1, 0)}))
     Trace(tmp_path).contributed(4, 8, 1, frozenset())
     Trace(tmp_path).contributed(5, 9, 1)

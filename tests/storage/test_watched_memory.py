@@ -1,4 +1,4 @@
-"""A disk that refuses is told, and nothing is said that was not kept."""
+"""A disk error is reported and raised, so that nothing unsaved is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2p_diloco.storage.watched_memory import WatchedMemory
 
 
 class FakeMemory:
-    """Keeps what it is given, until its disk is full."""
+    """A memory that keeps what it gets until its disk is full."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -33,13 +33,13 @@ KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
 
 
 @pytest.mark.parametrize("what", KEEP)
-def test_what_is_kept_is_kept(what: str) -> None:
+def test_writes_are_passed_on(what: str) -> None:
     memory, deaths, writes = FakeMemory(), [], []
     KEEP[what](WatchedMemory(memory, deaths.append, soon=writes.append), what)
     assert (memory.kept, deaths, writes) == ([what], [], [])
 
 
-def test_the_record_of_a_line_is_written_by_the_thread_that_writes() -> None:
+def test_the_liveliness_record_is_written_by_the_writing_thread() -> None:
     memory, deaths, writes = FakeMemory(), [], []
     WatchedMemory(memory, deaths.append, soon=writes.append).keep_liveliness("record")
     assert not memory.kept
@@ -49,7 +49,7 @@ def test_the_record_of_a_line_is_written_by_the_thread_that_writes() -> None:
 
 
 @pytest.mark.parametrize("what", KEEP)
-def test_a_refusal_is_told_and_raised(what: str) -> None:
+def test_a_failed_write_is_reported_and_raised(what: str) -> None:
     memory, deaths, writes = FakeMemory(), [], []
     memory.is_full = True
     with pytest.raises(StateError, match="No space left"):

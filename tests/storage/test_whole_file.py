@@ -10,7 +10,7 @@ import pytest
 from p2p_diloco.storage.whole_file import replace_file, sync_file
 
 
-def test_a_file_is_made_and_replaced(tmp_path: Path) -> None:
+def test_a_file_is_created_and_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for content in (b"one", b"two"):
         replace_file(path, lambda draft, content=content: draft.write_bytes(content))  # type: ignore[misc]
@@ -18,7 +18,7 @@ def test_a_file_is_made_and_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_was_there_stays_when_writing_fails(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
 
@@ -32,13 +32,13 @@ def test_what_was_there_stays_when_writing_fails(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_an_old_draft_is_no_obstacle(tmp_path: Path) -> None:
+def test_an_old_draft_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / ".file.part").write_bytes(b"left by a crash")
     replace_file(tmp_path / "file", lambda draft: draft.write_bytes(b"whole") and None)
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_content_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_synchronised_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr("p2p_diloco.storage.whole_file.sync_file", lambda path: order.append(path.name))
     monkeypatch.setattr(Path, "replace", lambda self, target: order.append(f"replace {target.name}"))
