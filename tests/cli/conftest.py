@@ -1,4 +1,4 @@
-"""No variable of the shell that runs the tests reaches a command."""
+"""Fixtures that keep the environment of the shell away from the commands."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner steps take 45 ms; `tests/planning/test_inner_step.py` makes real ones."""
+    """Inner steps take 45 ms; `tests/planning/test_inner_step.py` measures real ones."""
     step = MeasuredStep(seconds=0.045, is_estimated=False, is_disturbed=False)
     monkeypatch.setattr(inner_step, "measure_inner_step", lambda manifest, **_: step)
 
 
 @pytest.fixture
 def run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A run and its key, as `new` writes them."""
+    """Return a run and its key, as `new` writes them."""
     path = tmp_path / "run.toml"
     make_run(path, NewRunOptions(name="night", step_seconds=0.045), Surroundings(overrides={}, environment={}))
     capsys.readouterr()

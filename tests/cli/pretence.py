@@ -1,4 +1,4 @@
-"""Demo peers that live in virtual time: they leave the files behind that real ones do."""
+"""Fake demo peers in virtual time that leave the same files as real ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READY_SECONDS = 10.0
 
 
 class VirtualClock:
-    """Time that passes when somebody waits."""
+    """A clock that advances when somebody sleeps."""
 
     def __init__(self, start: float) -> None:
         self._now = start
@@ -29,10 +29,10 @@ class VirtualClock:
 
 
 class PretendedChildren:
-    """Peers that get ready, train and finish by the clock alone.
+    """Peers that become ready, train and finish by the clock alone.
 
-    `broken` names peers that end at once; `stuck` those that never finish; `deaf` those that never get
-    ready; `failing` those that end with an error.
+    `broken` names peers that exit at once; `stuck` those that never finish; `deaf` those that never become ready;
+    `failing` those that exit with an error.
     """
 
     def __init__(

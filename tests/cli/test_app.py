@@ -1,4 +1,4 @@
-"""Every wrong command line is one sentence and a documented exit code."""
+"""Every wrong command line gives one sentence and a documented exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INVITE = f"p2pdiloco://{RUN}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
 
 
 def failed(arguments: list[str], capsys: Captured) -> tuple[int, str]:
-    """Return exit code and the one sentence."""
+    """Return the exit code and the error sentence."""
     code = main(arguments)
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -36,12 +36,12 @@ def failed(arguments: list[str], capsys: Captured) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "command", [[], ["new"], ["bootstrap"], ["join"], ["status"], ["sample"], ["export"], ["demo"]]
 )
-def test_every_command_explains_itself(command: list[str], capsys: Captured) -> None:
+def test_every_command_has_a_help_page(command: list[str], capsys: Captured) -> None:
     assert main([*command, "--help"]) == 0
     assert "Usage: p2p-diloco" in capsys.readouterr().out
 
 
-def test_status_asks_for_no_more_of_this_machine_than_the_folder(capsys: Captured) -> None:
+def test_status_takes_only_the_folder_of_the_machines_settings(capsys: Captured) -> None:
     assert main(["status", "--help"]) == 0
     page = capsys.readouterr().out
     assert "--state-directory" in page
@@ -67,14 +67,14 @@ def test_a_source_folder_without_an_install_has_no_version(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("words", [["version"], ["-v"]])
-def test_the_version_may_be_asked_for_in_other_ways(words: list[str], capsys: Captured) -> None:
+def test_the_version_can_be_requested_in_other_ways(words: list[str], capsys: Captured) -> None:
     assert main(["--version"]) == 0
     version = capsys.readouterr().out
     assert main(words) == 0
     assert capsys.readouterr().out == version
 
 
-def test_help_is_a_word_too(capsys: Captured) -> None:
+def test_help_is_a_command_too(capsys: Captured) -> None:
     for asked, word in ((["--help"], ["help"]), (["join", "--help"], ["help", "join"])):
         assert main(asked) == 0
         page = capsys.readouterr().out
@@ -127,13 +127,13 @@ def test_help_is_a_word_too(capsys: Captured) -> None:
         (["status"], "no peer has run with the state directory"),
     ],
 )
-def test_what_you_must_mend_is_said_with_exit_code_2(arguments: list[str], text: str, capsys: Captured) -> None:
+def test_user_errors_have_exit_code_2(arguments: list[str], text: str, capsys: Captured) -> None:
     code, sentence = failed(arguments, capsys)
     assert code == 2
     assert text in sentence
 
 
-def test_an_unknown_key_of_a_file_is_named_with_its_nearest_relative(tmp_path: Path, capsys: Captured) -> None:
+def test_an_unknown_key_of_a_file_is_named_with_the_nearest_known_key(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "peer.toml").write_text("prot = 3\n")
     assert failed(["join", INVITE, "@peer.toml"], capsys) == (2, "unknown key prot in peer.toml; did you mean port?")
 
@@ -146,20 +146,20 @@ def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: C
 
 
 @pytest.mark.parametrize("seconds", ["nan", "-1", "inf"])
-def test_a_pause_that_is_none_is_refused_and_what_zero_means_is_said(seconds: str, capsys: Captured) -> None:
+def test_an_invalid_pause_is_refused_and_zero_is_explained(seconds: str, capsys: Captured) -> None:
     code, sentence = failed(["join", INVITE, "--evaluate-seconds", seconds], capsys)
     assert code == 2
     assert f"{seconds} is not a valid number of seconds; expected 0 (never) or more, such as 30" in sentence
 
 
-def test_a_run_file_without_its_key_says_where_it_should_be(run_file: Path, capsys: Captured) -> None:
+def test_a_missing_key_is_reported_with_its_expected_place(run_file: Path, capsys: Captured) -> None:
     (run_file.parent / "organiser.key").unlink()
     code, sentence = failed(["bootstrap", str(run_file)], capsys)
     assert code == 2
     assert "there is no key file" in sentence
 
 
-def test_the_key_of_somebody_else_is_refused(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_the_key_of_another_organiser_is_refused(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "other").mkdir()
     assert main(["new", "other/run.toml"]) == 0
     capsys.readouterr()
@@ -177,7 +177,7 @@ def test_a_key_in_place_of_its_run_is_named(words: list[str], run_file: Path, ca
     )
 
 
-def test_a_state_directory_that_is_a_file_is_said_to_be(tmp_path: Path, run_file: Path, capsys: Captured) -> None:
+def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path, run_file: Path, capsys: Captured) -> None:
     (tmp_path / "file").write_text("")
     assert failed(["status", "--state-directory", "file"], capsys) == (
         2,
@@ -216,7 +216,7 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         (OSError(errno.EROFS, "Read-only file system"), 4, "cannot write to the disk: Read-only file system"),
     ],
 )
-def test_the_error_says_who_must_act(
+def test_the_exit_code_depends_on_who_must_act(
     error: Exception, code: int, text: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     raising(error, monkeypatch)
@@ -224,7 +224,7 @@ def test_the_error_says_who_must_act(
     assert (found, text in sentence) == (code, True)
 
 
-def test_our_own_bugs_show_where_they_are(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_internal_errors_show_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raising(ZeroDivisionError("division by zero"), monkeypatch)
     assert main(["status"]) == 1
     errors = capsys.readouterr().err
@@ -234,22 +234,20 @@ def test_our_own_bugs_show_where_they_are(monkeypatch: pytest.MonkeyPatch, capsy
     )
 
 
-def test_a_permission_that_no_file_lacks_shows_where_it_was_wanted(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_permission_error_without_a_file_shows_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raising(PermissionError(errno.EPERM, "Operation not permitted"), monkeypatch)
     assert main(["status"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_has_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     raising(KeyboardInterrupt(), monkeypatch)
     assert main(["status"]) == 130
 
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
-    """Standard output is a pipe whose reader has gone, as that of `| head -1` has."""
+    """Make standard output a pipe without a reader, as after `| head -1`."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stream:
@@ -257,7 +255,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
         yield stream
 
 
-def test_a_reader_that_has_read_enough_of_the_help_is_no_failure(unread: TextIO) -> None:
+def test_a_reader_that_leaves_during_the_help_is_not_an_error(unread: TextIO) -> None:
     real = os.dup(1)
     try:
         assert main(["--help"]) == 0
@@ -276,7 +274,7 @@ def printing(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_reader_that_has_gone_before_the_end_changes_no_exit_code(
+def test_a_reader_that_leaves_early_changes_no_exit_code(
     code: int, unread: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printing(code, monkeypatch)
@@ -285,9 +283,7 @@ def test_a_reader_that_has_gone_before_the_end_changes_no_exit_code(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only some systems have a device that is full")
-def test_output_that_a_disk_has_no_room_for_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_output_that_does_not_fit_on_the_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     printing(0, monkeypatch)
     with Path("/dev/full").open("w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)

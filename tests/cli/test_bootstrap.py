@@ -1,4 +1,4 @@
-"""What `bootstrap` asks of a peer."""
+"""The plan that `bootstrap` makes for a peer."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_overrides_change_the_run(run_file: Path) -> None:
     assert plan.founding.signed.manifest.outer.momentum == 0.25
 
 
-def test_an_invite_makes_a_second_bootstrap(run_file: Path) -> None:
+def test_an_invite_makes_a_second_bootstrap_peer(run_file: Path) -> None:
     plan = requested(INVITE)
     assert plan.invite is not None
     assert not plan.trains
 
 
-def test_a_start_belongs_to_a_run_that_is_founded() -> None:
+def test_start_applies_only_to_a_new_run() -> None:
     around = Surroundings(overrides={}, environment={})
     with pytest.raises(ConfigError, match="--start only applies to a new run, and an invite"):
         request_bootstrap(
@@ -51,7 +51,7 @@ def test_a_start_belongs_to_a_run_that_is_founded() -> None:
         )
 
 
-def test_the_command_runs_what_it_asked_for(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
     monkeypatch.setattr(bootstrap, "run_bootstrap_peer", lambda plan, flags: ran.append(plan) or 7)
     around = Surroundings(overrides={}, environment={})
@@ -61,7 +61,7 @@ def test_the_command_runs_what_it_asked_for(run_file: Path, monkeypatch: pytest.
     assert (code, ran[0].until_round) == (7, 3)
 
 
-def test_a_bootstrap_peer_has_a_folder_of_its_own_beside_a_trainer_of_the_same_machine(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_has_its_own_folder_beside_a_trainer_on_the_same_machine(tmp_path: Path) -> None:
     named = PeerSettings(state_directory=tmp_path)
     assert bootstrap._with_own_folder(named) == named
     assert bootstrap._with_own_folder(PeerSettings()).state_directory == PeerSettings().state_directory / "bootstrap"

@@ -1,4 +1,4 @@
-"""The whole demo with pretended peers: files, figures and exit codes."""
+"""The whole demo with fake peers: files, figures and exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 class Pretence(PretendedChildren):
-    """Enters and leaves like real children."""
+    """A context manager like real child processes."""
 
     def __enter__(self) -> Self:
         return self
@@ -37,7 +37,7 @@ class Pretence(PretendedChildren):
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]:
-    """Weather for the peers, to be filled by tests before the demo runs."""
+    """Return options for the fake peers, to be set by tests before the demo runs."""
     weather: dict[str, object] = {}
     root = tmp_path / "peers"
     root.mkdir()
@@ -55,7 +55,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, obje
 
 
 @pytest.mark.usefixtures("pretended")
-def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Captured) -> None:
+def test_a_good_demo_exits_with_0_and_writes_a_report_and_figures(tmp_path: Path, capsys: Captured) -> None:
     assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "figures.json", "--report", "out"]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["heads_equal"], figures["peers_final"], figures["killed"]) == (True, 3, ["peer-2"])
@@ -68,7 +68,7 @@ def test_a_good_demo_ends_with_0_a_report_and_figures(tmp_path: Path, capsys: Ca
 
 
 @pytest.mark.usefixtures("pretended")
-def test_figures_on_standard_output_stand_alone(capsys: Captured) -> None:
+def test_only_figures_go_to_standard_output(capsys: Captured) -> None:
     assert main(["demo", "--peers", "4", "--seconds", "60", "--json", "-"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
@@ -88,7 +88,7 @@ def test_a_demo_without_a_sample_still_has_its_figures(capsys: Captured, monkeyp
     assert "no sample: the model's output is not finite" in captured.err
 
 
-def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(
+def test_a_failed_demo_exits_with_1_and_keeps_the_logs(
     pretended: dict[str, object], tmp_path: Path, capsys: Captured
 ) -> None:
     pretended["stuck"] = ("peer-3",)
@@ -99,7 +99,7 @@ def test_a_demo_that_broke_a_promise_ends_with_1_and_keeps_the_logs(
     assert {path.name for path in logs.iterdir()} == {"output.log", "events.jsonl", "status.json"}
 
 
-def test_a_peer_that_dies_ends_the_demo_with_its_last_words(
+def test_a_peer_that_dies_ends_the_demo_with_an_error(
     pretended: dict[str, object], tmp_path: Path, capsys: Captured
 ) -> None:
     pretended["broken"] = ("peer-1",)
@@ -126,7 +126,7 @@ def test_the_runs_name_the_text_and_are_signed_by_one_key(tmp_path: Path) -> Non
         (["--json", "folder"], "cannot write folder: Is a directory"),
     ],
 )
-def test_what_cannot_be_written_has_exit_code_4(
+def test_an_unwritable_target_has_exit_code_4(
     arguments: list[str], text: str, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -135,13 +135,13 @@ def test_what_cannot_be_written_has_exit_code_4(
     assert text in capsys.readouterr().err
 
 
-def test_a_text_that_is_too_short_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_text_that_is_too_short_is_reported_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("short")
     with pytest.raises(ConfigError, match="text is 5 bytes long; expected at least 16384"):
         demo.measure_text(DemoOptions(data=str(tmp_path / "text.txt")))
 
 
-def test_before_training_the_loss_is_that_of_guessing_and_worse_than_the_bigrams(tmp_path: Path) -> None:
+def test_the_initial_loss_is_that_of_guessing_and_above_the_bigram_entropy(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2_000)
     losses = demo.measure_text(DemoOptions(data=str(tmp_path / "text.txt")))
     assert losses.start == pytest.approx(5.545, abs=0.01)

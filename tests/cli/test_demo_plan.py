@@ -13,7 +13,7 @@ from p2p_diloco.ids import PeerId
 
 
 @given(peers=st.integers(3, 64), seconds=st.floats(40, 3600))
-def test_all_that_is_to_happen_happens_in_order_and_before_the_end(peers: int, seconds: float) -> None:
+def test_planned_events_are_in_order_and_before_the_end(peers: int, seconds: float) -> None:
     plan = plan_demo(DemoOptions(peers=peers, seconds=seconds), now_seconds=1e9)
     assert len(plan.peers) == peers
     assert 0 < plan.late_at < plan.kill_at < plan.bootstrap_kill_at < plan.end_at <= seconds
@@ -41,13 +41,13 @@ def test_too_little_time_is_refused(seconds: float) -> None:
         plan_demo(DemoOptions(peers=4, seconds=seconds), now_seconds=0.0)
 
 
-def test_a_model_that_no_demo_machine_can_train_is_refused() -> None:
+def test_a_model_too_large_for_a_demo_is_refused() -> None:
     with pytest.raises(ConfigError, match="--model is 'base'; expected tiny or small"):
         plan_demo(DemoOptions(model="base"), now_seconds=0.0)
 
 
 @pytest.mark.parametrize("model", ["tiny", "small"])
-def test_the_run_and_that_of_the_lone_island_are_valid_manifests(model: str) -> None:
+def test_the_run_and_the_lone_islands_run_are_valid_manifests(model: str) -> None:
     plan = plan_demo(DemoOptions(peers=4, model=model, seconds=150.0), now_seconds=1e9)
     organiser = PeerId(bytes(32))
     run = draft_manifest(organiser=organiser, now_seconds=1e9, values=plan.manifest_values())

@@ -1,4 +1,4 @@
-"""From traces to curves and tables."""
+"""Curves and tables of the demo, made from traces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STORY = DemoStory(marks=[Mark(time=START + 20, text="peer-2 is killed")], killed
 RESULT = judge_demo(PLAN, STORY, TRACES, TextLosses(start=5.545, bigram=2.4))
 
 
-def test_the_anchor_is_measured_by_all_and_each_peer_by_itself() -> None:
+def test_the_anchor_is_measured_by_all_peers_and_each_peer_by_itself() -> None:
     curves = {curve.name: curve for curve in demo_report(PLAN, STORY, TRACES, RESULT).curves}
     assert [point.loss for point in curves["anchor"].points] == [5.545, 5.0, 4.0, 4.0]
     assert [point.loss for point in curves["peer-1"].points] == pytest.approx([4.9, 3.9])
@@ -53,7 +53,7 @@ def test_the_anchor_is_measured_by_all_and_each_peer_by_itself() -> None:
     }
 
 
-def test_tokens_are_those_of_the_whole_swarm_by_then() -> None:
+def test_tokens_are_those_of_the_whole_swarm_at_that_time() -> None:
     report = demo_report(PLAN, STORY, TRACES, RESULT)
     curves = {curve.name: curve for curve in report.curves}
     # At 10 s: 100 of peer-1, and half of the 300 that peer-2 had at 20 s.
@@ -63,24 +63,24 @@ def test_tokens_are_those_of_the_whole_swarm_by_then() -> None:
     assert report.moments[0].seconds == pytest.approx(20.0)
 
 
-def test_the_whole_report_becomes_a_page() -> None:
+def test_the_whole_report_is_formatted_as_a_page() -> None:
     page = format_report(demo_report(PLAN, STORY, TRACES, RESULT))
     assert page.count("peer-2 is killed</title>") == 2
 
 
-def test_every_process_has_its_row() -> None:
+def test_every_process_has_a_row() -> None:
     rows = {row[0]: row for row in peer_rows(PLAN, STORY, TRACES)}
     assert list(rows) == [BOOTSTRAP, "peer-1", "peer-2", "peer-3", LONE]
     assert rows["peer-2"][2] == "killed at 20 s"
     assert rows["peer-1"][2] == "finished"
 
 
-def test_the_lone_island_has_a_figure_only_when_there_is_one() -> None:
+def test_the_lone_island_has_a_figure_only_if_it_was_measured() -> None:
     assert ("an island alone", "4.400") in figure_rows(RESULT)
     assert "an island alone" not in dict(figure_rows(replace(RESULT, lone_loss=None)))
 
 
-def test_the_verdict_says_what_failed_or_what_was_survived() -> None:
+def test_the_verdict_names_failures_or_what_was_survived() -> None:
     assert verdict_line(RESULT).startswith("failed: peer-3 did not finish")
     good = replace(RESULT, failures=(), peers_final=3, loss_first=5.5, loss_last=2.1)
     assert verdict_line(good).startswith("all 3 living peers hold the same bytes")

@@ -1,4 +1,4 @@
-"""The verdict over a demo."""
+"""The verdict on a demo."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def judged(traces: dict[str, Traces], story: DemoStory | None = None, baseline: 
     return judge_demo(PLAN, story or good_story(), traces, TextLosses(start=5.545, bigram=baseline))
 
 
-def test_a_demo_that_kept_its_promises_has_no_failures() -> None:
+def test_a_demo_that_meets_all_expectations_has_no_failures() -> None:
     result = judged(good_traces())
     assert result.failures == ()
     assert (result.heads_equal, result.head, result.peers_final) == (True, "cd" * 32, 3)
@@ -87,7 +87,7 @@ def test_one_peer_with_other_bytes_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("status", [None, replace(FINAL, phase="leaving"), replace(FINAL, state_digest="")])
-def test_a_peer_that_did_not_finish_is_a_failure_and_no_equality(status: PeerStatus | None) -> None:
+def test_a_peer_that_did_not_finish_is_a_failure_and_breaks_equality(status: PeerStatus | None) -> None:
     traces = good_traces()
     traces["peer-3"] = replace(traces["peer-3"], status=status)
     result = judged(traces)
@@ -107,7 +107,7 @@ def test_the_worst_last_measurement_counts() -> None:
     assert judged(traces).loss_last == 2.3
 
 
-def test_a_demo_in_which_nobody_died_shows_nothing() -> None:
+def test_a_demo_without_kills_fails() -> None:
     result = judged(good_traces(), DemoStory())
     assert result.failures[-2:] == (
         "peer-2 was not killed; it exited earlier",
@@ -115,7 +115,7 @@ def test_a_demo_in_which_nobody_died_shows_nothing() -> None:
     )
 
 
-def test_a_late_peer_that_was_never_ready_and_one_that_failed_are_failures() -> None:
+def test_a_late_peer_that_was_never_ready_and_a_peer_that_failed_are_failures() -> None:
     traces, story = good_traces(), good_story()
     traces["peer-4"] = replace(traces["peer-4"], events=(evaluation(99.0, 2.1),))
     story.exit_codes["peer-1"] = 4
@@ -125,7 +125,7 @@ def test_a_late_peer_that_was_never_ready_and_one_that_failed_are_failures() -> 
     )
 
 
-def test_without_measurements_there_is_no_success() -> None:
+def test_a_demo_without_measurements_fails() -> None:
     traces = {name: replace(trace, events=()) for name, trace in good_traces().items()}
     result = judged(traces)
     assert (result.loss_first, result.loss_last) == (5.545, None)
@@ -138,7 +138,7 @@ def test_a_lone_island_is_measured_by_its_own_parameters() -> None:
     assert judged(traces).lone_loss == pytest.approx(2.7)
 
 
-def test_nothing_at_all_is_many_failures_and_no_crash() -> None:
+def test_an_empty_demo_has_failures_but_does_not_crash() -> None:
     result = judged({}, DemoStory())
     assert (result.peers_final, result.heads_equal, result.participation) == (0, False, None)
     assert result.bytes_sent_per_parameter_per_cycle is None

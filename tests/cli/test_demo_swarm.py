@@ -1,4 +1,4 @@
-"""The demo's timeline, played with pretended peers in virtual time."""
+"""The demo's timeline with fake peers in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 1e9
 
 
 class Stage:
-    """One demo with everything pretended."""
+    """One demo in which everything is fake."""
 
     def __init__(self, root: Path, options: DemoOptions, **weather: object) -> None:
         self.plan: DemoPlan = plan_demo(options, now_seconds=START)
@@ -33,7 +33,7 @@ class Stage:
         return swarm.run()
 
 
-def test_the_story_is_the_plan(tmp_path: Path) -> None:
+def test_events_follow_the_plan(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=100.0))
     story, plan = stage.run(), stage.plan
     assert list(story.started) == [BOOTSTRAP, *plan.peers]
@@ -45,7 +45,7 @@ def test_the_story_is_the_plan(tmp_path: Path) -> None:
     assert since[BOOTSTRAP] == pytest.approx(plan.bootstrap_kill_at, abs=1.0)
 
 
-def test_every_peer_joins_with_the_line_that_the_bootstrap_printed_and_ends_with_its_parent(tmp_path: Path) -> None:
+def test_every_peer_joins_with_the_printed_invite_and_ends_with_its_parent(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0, data="text.txt"))
     stage.run()
     assert stage.children.arguments[BOOTSTRAP][:2] == ["bootstrap", "run.toml"]
@@ -59,40 +59,40 @@ def test_every_peer_joins_with_the_line_that_the_bootstrap_printed_and_ends_with
         assert arguments[arguments.index("--host-maddrs") + 1] == "/ip4/127.0.0.1/tcp/0"
 
 
-def test_a_lone_island_founds_a_run_of_its_own(tmp_path: Path) -> None:
+def test_a_lone_island_founds_its_own_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0, with_lone=True))
     story = stage.run()
     assert stage.children.arguments[LONE][:3] == ["join", "--found", "lone.toml"]
     assert story.exit_codes[LONE] == 0
 
 
-def test_kills_wait_until_they_can_be_survived_but_not_for_ever(tmp_path: Path) -> None:
+def test_kills_wait_until_they_can_be_survived_but_not_forever(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=100.0), deaf=("peer-4",))
     story, plan = stage.run(), stage.plan
     assert story.killed[plan.victim] - plan.clock_start == pytest.approx(plan.kill_at, abs=1.0)
     assert story.killed[BOOTSTRAP] - plan.clock_start == pytest.approx(0.9 * plan.end_at, abs=1.0)
 
 
-def test_a_peer_that_dies_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
+def test_a_peer_that_dies_by_itself_ends_the_demo_with_its_last_line(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), broken=("peer-1",))
     with pytest.raises(P2PDilocoError, match="peer-1 exited with code 3 before the last round; its last line: Traceb"):
         stage.run()
 
 
-def test_a_bootstrap_that_never_speaks_is_given_up(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_that_prints_no_invite_is_given_up(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), says="hello 'there\nhello\n")
     with pytest.raises(P2PDilocoError, match="the bootstrap printed no join command within 90 s; its last line: hel"):
         stage.run()
     assert stage.clock.time() == pytest.approx(START + START_SECONDS, abs=1.0)
 
 
-def test_a_bootstrap_that_dies_silently_is_said(tmp_path: Path) -> None:
+def test_a_bootstrap_peer_that_dies_is_reported(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), broken=(BOOTSTRAP,))
     with pytest.raises(P2PDilocoError, match="bootstrap exited with code 3"):
         stage.run()
 
 
-def test_a_peer_that_does_not_finish_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_finish_is_not_waited_for_forever(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0), stuck=("peer-3",))
     story = stage.run()
     assert "peer-3" not in story.exit_codes
@@ -104,7 +104,7 @@ def test_a_peer_that_fails_at_the_very_end_is_noted_for_the_verdict(tmp_path: Pa
     assert stage.run().exit_codes["peer-3"] == 4
 
 
-def test_people_see_how_it_goes(tmp_path: Path) -> None:
+def test_progress_is_shown(tmp_path: Path) -> None:
     stage = Stage(tmp_path, DemoOptions(peers=4, seconds=60.0))
     stage.run()
     assert any("4 of 4 volunteers ready" in line or "3 of 3 volunteers ready" in line for line in stage.said)

@@ -1,4 +1,4 @@
-"""Where `--json` goes."""
+"""The target of `--json`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ def test_figures_go_to_a_file_to_standard_output_or_nowhere(tmp_path: Path, caps
     assert json.loads(path.read_text()) == json.loads(capsys.readouterr().out) == {"seeds": 3}
 
 
-def test_a_folder_that_is_missing_is_said_before_anything_is_done(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_the_work_starts(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing" / "figures.json")
     with pytest.raises(ConfigError, match="there is no folder"):
         check_target(missing)
     assert main([*PLAN, "--json", missing]) == 2
 
 
-def test_a_folder_is_no_file_and_is_said_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_instead_of_a_file_is_reported_before_the_work_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, "--json", "."]) == 4
     captured = capsys.readouterr()
     assert "cannot write .: Is a directory; name another file with --json" in captured.err
     assert captured.out == ""
 
 
-def test_a_file_that_cannot_be_written_is_found_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_file_is_reported_before_the_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, mode: str = "r") -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -49,7 +47,7 @@ def test_a_file_that_cannot_be_written_is_found_before_anything_is_done(
         check_target(str(tmp_path / "figures.json"))
 
 
-def test_looking_changes_nothing(tmp_path: Path) -> None:
+def test_checking_the_target_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text("{}")
     os.mkfifo(tmp_path / "pipe")  # opening it would wait for a reader
     for name in ("old.json", "new.json", "pipe"):
@@ -58,6 +56,6 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "old.json").read_text() == "{}"
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="name another file with --json"):
         write_figures(str(tmp_path), {})

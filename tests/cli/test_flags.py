@@ -1,4 +1,4 @@
-"""Flags carry what was typed; `settings.py` judges it."""
+"""Flags hold what was typed; `settings.py` validates it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from p2p_diloco.errors import ConfigError
 NOWHERE = Surroundings(overrides={}, environment={})
 
 
-def test_every_setting_has_its_flag() -> None:
+def test_every_setting_has_a_flag() -> None:
     assert {slot.name for slot in fields(SettingsFlags)} == set(PeerSettings.model_fields)
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_a_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_files(tmp_path: Path) -> None:
     file = tmp_path / "peer.toml"
     file.write_text('port = 1\nthreads = 2\ndevice = "cpu"\n')
     around = Surroundings(files=(file,), overrides={}, environment={"P2P_DILOCO_PORT": "3", "P2P_DILOCO_THREADS": "4"})
@@ -26,7 +26,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_a_file(tmp_path: Path) -
     assert (settings.port, settings.threads, settings.device) == (5, 4, "cpu")
 
 
-def test_what_was_not_typed_is_not_given() -> None:
+def test_only_typed_flags_are_given() -> None:
     assert SettingsFlags(device="cpu").given() == {"device": "cpu"}
 
 

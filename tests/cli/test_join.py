@@ -1,4 +1,4 @@
-"""What `join` asks of a peer."""
+"""The plan that `join` makes for a peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
 AROUND = Surroundings(overrides={}, environment={})
 
 
-def test_an_invite_is_all_that_a_joiner_needs() -> None:
+def test_a_joiner_needs_only_an_invite() -> None:
     plan = request_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
     assert plan.invite is not None
     assert plan.invite.run.hex() == "ab" * 32
@@ -29,7 +29,7 @@ def test_a_trainer_may_found_a_run(run_file: Path) -> None:
     assert plan.founding.signed.manifest.name == "dawn"
 
 
-def test_the_command_runs_what_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags: ran.append(plan) or 7)
     code = run_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)

@@ -1,4 +1,4 @@
-"""A step that takes long neither holds a process up nor changes its exit code."""
+"""A long step neither delays the exit of a process nor changes its exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Begin = Callable[[str], None]
 
 
 class Ended(BaseException):
-    """The process would have ended here."""
+    """Raised where the process would have exited."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def never_really_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def busy() -> Iterator[Begin]:
-    """Start threads that are at work until the test is over, or until they are told."""
+    """Start threads that are busy until the test ends."""
     told, threads = threading.Event(), []
 
     def begin(name: str) -> None:
@@ -55,13 +55,13 @@ def test_a_step_in_progress_is_left_with_the_exit_code_kept(name: str, code: int
     assert ended.value.args == (code,)
 
 
-def test_other_threads_are_the_interpreter_s_to_end(busy: Begin) -> None:
+def test_other_threads_are_left_to_the_interpreter(busy: Begin) -> None:
     busy("parent")
     assert end_despite_last_step(3) == 3
 
 
 class Writer(threading.Thread):
-    """At work until somebody waits for it."""
+    """A thread that is busy until it is joined."""
 
     def __init__(self) -> None:
         self.awaited = threading.Event()
@@ -72,7 +72,7 @@ class Writer(threading.Thread):
         super().join(timeout)
 
 
-def test_what_is_being_written_is_waited_for(busy: Begin) -> None:
+def test_pending_writes_are_waited_for(busy: Begin) -> None:
     writer = Writer()
     writer.start()
     busy("training")
@@ -81,7 +81,7 @@ def test_what_is_being_written_is_waited_for(busy: Begin) -> None:
     assert not writer.is_alive()
 
 
-def test_a_process_s_own_command_line_ends_so_and_no_other(monkeypatch: pytest.MonkeyPatch, busy: Begin) -> None:
+def test_only_a_process_run_from_its_own_command_line_ends_early(monkeypatch: pytest.MonkeyPatch, busy: Begin) -> None:
     busy("training")
     assert app.main(["--version"]) == 0
     monkeypatch.setattr("sys.argv", ["p2p-diloco", "no-such-command"])
@@ -90,7 +90,7 @@ def test_a_process_s_own_command_line_ends_so_and_no_other(monkeypatch: pytest.M
     assert ended.value.args == (2,)
 
 
-def test_the_threads_have_the_names_that_they_are_known_by() -> None:
+def test_the_threads_have_the_expected_names() -> None:
     nothing = cast(Any, None)
     training = TrainingThread(state=SimpleNamespace(), step=nothing, in_loop=nothing, died=nothing)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Output that nobody takes any more ends nothing."""
+"""Output without a reader causes no error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2p_diloco.cli.lost_stream import discard, flush_or_discard, print_to_stder
 
 @pytest.fixture
 def unread() -> Iterator[TextIO]:
-    """A pipe whose reader has gone, with something in it that is not written yet."""
+    """A pipe without a reader, with unwritten text in its buffer."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stream:
@@ -24,7 +24,7 @@ def unread() -> Iterator[TextIO]:
         yield stream
 
 
-def test_a_stream_that_was_discarded_can_be_flushed_and_closed(unread: TextIO) -> None:
+def test_a_discarded_stream_can_be_flushed_and_closed(unread: TextIO) -> None:
     with pytest.raises(BrokenPipeError):
         unread.flush()
     discard(unread)
@@ -32,26 +32,26 @@ def test_a_stream_that_was_discarded_can_be_flushed_and_closed(unread: TextIO) -
     unread.close()
 
 
-def test_what_cannot_be_flushed_is_discarded(unread: TextIO) -> None:
+def test_a_stream_that_cannot_be_flushed_is_discarded(unread: TextIO) -> None:
     flush_or_discard(unread)
     unread.close()
 
 
-def test_what_can_be_flushed_is_written(tmp_path: Path) -> None:
+def test_a_stream_that_can_be_flushed_is_written(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as stream:
         stream.write("text")
         flush_or_discard(stream)
         assert (tmp_path / "file").read_text() == "text"
 
 
-def test_a_stream_without_a_descriptor_and_a_closed_one_are_left(unread: TextIO) -> None:
+def test_a_stream_without_a_descriptor_and_a_closed_one_are_not_changed(unread: TextIO) -> None:
     discard(io.StringIO("text"))
     flush_or_discard(unread)
     unread.close()
     flush_or_discard(unread)
 
 
-def test_a_line_for_nobody_is_no_error(unread: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_a_reader_is_not_an_error(unread: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", unread)
     print_to_stderr("line")
     unread.close()

@@ -1,4 +1,4 @@
-"""`new` writes a run and its key, and nothing over anything."""
+"""`new` writes a run and its key, and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_new_writes_a_run_that_its_key_signs(tmp_path: Path, capsys: Captured) -
     assert "next: p2p-diloco bootstrap run.toml" in capsys.readouterr().out
 
 
-def test_a_run_that_is_there_stays(tmp_path: Path, capsys: Captured) -> None:
+def test_an_existing_run_is_not_overwritten(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new"]) == 0
     before = (tmp_path / "run.toml").read_bytes()
     assert main(["new"]) == 2
@@ -39,7 +39,7 @@ def test_a_run_that_is_there_stays(tmp_path: Path, capsys: Captured) -> None:
     assert (tmp_path / "run.toml").read_bytes() == before
 
 
-def test_a_key_that_is_there_signs_the_next_run_too(tmp_path: Path, capsys: Captured) -> None:
+def test_an_existing_key_signs_the_next_run_too(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "one.toml"]) == 0
     key = (tmp_path / "organiser.key").read_bytes()
     assert main(["new", "two.toml"]) == 0
@@ -63,23 +63,25 @@ def test_values_come_from_a_file_and_from_overrides(tmp_path: Path) -> None:
         (["my runs/k.toml"], "bootstrap 'my runs/k.toml'"),
     ],
 )
-def test_the_next_command_works_as_it_stands(tmp_path: Path, words: list[str], command: str, capsys: Captured) -> None:
+def test_the_next_command_can_be_run_as_printed(
+    tmp_path: Path, words: list[str], command: str, capsys: Captured
+) -> None:
     for folder in ("keys", "my runs"):
         (tmp_path / folder).mkdir()
     assert main(["new", *words]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"next: p2p-diloco {command}"
 
 
-def test_files_are_put_together_key_by_key(tmp_path: Path) -> None:
+def test_files_are_merged_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text("outer_lr = 0.8\n[rounds]\nfragments = 2\nround_seconds = 9.0\n")
     (tmp_path / "two.toml").write_text("[rounds]\nround_seconds = 7.5\n[outer]\nlearning_rate = 0.6\n")
     assert main(["new", "@one.toml", "@two.toml", "--rounds.planned_cycles", "8"]) == 0
     manifest = read_run_toml(tmp_path / "run.toml")
     assert (manifest.rounds.fragments, manifest.rounds.round_seconds, manifest.rounds.planned_cycles) == (2, 7.5, 8)
-    assert manifest.outer.learning_rate == 0.6, "a later file wins, by whichever name"
+    assert manifest.outer.learning_rate == 0.6, "a later file overrides, by either name"
 
 
-def test_another_run_may_be_the_template_and_stays_another_run(tmp_path: Path) -> None:
+def test_a_run_file_used_as_a_template_gives_a_new_run(tmp_path: Path) -> None:
     old = ["new", "old.toml", "--outer.momentum", "0.4", "--rounds.clock_start", "7", "--inner.batch", "2"]
     assert main(old) == 0
     other = (tmp_path / "old.toml").read_text().replace("created = ", "created = 7  # ")
@@ -94,7 +96,7 @@ def test_another_run_may_be_the_template_and_stays_another_run(tmp_path: Path) -
     assert manifest.rounds.clock_start == manifest.created
 
 
-def test_a_file_of_values_may_say_when_rounds_begin_and_a_flag_may_always(tmp_path: Path) -> None:
+def test_a_file_of_values_without_an_organiser_and_a_flag_may_set_the_clock_start(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text('name = "base"\n[rounds]\nclock_start = 7.0\n')
     assert main(["new", "one.toml", "@base.toml"]) == 0
     one = read_run_toml(tmp_path / "one.toml")
@@ -103,7 +105,7 @@ def test_a_file_of_values_may_say_when_rounds_begin_and_a_flag_may_always(tmp_pa
     assert read_run_toml(tmp_path / "two.toml").rounds.clock_start == 8.0
 
 
-def test_a_typo_is_named_and_leaves_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
+def test_a_typo_is_named_and_leaves_no_files(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--outer.momentm", "0.7"]) == 2
     assert "unknown key outer.momentm" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +181,7 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         ),
     ],
 )
-def test_what_a_newcomer_types_is_answered_and_leaves_nothing_behind(
+def test_typical_mistakes_are_explained_and_leave_no_files(
     tmp_path: Path, words: list[str], answer: str, capsys: Captured
 ) -> None:
     assert main(["new", *words]) == 2
@@ -188,19 +190,19 @@ def test_what_a_newcomer_types_is_answered_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("name", ["--outer.lr", "--outer_lr", "--outer-lr", "--outer.outer_lr"])
-def test_the_outer_rate_has_the_names_that_others_give_it(tmp_path: Path, name: str) -> None:
+def test_the_outer_rate_has_aliases(tmp_path: Path, name: str) -> None:
     assert main(["new", name, "0.6"]) == 0
     assert read_run_toml(tmp_path / "run.toml").outer.learning_rate == 0.6
 
 
-def test_peers_are_listed_with_commas(tmp_path: Path) -> None:
+def test_peers_are_separated_by_commas(tmp_path: Path) -> None:
     assert main(["new"]) == 0
     peer = read_run_toml(tmp_path / "run.toml").organiser
     assert main(["new", "listed.toml", "--trust.mode", "listed", "--trust.peers", f"{peer},{peer}"]) == 0
     assert read_run_toml(tmp_path / "listed.toml").trust.peers == (peer, peer)
 
 
-def test_a_text_that_is_here_may_be_named(tmp_path: Path) -> None:
+def test_a_local_text_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("words")
     assert main(["new", "--data.path", "words.txt"]) == 0
     assert read_run_toml(tmp_path / "run.toml").data.path == "words.txt"
@@ -232,7 +234,7 @@ def test_few_islands_exchange_few_spans(tmp_path: Path, flags: list[str], spans:
     assert read_run_toml(tmp_path / "run.toml").rounds.spans_per_fragment == spans
 
 
-def test_no_islands_leave_nothing_behind(tmp_path: Path, capsys: Captured) -> None:
+def test_zero_islands_are_refused_and_leave_no_files(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--islands", "0"]) == 2
     assert "--islands is 0; expected at least 1" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -242,7 +244,9 @@ HUGE = ["--model.layers", "4096", "--model.width", "8192", "--model.feed_forward
 
 
 @pytest.mark.parametrize("command", [["new"], ["bootstrap", "run.toml"], ["join", "--found", "run.toml"]])
-def test_a_model_beyond_all_machines_is_refused_with_its_number(command: list[str], capsys: Captured) -> None:
+def test_a_model_too_large_for_any_machine_is_refused_with_its_number_of_parameters(
+    command: list[str], capsys: Captured
+) -> None:
     assert command == ["new"] or main(["new"]) == 0
     assert main([*command, *HUGE]) == 2
     assert "the model has 2,748,850,380,800 parameters; expected at most 100,000,000,000" in capsys.readouterr().err
@@ -251,7 +255,7 @@ def test_a_model_beyond_all_machines_is_refused_with_its_number(command: list[st
 TOLD = ["--step-seconds", "0.045", "--uplink", "20mbit", "--islands", "4"]
 
 
-def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: Captured) -> None:
+def test_a_cycle_fits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", *TOLD]) == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps, rounds.spans_per_fragment) == (
@@ -268,13 +272,13 @@ def test_a_cycle_suits_the_step_the_line_and_the_islands(tmp_path: Path, capsys:
     ]
 
 
-def test_a_line_that_is_not_named_is_assumed_and_said(tmp_path: Path, capsys: Captured) -> None:
+def test_a_default_uplink_is_assumed_and_reported(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--step-seconds", "0.5"]) == 0
     assert read_run_toml(tmp_path / "run.toml").rounds.planned_steps == 8
     assert "assuming an uplink of 20 Mbit/s; set it with --uplink\n" in capsys.readouterr().out
 
 
-def test_the_step_is_measured_where_it_is_not_named(
+def test_the_step_is_measured_if_it_is_not_given(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, object]] = []
@@ -296,7 +300,7 @@ def test_the_step_is_measured_where_it_is_not_named(
         assert note in printed
 
 
-def test_a_step_that_cannot_be_measured_leaves_the_rounds_as_they_are(
+def test_a_step_that_cannot_be_measured_leaves_the_default_rounds(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unmeasured(*_: object, **__: object) -> MeasuredStep:
@@ -312,14 +316,14 @@ def test_a_step_that_cannot_be_measured_leaves_the_rounds_as_they_are(
     )
 
 
-def test_rounds_that_were_given_stay(tmp_path: Path) -> None:
+def test_given_rounds_are_kept(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text("[rounds]\nround_seconds = 9.0\n")
     assert main(["new", "@base.toml", "--rounds.fragments", "2", *TOLD]) == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (9.0, 2, 400)
 
 
-def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Captured) -> None:
+def test_hours_set_the_planned_cycles_and_a_falling_rate(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--hours", "2", "--step-seconds", "0.5"]) == 0
     manifest = read_run_toml(tmp_path / "run.toml")
     assert (manifest.rounds.planned_cycles, manifest.inner.schedule) == (1800, "cosine")
@@ -359,7 +363,7 @@ def test_hours_plan_the_cycles_and_let_the_rate_fall(tmp_path: Path, capsys: Cap
         ),
     ],
 )
-def test_conditions_that_mean_nothing_are_refused_before_a_step_is_measured_and_leave_nothing_behind(
+def test_senseless_conditions_are_refused_before_a_step_is_measured_and_leave_no_files(
     tmp_path: Path, words: list[str], answer: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(inner_step, "measure_inner_step")
@@ -379,7 +383,7 @@ def test_a_key_that_cannot_sign_is_refused_before_a_step_is_measured(
 
 
 class Terminal:
-    """A pseudo-terminal in place of standard input and output; whoever sits at it typed everything beforehand."""
+    """A pseudo-terminal as standard input and output; the input was typed beforehand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
         self._near, far = pty.openpty()
@@ -388,7 +392,7 @@ class Terminal:
         monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(far), "w"))
 
     def shown(self) -> str:
-        """Return what stands on it, and close it."""
+        """Return the text on the terminal, and close it."""
         sys.stdout.flush()
         text = os.read(self._near, 1 << 16).decode().replace("\r\n", "\n")
         for stream in (sys.stdin, sys.stdout):
@@ -397,7 +401,7 @@ class Terminal:
         return text
 
 
-def test_at_a_terminal_it_asks_for_what_was_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         terminal = Terminal(patch, "none\n2\n5\n5mbit\n\n")
         code, shown = main(["new", "--step-seconds", "0.5"]), terminal.shown()
@@ -415,7 +419,7 @@ def test_at_a_terminal_it_asks_for_what_was_not_named(tmp_path: Path, monkeypatc
     assert "assuming" not in shown
 
 
-def test_at_a_terminal_it_asks_for_nothing_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_new_does_not_ask_for_given_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         terminal = Terminal(patch, "")
         code, shown = main(["new", *TOLD, "--hours", "3"]), terminal.shown()
@@ -423,7 +427,7 @@ def test_at_a_terminal_it_asks_for_nothing_that_was_named(tmp_path: Path, monkey
     assert "?" not in shown
 
 
-def test_at_a_terminal_it_asks_nothing_once_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_new_does_not_ask_after_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         terminal = Terminal(patch, "\x04\x04\x04")
         code = main(["new", "--hours", "-3"])
@@ -432,7 +436,7 @@ def test_at_a_terminal_it_asks_nothing_once_it_refuses(tmp_path: Path, monkeypat
     assert (code, shown) == (2, ".\n")
 
 
-def test_no_more_input_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_input_accepts_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         terminal = Terminal(patch, "\x04\x04\x04")
         code, _ = main(["new", "--step-seconds", "0.5"]), terminal.shown()

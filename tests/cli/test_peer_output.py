@@ -1,4 +1,4 @@
-"""What a running peer prints and keeps."""
+"""Output and files of a running peer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INVITE = "p2pdiloco://" + "ab" * 32 + "?b=/ip4/192.0.2.10/tcp/31337/p2p/12D3KooW
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -50,14 +50,14 @@ def test_the_first_line_is_the_whole_join_command(tmp_path: Path) -> None:
     assert said(stream)[-2:] == ["ready: text", "finished with state ab"]
 
 
-def test_what_waited_for_the_invite_is_printed_when_none_comes(tmp_path: Path) -> None:
+def test_lines_held_back_for_the_invite_are_printed_if_none_comes(tmp_path: Path) -> None:
     stream = io.StringIO()
     with output(tmp_path, stream, announces=True) as shown:
         shown.event(event("link"))
     assert said(stream) == ["link: text"]
 
 
-def test_people_read_skipped_where_programs_read_void(tmp_path: Path) -> None:
+def test_the_topic_skipped_is_printed_and_saved_alike(tmp_path: Path) -> None:
     stream = io.StringIO()
     with output(tmp_path, stream) as shown:
         shown.event(event("skipped"))
@@ -65,7 +65,7 @@ def test_people_read_skipped_where_programs_read_void(tmp_path: Path) -> None:
     assert [kept.topic for kept in read_events(tmp_path)] == ["skipped"]
 
 
-def test_plain_lines_come_once_a_round_or_when_the_phase_changes(tmp_path: Path) -> None:
+def test_plain_status_lines_are_printed_once_a_round_or_when_the_phase_changes(tmp_path: Path) -> None:
     stream = io.StringIO()
     with output(tmp_path, stream) as shown:
         for status in (
@@ -82,7 +82,7 @@ def test_plain_lines_come_once_a_round_or_when_the_phase_changes(tmp_path: Path)
     ]
 
 
-def test_everything_is_kept_for_other_programs(tmp_path: Path) -> None:
+def test_everything_is_saved_for_other_programs(tmp_path: Path) -> None:
     with output(tmp_path, io.StringIO()) as shown:
         shown.status(PeerStatus(round=5))
         shown.event(event("round"))
@@ -91,7 +91,7 @@ def test_everything_is_kept_for_other_programs(tmp_path: Path) -> None:
     assert [found.topic for found in read_events(tmp_path)] == ["round", "evaluation"]
 
 
-def test_files_are_written_by_the_thread_that_writes(tmp_path: Path) -> None:
+def test_files_are_written_by_the_writer_thread(tmp_path: Path) -> None:
     writes: list[Callable[[], None]] = []
     with PeerOutput(tmp_path, announces_invite=False, stream=io.StringIO(), soon=writes.append) as peer:
         peer.status(PeerStatus(round=5))
@@ -103,7 +103,7 @@ def test_files_are_written_by_the_thread_that_writes(tmp_path: Path) -> None:
     assert [event.topic for event in read_events(tmp_path)] == ["ready"]
 
 
-def test_events_that_the_status_says_already_are_not_printed(tmp_path: Path) -> None:
+def test_events_that_repeat_the_status_are_not_printed(tmp_path: Path) -> None:
     stream = io.StringIO()
     with output(tmp_path, stream) as shown:
         shown.event(event("round"))
@@ -122,7 +122,7 @@ def test_a_bootstrap_peer_prints_no_skipped_rounds_before_anybody_trains(tmp_pat
     assert [found.text for found in read_events(tmp_path)] == ["nobody came", "nobody came in time"]
 
 
-def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: Path) -> None:
+def test_a_disk_error_is_reported_once_and_does_not_end_the_peer(tmp_path: Path) -> None:
     stream = io.StringIO()
     folder = tmp_path / "gone"
     with output(folder, stream) as shown:
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_is_said_once_and_does_not_end_the_peer(tmp_path: P
 
 
 class Refusing(io.StringIO):
-    """A stream that fails from one of its lines on, and counts what it is asked for."""
+    """A stream that fails after a number of writes, and counts failed writes."""
 
     def __init__(self, error: OSError, *, after: int, is_terminal: bool = False) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Refusing(io.StringIO):
     [BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.ENOSPC, "No space left on device")],
     ids=["reader gone", "disk full"],
 )
-def test_output_that_is_lost_is_said_once_and_the_peer_goes_on(
+def test_lost_output_is_reported_once_and_the_peer_continues(
     tmp_path: Path, error: OSError, is_terminal: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = Refusing(error, after=1, is_terminal=is_terminal)
@@ -179,7 +179,7 @@ def test_output_that_is_lost_is_said_once_and_the_peer_goes_on(
     )
 
 
-def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch: object) -> None:
+def test_a_terminal_shows_a_table(tmp_path: Path, monkeypatch: object) -> None:
     stream = Terminal()
     with output(tmp_path, stream) as shown:
         shown.status(PeerStatus(round=5, run_name="night"))

@@ -1,4 +1,4 @@
-"""A peer as a process: its folder and its signals. Whole processes are run in tests/swarm."""
+"""A peer as a process: its folder and its signals. Whole processes are tested in tests/swarm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2p_diloco.peer.peer_plan import PeerPlan
 
 
 class Told:
-    """Notes what a peer is told."""
+    """A peer's stop request that records its calls."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -37,28 +37,28 @@ def interrupted(times: int) -> tuple[Interrupts, Told, list[str], list[float]]:
     return interrupts, told, said, exits
 
 
-def test_the_first_interrupt_leaves_politely_and_ends_well() -> None:
+def test_the_first_interrupt_leaves_gracefully_with_exit_code_0() -> None:
     interrupts, told, said, exits = interrupted(1)
     assert (told.words, exits, interrupts.exit_code) == (["leave"], [], 0)
     assert said == ["leaving after this round; Ctrl-C again stops at once"]
 
 
-def test_the_second_stops_now_and_bounds_how_long_that_may_take() -> None:
+def test_the_second_interrupt_stops_now_with_a_time_limit() -> None:
     interrupts, told, _, exits = interrupted(2)
     assert (told.words, exits, interrupts.exit_code) == (["leave", "stop now"], [10.0], STOPPED)
 
 
-def test_the_third_does_not_wait() -> None:
+def test_the_third_interrupt_does_not_wait() -> None:
     assert interrupted(3)[3] == [10.0, 0.0]
 
 
-def test_the_check_of_a_state_directory_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_check_of_a_state_directory_leaves_no_files(tmp_path: Path) -> None:
     for folder in (tmp_path / "a" / "b", tmp_path):
         check_folder(folder)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_anything_takes_long(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_early(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"the state directory .*file is a file; choose another place"):
         check_folder(tmp_path / "file")
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_takes_long(tmp_
 
 
 @pytest.mark.parametrize(("is_terminal", "said"), [(True, "starting …\n"), (False, "")])
-def test_somebody_at_a_terminal_reads_at_once_that_it_starts(
+def test_at_a_terminal_a_line_is_shown_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, said: str
 ) -> None:
     source = Invite(run=ZERO_DIGEST, bootstraps=())

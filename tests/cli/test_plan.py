@@ -22,7 +22,7 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure_outer_work", lambda: 10.0)
 
 
-def test_it_says_what_the_line_and_the_manifest_need(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_the_needs_of_the_line_and_the_manifests_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PAPER, "--cores", "64"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for text in (
@@ -35,7 +35,7 @@ def test_it_says_what_the_line_and_the_manifest_need(capsys: pytest.CaptureFixtu
         assert text in printed
 
 
-def test_figures_are_there_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_available_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PAPER, "--cores", "64", "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["question"]["uplink_bits"] == 2e9
@@ -51,14 +51,16 @@ def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureF
     assert "MB" in printed
 
 
-def test_two_islands_and_their_bootstrap_move_more_up_than_down(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_islands_and_their_bootstrap_peer_upload_more_than_they_download(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["plan", "--parameters", "10M", "--islands", "2", "--uplink", "20mbit"]) == 0
     printed = capsys.readouterr().out
     assert "0.708 bytes per parameter and cycle up and 0.531 down, 7.08 MB; 2.83 s on an idle uplink\n" in printed
     assert "7.08 MB up and 5.31 MB down every 8 s: 7.08 Mbit/s and 5.31 Mbit/s, 76.5 GB and 57.4 GB a day\n" in printed
 
 
-def test_a_rate_that_is_none_is_refused() -> None:
+def test_an_invalid_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match="--uplink is 'fast'; expected a rate with its unit"):
         print_plan(
             PlanOptions(parameters="1M", islands=2, uplink="fast", step_seconds=1.0, cores=1, group_size=16, json=None)
@@ -75,7 +77,7 @@ def test_a_rate_that_is_none_is_refused() -> None:
         ["--parameters", "1M", "--islands", "5000", "--group-size", "5000", "--uplink", "20mbit"],
     ],
 )
-def test_new_takes_what_is_recommended(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_accepts_the_recommended_values(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     wanted = tomllib.loads("\n".join(line[15:] for line in lines[-5:]))
@@ -83,7 +85,7 @@ def test_new_takes_what_is_recommended(words: list[str], capsys: pytest.CaptureF
     assert manifest.rounds.fragments == wanted["rounds"]["fragments"]
 
 
-def test_rounds_that_no_manifest_allows_are_said_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_beyond_the_manifests_limits_are_reported_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20bit"]) == 2
     errors = capsys.readouterr().err
     assert "days at 0.02 kbit/s; a manifest allows 7" in errors
@@ -91,7 +93,7 @@ def test_rounds_that_no_manifest_allows_are_said_with_what_to_type(capsys: pytes
 
 
 @pytest.mark.parametrize("others", [[], ["--parameters", "1M", "--islands", "2"]])
-def test_a_line_without_a_unit_is_asked_for_it_first(others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_uplink_without_a_unit_is_reported_first(others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--uplink", "20", *others]) == 2
     assert capsys.readouterr().err == (
         "p2p-diloco: error: --uplink is '20'; expected a rate with its unit, kbit, mbit or gbit per second, such as "
@@ -108,7 +110,7 @@ def test_a_line_without_a_unit_is_asked_for_it_first(others: list[str], capsys: 
         (["--step-seconds", "0"], "--step-seconds is 0; expected more than 0, such as 0.045"),
     ],
 )
-def test_a_flag_that_means_nothing_is_answered_by_its_name(
+def test_an_invalid_value_is_reported_with_its_flag(
     flags: list[str], answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = [] if "--islands" in flags else ["--islands", "2"]

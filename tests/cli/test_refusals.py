@@ -1,4 +1,4 @@
-"""No word of a command line goes unheard."""
+"""No argument of a command line is ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAN = ["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20mbit"]
         (["replay", "a", "@nosuch.toml"], "replay does not take @nosuch.toml"),
     ],
 )
-def test_a_command_without_a_manifest_takes_no_values_of_one(words: list[str], text: str, capsys: Captured) -> None:
+def test_a_command_without_a_manifest_takes_no_manifest_values(words: list[str], text: str, capsys: Captured) -> None:
     assert main(words) == 2
     errors = capsys.readouterr().err
     assert text in errors

@@ -19,7 +19,7 @@ from p2p_diloco.config.key_file import write_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
 
 
-def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = record(tmp_path)
     for name in TRAINERS:
         write_key_file((stage.folder / name) / IDENTITY_FILE, peer_key(name))
@@ -36,11 +36,11 @@ def test_a_run_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"steps per round: {figures['round_steps']:g};" in printed
 
 
-def test_a_folder_that_is_no_peers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_a_state_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path)]) == 2
     assert "is not a peer's state directory" in " ".join(capsys.readouterr().err.split())
 
 
-def test_no_folder_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_without_folders_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay"]) == 2
     assert "replay needs the state directories of the run's peers" in capsys.readouterr().err

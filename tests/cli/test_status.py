@@ -1,4 +1,4 @@
-"""`status` reads what a peer said, living or not."""
+"""`status` reads the latest status of a peer, running or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def test_json_holds_the_whole_status_and_whether_the_peer_lives(state: Path, capsys: Captured) -> None:
+def test_json_holds_the_whole_status_and_whether_the_peer_runs(state: Path, capsys: Captured) -> None:
     write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time()))
     assert main(["status", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -39,7 +39,7 @@ def test_the_table_shows_the_invite_in_one_piece(state: Path, capsys: Captured) 
     assert "not running" not in out
 
 
-def test_a_run_of_somebody_s_own_model_is_joined_from_its_loop(state: Path, capsys: Captured) -> None:
+def test_a_run_of_a_custom_model_is_joined_from_its_training_loop(state: Path, capsys: Captured) -> None:
     write_status(
         state, PeerStatus(round=7, pid=os.getpid(), updated=time.time(), invite="p2pdiloco://ab", own_model=True)
     )
@@ -48,13 +48,13 @@ def test_a_run_of_somebody_s_own_model_is_joined_from_its_loop(state: Path, caps
     assert last == 'p2p_diloco.join("p2pdiloco://ab", model, optimizer), from the training loop of the model'
 
 
-def test_a_peer_that_is_gone_is_said_to_be(state: Path, capsys: Captured) -> None:
+def test_a_peer_that_is_not_running_is_reported(state: Path, capsys: Captured) -> None:
     write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time() - 7500))
     assert main(["status"]) == 0
     assert "this peer is not running; its latest status is from 2 h 05 min ago" in capsys.readouterr().out
 
 
-def test_a_broken_file_is_said_to_be(state: Path, capsys: Captured) -> None:
+def test_a_broken_file_is_reported(state: Path, capsys: Captured) -> None:
     (state / STATUS_FILE).write_text("{")
     assert main(["status"]) == 2
     assert "cannot be read; was it written by another version?" in capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_another_folder_can_be_named(tmp_path: Path, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(("error", "expected"), [(ProcessLookupError, False), (PermissionError, True), (None, True)])
-def test_a_process_of_somebody_else_lives_too(
+def test_a_process_of_another_user_counts_as_running(
     error: type[OSError] | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(pid: int, number: int) -> None:
@@ -78,6 +78,6 @@ def test_a_process_of_somebody_else_lives_too(
     assert is_running(PeerStatus(pid=4711), 1.0) is expected
 
 
-def test_an_old_status_and_one_without_a_process_are_not_believed() -> None:
+def test_an_old_status_and_one_without_a_process_do_not_count_as_running() -> None:
     assert not is_running(PeerStatus(pid=os.getpid()), 61.0)
     assert not is_running(PeerStatus(pid=0), 1.0)

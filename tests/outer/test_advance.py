@@ -1,4 +1,4 @@
-"""Claims about one island's span from event to event: nothing it learnt is lost or told twice."""
+"""Claims about one island's span from event to event: every learnt change is contributed exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def span_at(anchor: float, *, round_index: int = 0, radius: float = 1e6) -> Span
 
 
 def flying(**values: float) -> InFlight:
-    """`flying(r4=2.0)`: what was sent in round 4 decodes to 2."""
+    """Return contributions in flight: `flying(r4=2.0)` holds one of round 4 that decodes to 2."""
     in_flight = InFlight()
     for name, value in values.items():
         in_flight = in_flight.with_contribution(int(name[1:]), vector(value))
@@ -73,14 +73,14 @@ def test_a_contribution_is_the_residual() -> None:
     assert (prepared.round, prepared.norm, prepared.limit) == (8, 5.0, 2e6)
 
 
-def test_a_contribution_is_clipped_to_twice_the_last_radius_and_tells_its_norm_before() -> None:
+def test_a_contribution_is_clipped_to_twice_the_last_radius_and_keeps_its_norm_before() -> None:
     prepared = prepare_contribution(span_at(10.0, radius=1.5), InFlight(), vector(2.0), round_index=1)
     assert prepared.delta_N.tolist() == pytest.approx([3.0], rel=1e-6)
     assert euclidean_norm(prepared.delta_N) <= prepared.limit == 3.0
     assert prepared.norm == 8.0
 
 
-def test_what_was_clipped_is_part_of_the_next_contribution() -> None:
+def test_the_clipped_part_is_in_the_next_contribution() -> None:
     state, local_N = span_at(10.0, radius=2.0), vector(2.0)
     first = prepare_contribution(state, InFlight(), local_N, round_index=1)
     span = record_contribution(state, InFlight(), local_N, round_index=1, sent=first.delta_N)
@@ -92,13 +92,13 @@ def test_what_was_clipped_is_part_of_the_next_contribution() -> None:
     ("state", "in_flight"), [(span_at(1.0, round_index=6), InFlight()), (span_at(1.0), flying(r6=1.0))]
 )
 @pytest.mark.parametrize("round_index", [5, 6])
-def test_a_round_that_is_settled_gets_no_contribution(state: SpanState, in_flight: InFlight, round_index: int) -> None:
+def test_a_resolved_round_gets_no_contribution(state: SpanState, in_flight: InFlight, round_index: int) -> None:
     with pytest.raises(RoundError, match=f"round {round_index} is over: the span is at round 6; wait"):
         prepare_contribution(state, in_flight, vector(0.0), round_index=round_index)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_an_island_that_diverged_contributes_nothing(value: float) -> None:
+def test_a_diverged_island_contributes_nothing(value: float) -> None:
     with pytest.raises(NonFiniteUpdate, match="local parameters are not finite in a span of 1 elements"):
         prepare_contribution(span_at(1.0, radius=1.0), InFlight(), vector(value), round_index=3)
 
@@ -108,7 +108,7 @@ def test_a_contribution_whose_encoding_fits_is_not_shrunk() -> None:
     assert shrink_contribution(prepared, prepared.limit) is prepared
 
 
-def test_a_contribution_whose_encoding_is_too_long_is_shrunk_until_it_fits() -> None:
+def test_a_contribution_whose_encoding_is_too_long_is_shrunk_to_fit() -> None:
     prepared = prepare_contribution(span_at(10.0, radius=1.0), InFlight(), vector(0.0), round_index=1)
     longer = 1.03  # an encoding that lengthens vectors by 3 %
     shrunk = shrink_contribution(prepared, longer * euclidean_norm(prepared.delta_N))
@@ -116,14 +116,14 @@ def test_a_contribution_whose_encoding_is_too_long_is_shrunk_until_it_fits() -> 
     assert (shrunk.round, shrunk.norm, shrunk.limit) == (prepared.round, prepared.norm, prepared.limit)
 
 
-def test_recording_leaves_only_what_was_not_sent_in_the_residual() -> None:
+def test_recording_leaves_only_the_unsent_part_in_the_residual() -> None:
     local_N = vector(3.0)
     span = record_contribution(span_at(10.0), InFlight(), local_N, round_index=4, sent=vector(6.5))
     assert residual(span) == 0.5
     assert span.local_N is local_N
 
 
-def test_too_many_in_flight_take_the_oldest_out_of_local_as_if_included() -> None:
+def test_the_oldest_beyond_the_limit_are_taken_out_of_local_as_if_included() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=1.0, r2=2.0), vector(3.0))
     after = record_contribution(*before, round_index=3, sent=vector(4.0), max_in_flight=1)
     assert after.in_flight.rounds == (3,)
@@ -139,7 +139,7 @@ def test_an_entry_after_an_overflow_does_not_take_the_contribution_out_again() -
 
 
 @pytest.mark.parametrize("included", [True, False])
-def test_the_entry_of_its_round_takes_a_contribution_out_whether_or_not_it_was_included(included: bool) -> None:
+def test_the_entry_of_its_round_takes_a_contribution_out_included_or_not(included: bool) -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 1, update=2.0, included=included)
     assert after.state.anchor_N.tolist() == [8.0]
@@ -148,14 +148,14 @@ def test_the_entry_of_its_round_takes_a_contribution_out_whether_or_not_it_was_i
     assert residual(after) == residual(before)
 
 
-def test_late_keep_returns_what_was_not_included_to_the_residual() -> None:
+def test_late_keep_returns_an_excluded_contribution_to_the_residual() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
     after = receive(before, 1, update=2.0, merge=MergeRule(late="keep"), included=False)
     assert len(after.in_flight) == 0
     assert residual(after) == residual(before) + 4.0
 
 
-def test_a_void_contribution_stays_in_local_and_returns_to_the_residual() -> None:
+def test_a_skipped_contribution_stays_in_local_and_returns_to_the_residual() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 2, update=2.0)
     assert len(after.in_flight) == 0
@@ -163,7 +163,7 @@ def test_a_void_contribution_stays_in_local_and_returns_to_the_residual() -> Non
     assert residual(after) == residual(before) + 4.0
 
 
-def test_blend_multiplies_the_residual_and_what_is_in_flight_by_the_local_share() -> None:
+def test_blend_multiplies_the_residual_and_contributions_in_flight_by_the_local_share() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 1, update=2.0, merge=HALF)
     assert after.local_N.tolist() == [0.5 * 3.0 + 0.5 * 8.0]
@@ -171,14 +171,14 @@ def test_blend_multiplies_the_residual_and_what_is_in_flight_by_the_local_share(
     assert residual(after) == 0.5 * (8.0 - 3.0 - 1.0)
 
 
-def test_overwrite_leaves_nothing_of_local_nor_of_what_is_in_flight() -> None:
+def test_overwrite_keeps_nothing_of_local_or_of_contributions_in_flight() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 1, update=2.0, merge=MergeRule(kind="overwrite"))
     assert after.in_flight.rounds == (2,)
     assert residual(after) == 0.0
 
 
-def test_an_entry_that_is_refused_changes_nothing() -> None:
+def test_a_refused_entry_changes_nothing() -> None:
     before = SpanAdvance(span_at(10.0, round_index=4), flying(r5=4.0), vector(3.0))
     digest = state_digest([before.state])
     with pytest.raises(StateError, match="entry of round 4 cannot follow round 4"):
@@ -189,7 +189,7 @@ def test_an_entry_that_is_refused_changes_nothing() -> None:
     assert (before.in_flight.rounds, before.local_N.tolist()) == ((5,), [3.0])
 
 
-def test_a_replacement_takes_all_that_is_in_flight_as_included() -> None:
+def test_a_replacement_treats_all_contributions_in_flight_as_included() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     replacement = span_at(7.0, round_index=9)
     after = replace_span(*before, replacement=replacement, merge_rule=KEEP)
@@ -199,13 +199,13 @@ def test_a_replacement_takes_all_that_is_in_flight_as_included() -> None:
     assert residual(after) == residual(before)
 
 
-def test_a_replacement_counts_as_included_what_late_keep_would_leave() -> None:
+def test_a_replacement_treats_contributions_as_included_even_with_late_keep() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
     after = replace_span(*before, replacement=span_at(7.0), merge_rule=MergeRule(late="keep"))
     assert residual(after) == residual(before)
 
 
-def test_a_replacement_with_nothing_in_flight_moves_local_along_with_the_anchor() -> None:
+def test_a_replacement_with_nothing_in_flight_moves_local_with_the_anchor() -> None:
     after = replace_span(span_at(10.0), InFlight(), vector(3.0), replacement=span_at(7.0), merge_rule=KEEP)
     assert after.local_N.tolist() == [0.0]
 
@@ -223,8 +223,8 @@ def test_a_replacement_of_another_length_is_refused() -> None:
         replace_span(span_at(1.0), InFlight(), vector(0.0), replacement=wide, merge_rule=KEEP)
 
 
-def test_fetching_and_replaying_end_where_a_replacement_does_when_all_was_included() -> None:
-    # One island alone: each entry is exactly what it sent. Replayed or replaced, θ keeps only its later steps.
+def test_replaying_equals_a_replacement_if_all_contributions_were_included() -> None:
+    # A single island: each entry equals its contribution. Replayed or replaced, θ keeps only its later steps.
     sent = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     replayed = receive(receive(sent, 1, update=4.0), 2, update=1.0)
     replaced = replace_span(*sent, replacement=replayed.state, merge_rule=KEEP)
@@ -243,7 +243,7 @@ EVENTS = st.lists(
 
 @settings(deadline=None, max_examples=300)
 @given(events=EVENTS, late=st.sampled_from(["drop", "shrink", "keep"]))
-def test_whatever_happens_the_residual_is_what_the_island_learnt_and_nobody_was_told(
+def test_the_residual_is_always_what_the_island_learnt_and_did_not_contribute(
     events: list[tuple[str, int, int]], late: Literal["drop", "shrink", "keep"]
 ) -> None:
     span = SpanAdvance(genesis_state(vector(0.0), ROSTER), InFlight(), vector(0.0))

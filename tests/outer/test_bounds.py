@@ -1,4 +1,4 @@
-"""What no sequence of updates can do: make a number that is not finite, or other bytes on some processor."""
+"""No sequence of updates makes a number that is not finite, or other bytes on some processor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ELEMENTS = 64
 
 
 def numbers(seed: int, largest: float, elements: int = ELEMENTS) -> Vector:
-    """Return numbers of all magnitudes that an agreed state or an update may have, zeros and the bounds among them."""
+    """Return numbers of all magnitudes that an agreed state or an update may have, including zeros and the bounds."""
     rng = np.random.default_rng(seed)
     top = int(np.log2(largest))
     magnitude_N = np.exp2(rng.integers(-64, top, elements)) * rng.uniform(1.0, 2.0, elements)
@@ -47,7 +47,7 @@ def assert_sound(anchor_N: Vector, momentum_N: Vector) -> None:
 @given(seed=seeds, rule=rules, worst=st.booleans())
 @reproducible
 def test_no_sequence_of_updates_makes_a_number_that_is_not_finite(seed: int, rule: OuterRule, worst: bool) -> None:
-    """Random ones, and the worst: always the largest, in one direction, from where nothing larger can be reached."""
+    """Apply random updates, and the worst case: the largest in one direction, starting at the largest values."""
     anchor_N, momentum_N = numbers(seed, LARGEST_ANCHOR), numbers(seed + 1, LARGEST_MOMENTUM)
     if worst:
         anchor_N, momentum_N = np.full_like(anchor_N, -LARGEST_ANCHOR), np.full_like(anchor_N, LARGEST_MOMENTUM)
@@ -57,8 +57,8 @@ def test_no_sequence_of_updates_makes_a_number_that_is_not_finite(seed: int, rul
         assert_sound(anchor_N, momentum_N)
 
 
-def test_from_the_founding_on_nothing_grows_for_ever() -> None:
-    """With the largest of all rates and updates, 30,000 entries in a row: a float32 adds nothing that is too small."""
+def test_nothing_grows_without_bound_from_the_founding_on() -> None:
+    """Apply 30,000 entries with the largest rate and updates: float32 addition ignores addends that are too small."""
     rule = OuterRule(learning_rate=LARGEST_RATE, momentum=1.0 - 2.0**-53)
     anchor_N, momentum_N = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)
     update_N = np.full(ELEMENTS, LARGEST, np.float32)
@@ -69,7 +69,7 @@ def test_from_the_founding_on_nothing_grows_for_ever() -> None:
 
 @contextmanager
 def flushing() -> Iterator[None]:
-    """Have this thread's processor take subnormal numbers for zero, and make zeros of them."""
+    """Have this thread's processor treat subnormal inputs and results as zero."""
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
     try:
@@ -81,14 +81,14 @@ def flushing() -> Iterator[None]:
 @pytest.mark.parametrize("by_numpy", [False, True])
 @given(seed=seeds, rule=rules)
 @reproducible
-def test_a_thread_that_flushes_subnormal_numbers_ends_with_the_same_bytes(
+def test_a_thread_that_flushes_subnormal_numbers_computes_the_same_bytes(
     by_numpy: bool, seed: int, rule: OuterRule
 ) -> None:
     def play() -> list[bytes]:
         anchor_N, momentum_N = numbers(seed, 4.0), numbers(seed + 1, 2.0**-50)
         found = []
         for step in range(16):
-            update_N = numbers(seed + 2 + step, 2.0**-60) * np.float32(step % 8 == 0)  # else momentum dies away
+            update_N = numbers(seed + 2 + step, 2.0**-60) * np.float32(step % 8 == 0)  # otherwise momentum decays
             anchor_N, momentum_N = apply_outer_step(anchor_N, momentum_N, update_N, rule)
             found.append(anchor_N.tobytes() + momentum_N.tobytes())
         return found
@@ -105,20 +105,20 @@ def alone(by_numpy: bool, play: Callable[[], list[bytes]]) -> list[bytes]:
         return play()
 
 
-def test_momentum_that_dies_away_becomes_zero_and_stays_so() -> None:
+def test_decaying_momentum_becomes_zero_and_stays_zero() -> None:
     anchor_N, momentum_N = np.ones(ELEMENTS, np.float32), np.full(ELEMENTS, 2.0**-60, np.float32)
     for _ in range(8):
         anchor_N, momentum_N = apply_outer_step(anchor_N, momentum_N, np.zeros(ELEMENTS, np.float32), OuterRule())
     assert momentum_N.tobytes() == bytes(4 * ELEMENTS)
 
 
-def test_a_start_is_founded_without_numbers_that_are_too_small() -> None:
+def test_founding_sets_numbers_that_are_too_small_to_zero() -> None:
     start_N = np.array([1.0, -1e-30, 1e-42, -0.0], np.float32)
     assert genesis_state(start_N, ZERO_DIGEST).anchor_N.tobytes() == np.array([1, 0, 0, 0], np.float32).tobytes()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -3e38, 2.0**-65, -1e-42])
-def test_a_state_with_another_number_is_not_sound(wrong: float) -> None:
+def test_a_state_with_a_number_out_of_bounds_is_not_sound(wrong: float) -> None:
     numbers_N = np.zeros(5, np.float32)
     assert is_sound(numbers_N, largest=LARGEST_ANCHOR)
     numbers_N[3] = wrong

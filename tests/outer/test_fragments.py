@@ -1,4 +1,4 @@
-"""Claims about fragments and spans: packing is arithmetic, so every element is somewhere exactly once."""
+"""Claims about fragments and spans: every element is in exactly one of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_ties_are_broken_by_the_order_of_the_model_and_the_lower_index() -> None
         ([("a", 1), ("a", 1)], 1, "tensor 'a' is listed twice"),
     ],
 )
-def test_tensors_that_cannot_be_dealt_are_refused_with_a_reason(
+def test_tensors_that_cannot_be_split_are_refused_with_a_reason(
     sizes: list[tuple[str, int]], num_fragments: int, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
@@ -118,7 +118,7 @@ def test_spans_differ_by_at_most_one_block(elements: int, num_spans: int, block_
     ("elements", "num_spans", "block_elements", "text"),
     [(0, 1, 1, "elements = 0"), (1, 0, 1, "num_spans = 0"), (1, 1, 0, "block_elements = 0")],
 )
-def test_spans_of_nothing_are_refused(elements: int, num_spans: int, block_elements: int, text: str) -> None:
+def test_empty_plans_of_spans_are_refused(elements: int, num_spans: int, block_elements: int, text: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot plan spans with {text}; expected at least 1"):
         plan_spans(elements, num_spans, block_elements)
 
@@ -134,7 +134,5 @@ def test_spans_of_nothing_are_refused(elements: int, num_spans: int, block_eleme
         (1 << 40, 4, 2048),
     ],
 )
-def test_a_span_for_each_peer_of_a_row_two_where_they_are_not_short_and_none_too_long(
-    elements: int, columns: int, spans: int
-) -> None:
+def test_each_peer_of_a_row_gets_a_span_or_two_and_none_is_too_long(elements: int, columns: int, spans: int) -> None:
     assert suited_spans(elements, columns) == spans

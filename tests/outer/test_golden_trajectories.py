@@ -1,11 +1,12 @@
-"""Golden trajectories: two islands in lock-step, worked out step by step without the code under test.
+"""Golden trajectories: two islands in lock-step, computed step by step without the code under test.
 
-Two islands hold one parameter each. Both begin at the anchor, 16. An inner step halves the way to the island's own
-optimum, 0 for the first and 8 for the second: θ ← θ / 2 | θ ← (θ + 8) / 2. A round begins at every second inner step;
-both contributions weigh the same and are sent without loss. The entry comes `delay_steps` inner steps later: 0 at the
-same step border, 1 in the middle of the cycle, 3 after the next round has begun. At a step border entries go first.
+Two islands hold one parameter each. Both start at the anchor, 16. An inner step halves the distance to the island's own
+optimum, 0 for the first and 8 for the second: θ ← θ / 2 | θ ← (θ + 8) / 2. A round starts at every second inner step;
+both contributions have the same weight and are sent without loss. The entry arrives `delay_steps` inner steps later: 0
+at the same step boundary, 1 in the middle of the cycle, 3 after the next round has started. At a step boundary, entries
+come first.
 
-The comments are the whole working, to be redone by hand. `first | second` island; rows are (φ, m, first θ,
+The comments are the whole calculation, so that it can be checked by hand. `first | second` island; rows are (φ, m, first θ,
 second θ) after each entry. Every number is a short binary fraction, so float32 holds it exactly.
 
     Δ = φ − θ − in flight        g = (first Δ + second Δ) / 2        m ← μ m + g        φ ← φ − η (g + μ m)
@@ -42,11 +43,11 @@ BLEND_HALF = MergeRule(kind="blend", alpha=0.5)
 BLEND_1 = MergeRule(kind="blend", alpha=1.0)
 
 Row = tuple[float, float, float, float]
-"""φ, m, the first island's θ, the second's."""
+"""φ, m, the first island's θ, the second's θ."""
 
 
 class Pending(NamedTuple):
-    """An entry on its way."""
+    """An entry that has not arrived yet."""
 
     due_step: int
     round: int
@@ -54,7 +55,7 @@ class Pending(NamedTuple):
 
 
 class Island:
-    """One parameter, its optimum, and the span as this island sees it."""
+    """One parameter, its optimum, and this island's view of the span."""
 
     def __init__(self, optimum: float) -> None:
         self.optimum = np.float32(optimum)
@@ -313,7 +314,7 @@ def describe(argument: object) -> str | None:
 
 
 @pytest.mark.parametrize(("outer", "merge", "delay_steps"), TRAJECTORIES, ids=describe)
-def test_lock_step_matches_the_trajectory_worked_out_by_hand(
+def test_lock_step_matches_the_trajectory_computed_by_hand(
     outer: OuterRule, merge: MergeRule, delay_steps: int
 ) -> None:
     expected_rows = TRAJECTORIES[outer, merge, delay_steps]
@@ -321,7 +322,7 @@ def test_lock_step_matches_the_trajectory_worked_out_by_hand(
         assert played == pytest.approx(expected, abs=1e-6)
 
 
-def test_without_delay_and_loss_keep_and_overwrite_are_the_same() -> None:
+def test_keep_and_overwrite_are_the_same_without_delay_and_loss() -> None:
     assert np.allclose(play(NESTEROV, KEEP, 0, 20), play(NESTEROV, BLEND_0, 0, 20), rtol=0.0, atol=1e-5)
 
 
@@ -340,7 +341,7 @@ def test_a_delay_longer_than_a_cycle_stays_bounded_and_settles_between_the_optim
     assert (first + second) / 2 == pytest.approx(4.0, abs=1e-3)
 
 
-def test_without_the_in_flight_term_the_anchor_oscillates_for_ever() -> None:
+def test_without_the_in_flight_term_the_anchor_oscillates_forever() -> None:
     plain = OuterRule(learning_rate=1.0, momentum=0.0)
     anchors = [row[0] for row in play(plain, KEEP, 3, 200, subtract_in_flight=False)][-12:]
     assert max(anchors) - min(anchors) > START
@@ -353,8 +354,8 @@ def test_without_the_in_flight_term_momentum_makes_the_anchor_grow_without_bound
     assert max(anchors[-12:]) > 100_000.0
 
 
-def test_blend_with_momentum_does_not_bear_a_delay_of_two_and_a_half_cycles() -> None:
-    # A known limit, not a wish: choose keep, or blend without momentum, where exchanges take that long.
+def test_blend_with_momentum_diverges_with_a_delay_of_two_and_a_half_cycles() -> None:
+    # A known limit: choose keep, or blend without momentum, if exchanges take that long.
     assert max(abs(row[0]) for row in play(NESTEROV, BLEND_HALF, 5, 160)[-12:]) > 1_000.0
     plain = OuterRule(learning_rate=1.0, momentum=0.0)
     assert play(plain, BLEND_HALF, 5, 160)[-1][0] == pytest.approx(4.0, abs=1e-3)

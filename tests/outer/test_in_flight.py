@@ -33,33 +33,33 @@ def test_an_empty_list_resolves_nothing() -> None:
     assert resolved_N is None
 
 
-def test_the_contribution_of_the_entrys_round_leaves_and_is_returned() -> None:
+def test_the_contribution_of_the_entrys_round_is_removed_and_returned() -> None:
     remaining, resolved_N = flying(4, 8, 12).resolve(4)
     assert resolved_N is not None
     assert resolved_N.tolist() == [4.0, 4.0]
     assert remaining.rounds == (8, 12)
 
 
-def test_contributions_of_skipped_rounds_are_void_and_leave_unreturned() -> None:
+def test_contributions_of_skipped_rounds_are_removed_and_not_returned() -> None:
     remaining, resolved_N = flying(4, 8, 12).resolve(8)
     assert resolved_N is not None
     assert resolved_N[0] == 8.0
     assert remaining.rounds == (12,)
 
 
-def test_an_entry_of_a_round_without_us_only_voids_what_is_older() -> None:
+def test_an_entry_of_a_round_without_own_contribution_removes_only_older_ones() -> None:
     remaining, resolved_N = flying(4, 12).resolve(8)
     assert resolved_N is None
     assert remaining.rounds == (12,)
 
 
-def test_more_than_the_limit_lets_the_oldest_go() -> None:
+def test_the_oldest_beyond_the_limit_overflow() -> None:
     remaining, surplus = flying(*range(MAX_IN_FLIGHT + 2)).overflow()
     assert firsts(surplus) == [0.0, 1.0]
     assert remaining.rounds == tuple(range(2, MAX_IN_FLIGHT + 2))
 
 
-def test_at_the_limit_nobody_goes() -> None:
+def test_nothing_overflows_at_the_limit() -> None:
     in_flight = flying(*range(MAX_IN_FLIGHT))
     assert in_flight.overflow() == (in_flight, [])
 
@@ -70,7 +70,7 @@ def test_clearing_returns_everything_in_order_of_rounds() -> None:
     assert firsts(leaving) == [1.0, 5.0, 9.0]
 
 
-def test_scaling_keeps_rounds_and_leaves_the_old_list_alone() -> None:
+def test_scaling_keeps_rounds_and_does_not_change_the_old_list() -> None:
     in_flight = flying(2, 6)
     scaled = in_flight.scaled(0.5)
     assert scaled.rounds == (2, 6)
@@ -79,12 +79,12 @@ def test_scaling_keeps_rounds_and_leaves_the_old_list_alone() -> None:
 
 
 @pytest.mark.parametrize("own_round", [3, 7])
-def test_a_round_that_is_in_flight_or_behind_it_is_refused(own_round: int) -> None:
+def test_a_round_that_is_in_flight_or_before_it_is_refused(own_round: int) -> None:
     with pytest.raises(RoundError, match=f"round {own_round} cannot follow round 7, whose contribution is in flight"):
         flying(7).with_contribution(own_round, decoded(1.0))
 
 
-def test_what_is_in_flight_cannot_be_written_to() -> None:
+def test_contributions_in_flight_are_read_only() -> None:
     for in_flight in (flying(1), flying(1).scaled(0.5)):
         with pytest.raises(ValueError, match="read-only"):
             in_flight.vectors[0][0] = 5.0
@@ -126,7 +126,7 @@ def test_each_contribution_is_resolved_exactly_once(events: list[str]) -> None:
     assert sorted([*returned, *void, *in_flight.rounds]) == sent
 
 
-def test_what_is_kept_as_it_was_sent_is_decoded_when_somebody_asks() -> None:
+def test_an_encoded_contribution_is_decoded_only_on_demand() -> None:
     asked: list[bytes] = []
 
     def decode(payload: bytes) -> Vector:

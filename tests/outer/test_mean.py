@@ -25,13 +25,13 @@ def vector(*values: float) -> Vector:
     return np.array(values, dtype=np.float32)
 
 
-def test_a_mean_by_hand() -> None:
+def test_a_mean_is_as_computed_by_hand() -> None:
     assert weighted_mean([vector(8.0, 0.0), vector(4.0, 4.0)], [1.0, 3.0]).tolist() == [5.0, 3.0]
 
 
 @settings(deadline=None)
 @given(weighed=WEIGHED)
-def test_it_agrees_with_the_mean_in_double_precision(weighed: list[tuple[Vector, float]]) -> None:
+def test_a_mean_agrees_with_the_mean_in_double_precision(weighed: list[tuple[Vector, float]]) -> None:
     vectors, weights = [pair[0] for pair in weighed], [pair[1] for pair in weighed]
     largest = max(weights)
     shares = [weight / largest for weight in weights]
@@ -41,7 +41,7 @@ def test_it_agrees_with_the_mean_in_double_precision(weighed: list[tuple[Vector,
 
 @settings(deadline=None)
 @given(weighed=WEIGHED)
-def test_every_bit_is_that_of_separate_float32_operations_in_the_order_given(
+def test_every_bit_is_that_of_separate_float32_operations_in_the_given_order(
     weighed: list[tuple[Vector, float]],
 ) -> None:
     vectors, weights = [pair[0] for pair in weighed], [pair[1] for pair in weighed]
@@ -68,7 +68,7 @@ def test_the_unit_of_weights_changes_no_bit(weighed: list[tuple[Vector, float]],
     assert weighted_mean(vectors, weights).tobytes() == weighted_mean(vectors, scaled).tobytes()
 
 
-def test_a_lone_contribution_is_its_own_mean() -> None:
+def test_a_single_contribution_is_its_own_mean() -> None:
     vector_N = vector(0.1, -3.7e20, 1e-40)
     assert weighted_mean([vector_N], [0.3]).tobytes() == vector_N.tobytes()
 
@@ -108,6 +108,6 @@ def test_a_mean_of_nothing_is_refused(vectors: list[Vector], weights: list[float
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_one_contribution_that_is_not_finite_never_becomes_a_mean(value: float, weight: float) -> None:
+def test_a_contribution_that_is_not_finite_never_becomes_a_mean(value: float, weight: float) -> None:
     with pytest.raises(NonFiniteUpdate, match="the mean of 2 contributions holds 1 non-finite numbers among 2"):
         weighted_mean([vector(1.0, 1.0), vector(1.0, value)], [1.0, weight])

@@ -25,7 +25,7 @@ def vector(*values: float) -> Vector:
 
 @settings(deadline=None)
 @given(local_N=WHOLE, before_N=WHOLE, after_N=WHOLE, resolved_N=WHOLE, remaining_N=WHOLE, was_included=st.booleans())
-def test_keep_leaves_the_residual_as_it_was(
+def test_keep_does_not_change_the_residual(
     local_N: Vector, before_N: Vector, after_N: Vector, resolved_N: Vector, remaining_N: Vector, was_included: bool
 ) -> None:
     merged_N = merge_local(local_N, before_N, after_N, resolved_N, was_included, KEEP)
@@ -41,7 +41,9 @@ def test_keep_leaves_the_residual_as_it_was(
     ("keep", True, 10.0 - 3.0 + 2.0),
     ("keep", False, 10.0 - 3.0),
 ])  # fmt: skip
-def test_late_work_stays_whole_with_keep_and_half_with_shrink(late: Any, was_included: bool, expected: float) -> None:
+def test_an_excluded_contribution_stays_whole_with_keep_and_half_with_shrink(
+    late: Any, was_included: bool, expected: float
+) -> None:
     merged_N = merge_local(vector(10.0), vector(8.0), vector(5.0), vector(2.0), was_included, MergeRule(late=late))
     assert merged_N.tolist() == [expected]
 
@@ -51,7 +53,7 @@ def test_without_a_contribution_of_that_round_keep_follows_the_anchor() -> None:
 
 
 def test_keep_rounds_local_once() -> None:
-    # Apart, 1 + 2⁻²⁴ would be rounded back to 1 twice; together they are 2⁻²³, which float32 holds next to 1.
+    # Added separately, 1 + 2⁻²⁴ would be rounded to 1 twice; together they are 2⁻²³, which float32 holds next to 1.
     tiny = 2.0**-24
     assert merge_local(vector(1.0), vector(0.0), vector(tiny), vector(tiny), True, KEEP)[0] == 1.0 + 2.0**-23
 
@@ -71,7 +73,7 @@ def test_blend_keeps_the_local_share(rule: MergeRule, expected: float, was_inclu
     assert merge_local(vector(10.0), vector(8.0), vector(4.0), vector(99.0), was_included, rule).tolist() == [expected]
 
 
-def test_overwriting_heals_what_is_no_longer_finite() -> None:
+def test_overwriting_replaces_numbers_that_are_not_finite() -> None:
     anchor_N = vector(1.0, 2.0)
     merged_N = merge_local(vector(math.nan, math.inf), anchor_N, anchor_N, None, False, MergeRule(kind="overwrite"))
     assert merged_N.tolist() == [1.0, 2.0]
@@ -90,7 +92,7 @@ def test_every_element_is_merged_in_fresh_memory(rule: MergeRule) -> None:
     assert not any(np.shares_memory(merged_N, each) for each in vectors)
 
 
-def test_what_is_in_flight_is_shared_like_local() -> None:
+def test_contributions_in_flight_are_scaled_like_local() -> None:
     assert KEEP.in_flight_share == 1.0
     assert MergeRule(kind="blend", alpha=0.25).in_flight_share == 0.25
     assert MergeRule(kind="overwrite").in_flight_share == 0.0
@@ -106,13 +108,13 @@ def test_what_is_in_flight_is_shared_like_local() -> None:
         ({"alpha": 0.5}, "fragment_update_alpha is 0.5 but merge is 'keep'; set merge to 'blend' or alpha to 0"),
     ],
 )
-def test_a_rule_that_means_nothing_is_refused(arguments: dict[str, Any], text: str) -> None:
+def test_an_invalid_rule_is_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         MergeRule(**arguments)
 
 
 @pytest.mark.parametrize("elements", [1, 63, 64, 1000])
-def test_who_contributed_nothing_moves_with_the_anchor(elements: int) -> None:
+def test_without_a_contribution_local_moves_with_the_anchor(elements: int) -> None:
     rng = np.random.default_rng(elements)
     local_N, before_N, after_N = rng.standard_normal((3, elements), dtype=np.float32)
     merged_N = merge_local(local_N, before_N, after_N, None, False, MergeRule())

@@ -1,4 +1,4 @@
-"""Claims about the outer step: the same bits for all, and the formula of the paper."""
+"""Claims about the outer step: the same bits everywhere, and the formula of the paper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def zero_if_small(number: np.float32) -> np.float32:
 def step_by_scalars(
     anchor_N: Vector, momentum_N: Vector, update_N: Vector, rule: OuterRule
 ) -> list[tuple[bytes, bytes]]:
-    """The formula, one float32 operation after another."""
+    """Apply the formula, one float32 operation after another."""
     rate, mu = np.float32(rule.learning_rate), np.float32(rule.momentum)
     stepped = []
     for anchor, momentum, update in zip(anchor_N, momentum_N, update_N, strict=True):
@@ -59,10 +59,10 @@ def test_every_bit_is_that_of_separate_float32_operations(
 
 
 @pytest.mark.parametrize("elements", [1, 63, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1, 2 * BLOCK_ELEMENTS + 5])
-def test_bits_do_not_depend_on_where_a_span_is_cut_or_lies_in_memory(elements: int) -> None:
+def test_bits_do_not_depend_on_cuts_or_memory_alignment(elements: int) -> None:
     anchor_N, momentum_N, update_N = ramp(elements, 0.1), ramp(elements, 0.7), ramp(elements, 1.3)
     whole = apply_outer_step(anchor_N, momentum_N, update_N, RULE)
-    # One element at an odd offset in a buffer, so that no vector register lines up as before.
+    # At an odd offset in a buffer, so that vector registers line up differently.
     padded = [
         np.concatenate([np.zeros(3, dtype=np.float32), vector])[3:] for vector in (anchor_N, momentum_N, update_N)
     ]
@@ -93,7 +93,7 @@ def test_plain_sgd_with_rate_one_moves_the_anchor_to_the_mean_of_the_islands() -
     assert (anchor_N[0], momentum_N[0]) == (6.0, 2.0)
 
 
-def test_the_step_takes_fresh_memory_and_changes_none_of_its_arguments() -> None:
+def test_the_step_allocates_its_results_and_does_not_change_its_arguments() -> None:
     arguments = [ramp(100, 0.1), ramp(100, 0.2), ramp(100, 0.3)]
     before = [argument.tobytes() for argument in arguments]
     for argument in arguments:
@@ -106,7 +106,7 @@ def test_the_step_takes_fresh_memory_and_changes_none_of_its_arguments() -> None
 
 @pytest.mark.parametrize("rule", [RULE, OuterRule(learning_rate=0.7, momentum=0.0)])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_makes_the_span_void(value: float, rule: OuterRule) -> None:
+def test_an_update_that_is_not_finite_is_refused(value: float, rule: OuterRule) -> None:
     update_N = ramp(BLOCK_ELEMENTS + 9, 0.1)
     update_N[-2] = value
     zeros_N = np.zeros_like(update_N)
@@ -116,7 +116,7 @@ def test_an_update_that_is_not_finite_makes_the_span_void(value: float, rule: Ou
         apply_outer_step(zeros_N, zeros_N, update_N, rule)
 
 
-def test_a_finite_update_whose_step_overflows_makes_the_span_void() -> None:
+def test_a_finite_update_whose_step_overflows_is_refused() -> None:
     largest_N = np.full(2, np.finfo(np.float32).max, dtype=np.float32)
     with pytest.raises(NonFiniteUpdate, match="the update holds 0 and the step along it 2 non-finite numbers among 2"):
         apply_outer_step(np.zeros(2, dtype=np.float32), largest_N, largest_N, OuterRule(momentum=0.75))
@@ -129,11 +129,11 @@ def test_a_learning_rate_that_cannot_train_is_refused(rate: float) -> None:
 
 
 @pytest.mark.parametrize("mu", [-0.1, 1.0, math.nan, 1e-40])
-def test_a_momentum_that_never_forgets_is_refused(mu: float) -> None:
+def test_a_momentum_that_never_decays_is_refused(mu: float) -> None:
     with pytest.raises(ConfigError, match=f"outer momentum is {mu}; expected 0, or from 5.96e-08 to less than 1"):
         OuterRule(momentum=mu)
 
 
-def test_a_rule_that_nobody_set_is_that_of_a_manifest_that_does_not() -> None:
+def test_the_default_rule_is_that_of_the_manifest() -> None:
     section = OuterSection()
     assert OuterRule() == OuterRule(learning_rate=section.learning_rate, momentum=section.momentum)

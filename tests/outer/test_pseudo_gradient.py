@@ -20,7 +20,7 @@ VECTORS = hnp.arrays(np.float32, 40, elements=st.one_of(st.just(0.0), st.floats(
 
 @settings(deadline=None)
 @given(anchor_N=WHOLE, local_N=WHOLE, in_flight=st.lists(WHOLE, max_size=8))
-def test_it_is_the_anchor_less_local_less_all_that_is_in_flight(
+def test_it_is_the_anchor_minus_local_minus_contributions_in_flight(
     anchor_N: Vector, local_N: Vector, in_flight: list[Vector]
 ) -> None:
     exact = anchor_N.astype(np.int64) - local_N.astype(np.int64) - sum(c.astype(np.int64) for c in in_flight)
@@ -35,14 +35,14 @@ def test_it_covers_every_element_of_a_vector_of_many_blocks() -> None:
     assert np.array_equal(pseudo_gradient(anchor_N, ones_N, [ones_N, ones_N]), anchor_N - 3.0)
 
 
-def test_it_leaves_its_arguments_alone() -> None:
+def test_it_does_not_change_its_arguments() -> None:
     vectors = [np.full(3, value, dtype=np.float32) for value in (5.0, 3.0, 1.0)]
     delta_N = pseudo_gradient(vectors[0], vectors[1], [vectors[2]])
     assert [float(vector[0]) for vector in vectors] == [5.0, 3.0, 1.0]
     assert not any(np.shares_memory(delta_N, vector) for vector in vectors)
 
 
-def test_local_parameters_that_diverged_show_without_a_warning() -> None:
+def test_diverged_local_parameters_give_no_warning() -> None:
     local_N = np.array([math.inf, math.nan, 1.0], dtype=np.float32)
     decoded_N = np.array([-math.inf, 0.0, 0.0], dtype=np.float32)
     delta_N = pseudo_gradient(np.zeros(3, dtype=np.float32), local_N, [decoded_N])
@@ -51,7 +51,7 @@ def test_local_parameters_that_diverged_show_without_a_warning() -> None:
 
 @settings(deadline=None)
 @given(delta_N=VECTORS, limit=st.floats(2.0**-40, 2.0**70))
-def test_a_clipped_vector_is_within_the_limit_and_barely_so(delta_N: Vector, limit: float) -> None:
+def test_a_clipped_vector_is_just_within_the_limit(delta_N: Vector, limit: float) -> None:
     clipped_N, norm = clip_to_norm(delta_N, limit)
     assert norm == euclidean_norm(delta_N)
     assert euclidean_norm(clipped_N) <= limit
@@ -66,7 +66,7 @@ def test_clipping_keeps_the_direction_and_reports_the_norm_before() -> None:
 
 
 @pytest.mark.parametrize("limit", [5.0, math.inf])
-def test_what_fits_is_not_touched(limit: float) -> None:
+def test_a_vector_within_the_limit_is_not_changed(limit: float) -> None:
     delta_N = np.array([3.0, -4.0], dtype=np.float32)
     assert clip_to_norm(delta_N, limit)[0] is delta_N
 

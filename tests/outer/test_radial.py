@@ -1,4 +1,4 @@
-"""Claims about radial means: lengths and directions of a block are averaged apart."""
+"""Claims about radial means: lengths and directions of a block are averaged separately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def block(*values: float) -> Vector:
 
 
 def draws(seed: int, num_vectors: int, elements: int) -> list[Vector]:
-    """Return vectors that agree a little, with blocks of zeros and of very different lengths."""
+    """Return partly aligned vectors, with blocks of zeros and of very different lengths."""
     rng = np.random.default_rng(seed)
     common_N, blocks = rng.standard_normal(elements), num_radial_blocks(elements)
     vectors = []
@@ -53,7 +53,7 @@ def lengths(vector_N: Vector) -> list[float]:
     ],
     ids=["orthogonal", "of two lengths", "in line", "of no weight", "nothing from one", "opposite", "nothing"],
 )
-def test_radial_means_by_hand(
+def test_radial_means_match_the_calculation_by_hand(
     vectors: list[tuple[float, float]], weights: list[float], expected: tuple[float, float]
 ) -> None:
     mean_N = radial_mean([block(*values) for values in vectors], weights, ALL)
@@ -62,27 +62,27 @@ def test_radial_means_by_hand(
 
 
 @pytest.mark.parametrize("num_vectors", [2, 4, 16, 64])
-def test_orthogonal_vectors_keep_their_length_however_many_there_are(num_vectors: int) -> None:
+def test_orthogonal_vectors_keep_their_length_for_any_number_of_them(num_vectors: int) -> None:
     vectors = [block(*[0.0] * place, 2.0) for place in range(num_vectors)]
     assert lengths(radial_mean(vectors, [1.0] * num_vectors, ALL)) == pytest.approx([2.0])
     assert lengths(weighted_mean(vectors, [1.0] * num_vectors)) == pytest.approx([2.0 / math.sqrt(num_vectors)])
 
 
-def test_a_length_turns_no_mean() -> None:
+def test_the_length_of_a_vector_does_not_change_the_direction_of_the_mean() -> None:
     honest, long_N = block(1.0, 1.0), block(0.0, 1.0)
     means = [radial_mean([honest, long_N * np.float32(factor)], [1.0, 1.0], ALL) for factor in (1.0, 1e6)]
     directions = [mean_N / lengths(mean_N)[0] for mean_N in means]
     assert np.allclose(*directions, rtol=1e-6)
 
 
-def test_noise_is_not_blown_up() -> None:
-    # All but opposite: what they leave is no message, and ten thousand times shorter than they are.
+def test_noise_is_not_amplified() -> None:
+    # Almost opposite vectors: what remains is noise, ten thousand times shorter than they are.
     mean_N = radial_mean([block(1.0, 1e-4), block(-1.0, 1e-4)], [1.0, 1.0], ALL)
     assert lengths(mean_N) == pytest.approx([math.sqrt(2.0) * 1e-4], rel=1e-4)
 
 
 def check_formula(seed: int, num_vectors: int, elements: int) -> None:
-    """Check a mean of draws, in about 70 % of its blocks radial, block by block."""
+    """Check a mean of random vectors block by block; about 70 % of its blocks are radial."""
     vectors, weights = draws(seed, num_vectors, elements), list(np.random.default_rng(seed).random(num_vectors) + 0.01)
     is_radial_B = np.random.default_rng(seed).random(num_radial_blocks(elements)) < 0.7
     mean_N, plain_N = radial_mean(vectors, weights, is_radial_B), weighted_mean(vectors, weights)
@@ -122,13 +122,13 @@ def test_spans_of_many_blocks_are_radial_to_their_end() -> None:
 
 
 @pytest.mark.parametrize("elements", [1, K - 1, K, K + 1, 40 * K + 3, 1200 * K])
-def test_a_lone_contribution_is_its_own_mean(elements: int) -> None:
+def test_a_single_contribution_is_its_own_mean(elements: int) -> None:
     vector_N = draws(3, 1, elements)[0]
     marks_B = np.ones(num_radial_blocks(elements), np.bool_)
     assert np.array_equal(radial_mean([vector_N], [0.3], marks_B), vector_N)
 
 
-def test_vectors_are_left_as_they_are() -> None:
+def test_vectors_are_not_changed() -> None:
     vectors = draws(5, 3, 2 * K)
     before = [vector_N.copy() for vector_N in vectors]
     radial_mean(vectors, [1.0, 2.0, 3.0], np.ones(2, np.bool_))
@@ -161,7 +161,7 @@ def halves(values: list[float]) -> float:
     return values[0]
 
 
-def test_blocks_of_all_magnitudes_are_added_up_half_to_half() -> None:
+def test_blocks_of_all_magnitudes_are_summed_by_halves() -> None:
     rng = np.random.default_rng(7)
     values_BK = rng.standard_normal((300, K)) * np.exp2(rng.integers(-30, 30, (300, K)))
     assert sums_of_blocks(values_BK).tolist() == [halves(values_K.tolist()) for values_K in values_BK]
@@ -170,10 +170,10 @@ def test_blocks_of_all_magnitudes_are_added_up_half_to_half() -> None:
 def test_a_sum_has_one_order() -> None:
     values_BK = np.zeros((1, K))
     values_BK[0, [0, 1, K // 2]] = 1.0, 2.0**-53, 2.0**-53
-    assert sums_of_blocks(values_BK).tolist() == [1.0], "each addend alone is too small to be seen beside the first"
+    assert sums_of_blocks(values_BK).tolist() == [1.0], "each addend alone is too small to change the first"
     values_BK[0, [1, K // 2]] = 0.0
     values_BK[0, [1, 1 + K // 2]] = 2.0**-53
-    assert sums_of_blocks(values_BK).tolist() == [1.0 + 2.0**-52], "together they are not"
+    assert sums_of_blocks(values_BK).tolist() == [1.0 + 2.0**-52], "their sum is large enough"
 
 
 def test_marks_of_another_span_are_refused() -> None:

@@ -44,12 +44,12 @@ def test_a_founded_span_has_absorbed_nothing() -> None:
     assert (state.head.radius, state.head.median_weight) == (founding_radius(2), FOUNDING_WEIGHT)
 
 
-def test_the_chain_of_a_founded_span_begins_with_the_content_digest_of_the_start() -> None:
+def test_the_chain_of_a_founded_span_starts_with_the_content_digest_of_the_initial_values() -> None:
     state = genesis_state(vector(1.0, 2.0), ROSTER)
     assert state.head.digest == content_digest(vector(1.0, 2.0), vector(0.0, 0.0), ZERO_DIGEST)
 
 
-def test_founding_copies_the_start() -> None:
+def test_founding_copies_the_initial_values() -> None:
     start_N = vector(1.0, 2.0)
     state = genesis_state(start_N, ROSTER)
     start_N[0] = 7.0
@@ -57,12 +57,12 @@ def test_founding_copies_the_start() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
-def test_a_start_that_is_not_finite_founds_nothing(value: float) -> None:
+def test_initial_values_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(StateError, match="1 of 2 initial values are not finite or beyond"):
         genesis_state(vector(1.0, value), ROSTER)
 
 
-def test_a_states_vectors_cannot_be_written_to() -> None:
+def test_a_states_vectors_are_read_only() -> None:
     state = absorb(genesis_state(vector(1.0), ROSTER), entry=entry(3), update_N=vector(1.0), rule=RULE)
     for vector_N in (state.anchor_N, state.momentum_N):
         with pytest.raises(ValueError, match="read-only"):
@@ -77,13 +77,13 @@ def test_a_states_vectors_cannot_be_written_to() -> None:
         (np.zeros(2, dtype=np.float32), np.zeros(3, dtype=np.float32)),
     ],
 )
-def test_vectors_that_do_not_fit_together_are_no_state(anchor: Vector, momentum: Vector) -> None:
+def test_vectors_that_do_not_match_are_refused(anchor: Vector, momentum: Vector) -> None:
     head = genesis_state(vector(1.0), ROSTER).head
     with pytest.raises(StateError, match=r"anchor is float.* and momentum float.*; expected float32 vectors"):
         SpanState(head=head, anchor_N=anchor, momentum_N=momentum)
 
 
-def test_absorbing_takes_the_outer_step_and_what_the_entry_publishes() -> None:
+def test_absorbing_applies_the_outer_step_and_the_entrys_published_values() -> None:
     state = genesis_state(vector(8.0, 4.0), ROSTER)
     update_N = vector(1.0, -2.0)
     absorbed = absorb(state, entry=entry(6), update_N=update_N, rule=RULE)
@@ -95,7 +95,7 @@ def test_absorbing_takes_the_outer_step_and_what_the_entry_publishes() -> None:
     assert (absorbed.head.roster, absorbed.head.radius, absorbed.head.median_weight) == (entry(6).roster, 2.5, 100.0)
 
 
-def test_absorbing_leaves_the_parent_as_it_was() -> None:
+def test_absorbing_does_not_change_the_parent() -> None:
     state = genesis_state(vector(8.0), ROSTER)
     before = state_digest([state])
     absorb(state, entry=entry(1), update_N=vector(1.0), rule=RULE)
@@ -103,7 +103,7 @@ def test_absorbing_leaves_the_parent_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("again", [5, 4])
-def test_no_entry_is_absorbed_twice_nor_an_older_one_after_it(again: int) -> None:
+def test_an_entry_that_is_not_newer_is_refused(again: int) -> None:
     state = absorb(genesis_state(vector(8.0), ROSTER), entry=entry(5), update_N=vector(1.0), rule=RULE)
     with pytest.raises(StateError, match=f"entry of round {again} cannot follow round 5, which is already absorbed"):
         absorb(state, entry=entry(again), update_N=vector(1.0), rule=RULE)
@@ -130,19 +130,19 @@ def test_peers_that_absorb_the_same_entries_hold_the_same_bytes() -> None:
     assert len(digests) == 1
 
 
-def test_the_content_digest_is_over_little_endian_bytes_on_every_machine() -> None:
+def test_the_content_digest_uses_little_endian_bytes_on_every_machine() -> None:
     expected = blake3(b"p2p-diloco span content 2\n" + bytes.fromhex("0000803f" + "000000c0") + b"d" * 32).digest()
     assert content_digest(vector(1.0), vector(-2.0), Digest(b"d" * 32)) == expected
 
 
-def test_the_content_digest_does_not_depend_on_where_the_vector_lies() -> None:
+def test_the_content_digest_does_not_depend_on_memory_layout() -> None:
     wide_N = np.arange(10, dtype=np.float32)
     assert content_digest(wide_N[::2], wide_N[1::2], ZERO_DIGEST) == content_digest(
         wide_N[::2].copy(), wide_N[1::2].copy(), ZERO_DIGEST
     )
 
 
-def test_every_bit_of_a_state_shows_in_its_digest() -> None:
+def test_every_bit_of_a_state_changes_its_digest() -> None:
     state = genesis_state(vector(1.0, 2.0), ROSTER)
     others = [
         SpanState(head=state.head, anchor_N=vector(1.0, np.nextafter(np.float32(2.0), 3)), momentum_N=vector(0.0, 0.0)),
@@ -152,6 +152,6 @@ def test_every_bit_of_a_state_shows_in_its_digest() -> None:
     assert len({state_digest([each]) for each in (state, *others)}) == 4
 
 
-def test_the_order_of_spans_shows_in_the_digest() -> None:
+def test_the_order_of_spans_changes_the_digest() -> None:
     first, second = genesis_state(vector(1.0), ROSTER), genesis_state(vector(2.0), ROSTER)
     assert state_digest([first, second]) != state_digest([second, first])

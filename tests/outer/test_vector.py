@@ -46,7 +46,7 @@ def test_a_read_only_view_refuses_writes_and_shares_memory() -> None:
 
 @pytest.mark.parametrize("position", [0, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 6])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_non_finite_number_is_counted_wherever_it_hides(position: int, value: float) -> None:
+def test_a_non_finite_number_is_counted_anywhere(position: int, value: float) -> None:
     vector_N = np.ones(BLOCK_ELEMENTS + 7, dtype=np.float32)
     assert count_non_finite(vector_N) == 0
     vector_N[position] = value
@@ -54,7 +54,7 @@ def test_a_non_finite_number_is_counted_wherever_it_hides(position: int, value: 
     assert not math.isfinite(euclidean_norm(vector_N))
 
 
-def test_the_norm_is_exact_where_squares_and_sums_are() -> None:
+def test_the_norm_is_exact_if_squares_and_sums_are() -> None:
     assert euclidean_norm(np.array([3.0, -4.0], dtype=np.float32)) == 5.0
     assert euclidean_norm(np.zeros(0, dtype=np.float32)) == 0.0
     assert euclidean_norm(np.full(4 * BLOCK_ELEMENTS, 2.0, dtype=np.float32)) == 2.0 * math.sqrt(4 * BLOCK_ELEMENTS)

@@ -21,13 +21,13 @@ def _one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def shape() -> ModelShape:
-    """A model small enough to build, step and evaluate in milliseconds."""
+    """Return the shape of a model small enough to build, step and evaluate in milliseconds."""
     return ModelShape(layers=2, width=16, heads=2, feed_forward=24, context=12)
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Words of a small language, 40 kB, the same in every run."""
+    """Return a corpus of words of a small language, 40 kB, the same in every run."""
     words = ["anchor", "island", "round", "roster", "entry", "void", "span", "\n"]
     generator = random.Random(5)
     path = tmp_path / "words.txt"

@@ -20,12 +20,12 @@ def write_files(folder: Path, **contents: bytes) -> list[Path]:
     return paths
 
 
-def test_one_file_is_itself(tmp_path: Path) -> None:
+def test_one_file_is_the_corpus(tmp_path: Path) -> None:
     (path,) = write_files(tmp_path, a=b"text")
     assert list_corpus_files(path) == (path,)
 
 
-def test_a_folder_is_all_its_files_by_name_without_hidden_and_empty_ones(tmp_path: Path) -> None:
+def test_a_folder_lists_its_files_by_name_without_hidden_and_empty_ones(tmp_path: Path) -> None:
     second, first = write_files(tmp_path / "b", two=b"2", one=b"1")
     (top,) = write_files(tmp_path, a=b"0")
     write_files(tmp_path, empty=b"")
@@ -39,7 +39,7 @@ def test_a_folders_hidden_parents_do_not_hide_its_files(tmp_path: Path) -> None:
     assert list_corpus_files(tmp_path / ".cache" / "books") == tuple(paths)
 
 
-def test_a_glob_is_the_files_that_it_names_in_order(tmp_path: Path) -> None:
+def test_a_glob_lists_its_matching_files_in_order(tmp_path: Path) -> None:
     b, a = write_files(tmp_path / "books", b=b"1", a=b"2")
     (tmp_path / "books" / "a.csv").write_bytes(b"no")
     (tmp_path / "folder.txt").mkdir()
@@ -63,7 +63,7 @@ def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, pattern: str) 
         list_corpus_files(str(tmp_path / pattern))
 
 
-def test_the_standard_library_comes_without_tests_and_installed_packages() -> None:
+def test_the_standard_library_excludes_tests_and_installed_packages() -> None:
     files = list_corpus_files(None)
     names = {file.name for file in files}
     folders = {part for file in files for part in file.parts[-3:-1]}
@@ -87,7 +87,7 @@ def test_reading_equals_slicing_the_joined_text(tmp_path_factory: pytest.TempPat
     assert files.file_sizes == tuple(len(content) for content in contents)
 
 
-def test_what_is_read_is_a_copy(tmp_path: Path) -> None:
+def test_read_returns_a_copy(tmp_path: Path) -> None:
     files = MappedFiles(tuple(write_files(tmp_path, a=b"text")))
     files.read(0, 4)[:] = 0
     assert files.read(0, 4).tobytes() == b"text"
@@ -99,7 +99,7 @@ def test_reading_outside_the_text_is_a_bug_of_the_caller(tmp_path: Path) -> None
         files.read(2, 5)
 
 
-def test_few_maps_stay_open_however_many_files_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_maps_stay_open_for_any_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_files, "_MAPPED_FILES", 2)
     files = MappedFiles(tuple(write_files(tmp_path, a=b"1", b=b"2", c=b"3", d=b"4")))
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_few_maps_stay_open_however_many_files_there_are(tmp_path: Path, monkeyp
     assert list(files._maps) == [2, 0]
 
 
-def test_a_file_that_changed_its_size_is_named(tmp_path: Path) -> None:
+def test_a_file_whose_size_changed_is_named(tmp_path: Path) -> None:
     (path,) = write_files(tmp_path, a=b"text")
     files = MappedFiles((path,))
     path.write_bytes(b"longer text")
@@ -130,6 +130,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, is_emptied: bool) -
         files.read(0, 1)
 
 
-def test_bytes_are_bytes_whatever_their_encoding(tmp_path: Path) -> None:
+def test_bytes_are_read_in_any_encoding(tmp_path: Path) -> None:
     files = MappedFiles(tuple(write_files(tmp_path, a=bytes(range(256)))))
     assert np.array_equal(files.read(0, 256), np.arange(256))

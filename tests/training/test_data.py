@@ -52,7 +52,7 @@ def test_parts_cover_the_text_once_and_hold_out_their_share(tmp_path: Path, leng
     assert corpus.held_out_bytes() == pytest.approx(share * length, abs=len(stretches))
 
 
-def test_shares_of_a_text_are_neighbouring_stretches_that_cover_it_once(tmp_path: Path) -> None:
+def test_shares_of_a_text_are_adjacent_stretches_that_cover_it_once(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, bytes(6 * data._STRIDE_BYTES))
     shares = [corpus.share(index, 4) for index in range(4)]
     assert [len(share.train_parts) for share in shares] == [1, 2, 1, 2]
@@ -73,7 +73,7 @@ def test_a_text_that_is_too_short_is_refused_with_its_length(tmp_path: Path) -> 
         corpus_of(tmp_path, bytes(900))
 
 
-def test_the_same_files_have_the_same_fingerprint_wherever_they_lie(tmp_path: Path) -> None:
+def test_the_same_files_have_the_same_fingerprint_anywhere(tmp_path: Path) -> None:
     text = noise(50_000)
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -88,7 +88,7 @@ def test_one_changed_byte_changes_the_fingerprint(tmp_path: Path, position: int)
     assert corpus_of(tmp_path, bytes(text)).fingerprint != before
 
 
-def test_the_same_text_cut_into_files_elsewhere_has_another_fingerprint(tmp_path: Path) -> None:
+def test_the_same_text_split_differently_has_another_fingerprint(tmp_path: Path) -> None:
     text = noise(50_000)
     for folder, cut in (("one", 20_000), ("two", 30_000)):
         (tmp_path / folder).mkdir()
@@ -109,7 +109,7 @@ def test_a_fingerprint_reads_a_bounded_amount(tmp_path: Path, monkeypatch: pytes
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 6))
-def test_windows_are_numbered_without_gap_and_lie_inside_one_part(lengths: list[int], window_bytes: int) -> None:
+def test_windows_are_numbered_without_gaps_and_do_not_cross_parts(lengths: list[int], window_bytes: int) -> None:
     parts = []
     start = 0
     for length in lengths:
@@ -133,7 +133,7 @@ def test_a_batch_is_windows_of_the_training_text_as_int64(corpus: Corpus) -> Non
         assert bytes(row.tolist()) in text
 
 
-def test_training_never_sees_a_held_out_byte(tmp_path: Path) -> None:
+def test_training_never_reads_a_held_out_byte(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, bytes(700_000))
     is_held_out = np.zeros(corpus.num_bytes, dtype=bool)
     for start, stop in corpus.held_out_parts:
@@ -146,7 +146,7 @@ def test_training_never_sees_a_held_out_byte(tmp_path: Path) -> None:
     assert not any(is_held_out[start:stop].any() for start, stop in read)
 
 
-def test_a_stream_depends_on_run_peer_and_position_alone(corpus: Corpus) -> None:
+def test_a_stream_depends_only_on_run_peer_and_position(corpus: Corpus) -> None:
     first = stream_of(corpus).next_batch()
     assert torch.equal(stream_of(corpus).next_batch(), first)
     assert not torch.equal(stream_of(corpus, peer=BOB).next_batch(), first)
@@ -154,7 +154,7 @@ def test_a_stream_depends_on_run_peer_and_position_alone(corpus: Corpus) -> None
     assert not torch.equal(stream_of(corpus, position=3).next_batch(), first)
 
 
-def test_a_stream_goes_on_where_it_stopped_whatever_the_batch(corpus: Corpus) -> None:
+def test_a_stream_resumes_at_its_position_with_any_batch_size(corpus: Corpus) -> None:
     whole = stream_of(corpus, batch=10).next_batch()
     stream = stream_of(corpus, batch=4)
     parts = [stream.next_batch()]
@@ -205,7 +205,7 @@ def windows_at(corpus: Corpus, part: int) -> torch.Tensor:
     return torch.from_numpy(corpus.read(start, start + 13).astype(np.int64))
 
 
-def test_no_more_windows_are_held_out_than_there_are(tmp_path: Path) -> None:
+def test_held_out_windows_are_limited_by_the_held_out_text(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, noise(MIN_CORPUS_BYTES))
     assert len(held_out_windows(corpus, context=800, num_windows=10**6)) == corpus.held_out_bytes() - 800
 
@@ -215,7 +215,7 @@ def test_the_bigram_entropy_of_a_cycle_is_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("symbols", [2, 8])
-def test_the_bigram_entropy_of_fair_dice_is_that_of_one_throw(tmp_path: Path, symbols: int) -> None:
+def test_the_bigram_entropy_of_independent_symbols_is_that_of_one_symbol(tmp_path: Path, symbols: int) -> None:
     corpus = corpus_of(tmp_path, noise(400_000, symbols))
     assert bigram_entropy(corpus) == pytest.approx(math.log(symbols), abs=0.005)
 
@@ -230,7 +230,9 @@ def test_the_bigram_entropy_of_a_known_chain_is_its_conditional_entropy(tmp_path
     assert bigram_entropy(corpus_of(tmp_path, bytes(text))) == pytest.approx(2 / 3 * math.log(2), abs=0.005)
 
 
-def test_only_held_out_text_counts_and_only_a_bounded_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bigram_entropy_uses_only_a_bounded_part_of_the_held_out_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = bytearray(b"ab" * 400_000)
     plain = corpus_of(tmp_path, bytes(text))
     start, stop = (int(border) for border in plain.held_out_parts[-1])

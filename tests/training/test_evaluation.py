@@ -31,7 +31,7 @@ def test_the_loss_is_the_mean_over_the_same_held_out_windows(shape: ModelShape, 
     assert held_out_loss(model, corpus, num_tokens=25 * 12) == pytest.approx(expected, rel=1e-5)
 
 
-def test_batches_of_unequal_size_count_by_their_windows(
+def test_batches_of_unequal_size_are_weighted_by_their_windows(
     shape: ModelShape, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = shaken(shape)
@@ -40,11 +40,11 @@ def test_batches_of_unequal_size_count_by_their_windows(
     assert held_out_loss(model, corpus, num_tokens=25 * 12) == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_fresh_model_knows_nothing(shape: ModelShape, corpus: Corpus) -> None:
+def test_a_fresh_model_predicts_all_bytes_equally(shape: ModelShape, corpus: Corpus) -> None:
     assert held_out_loss(build_model(shape, seed=0), corpus) == pytest.approx(math.log(256), abs=1e-5)
 
 
-def test_evaluating_twice_gives_the_same_bits_and_touches_nothing(shape: ModelShape, corpus: Corpus) -> None:
+def test_evaluating_twice_gives_the_same_bits_and_changes_nothing(shape: ModelShape, corpus: Corpus) -> None:
     model = shaken(shape)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     assert held_out_loss(model, corpus) == held_out_loss(model, corpus)
@@ -53,7 +53,7 @@ def test_evaluating_twice_gives_the_same_bits_and_touches_nothing(shape: ModelSh
         assert parameter.grad is None
 
 
-def test_the_anchors_loss_is_that_of_a_model_which_holds_it(shape: ModelShape, corpus: Corpus) -> None:
+def test_the_anchors_loss_is_that_of_a_model_with_its_parameters(shape: ModelShape, corpus: Corpus) -> None:
     model = shaken(shape)
     fragments = plan_fragments(sizes(model), 3)
     vectors = LocalParameters(model, fragments).read_all()
@@ -62,7 +62,7 @@ def test_the_anchors_loss_is_that_of_a_model_which_holds_it(shape: ModelShape, c
     assert anchor_loss(shape, fragments, vectors, corpus) == held_out_loss(model, corpus)
 
 
-def test_parts_cover_every_element_once_and_can_come_one_by_one(shape: ModelShape, corpus: Corpus) -> None:
+def test_parts_cover_every_element_once_and_are_taken_one_by_one(shape: ModelShape, corpus: Corpus) -> None:
     model = shaken(shape)
     fragments = plan_fragments(sizes(model), 3)
     local = LocalParameters(model, fragments)
@@ -73,13 +73,13 @@ def test_parts_cover_every_element_once_and_can_come_one_by_one(shape: ModelShap
         (fragment.index, slot.start, slot.stop) for fragment in fragments for slot in fragment.tensors
     )
     evaluation.take([local.read(*each) for each in evaluation.parts[0]])
-    evaluation.begin()  # forgets what was begun
+    evaluation.begin()  # discards the evaluation in progress
     losses = [evaluation.take([local.read(*each) for each in part]) for part in evaluation.parts]
     assert losses[:-1] == [None] * (len(losses) - 1)
     assert losses[-1] == held_out_loss(model, corpus)
 
 
-def test_one_evaluation_serves_many_anchors(shape: ModelShape, corpus: Corpus) -> None:
+def test_one_evaluation_can_be_reused_for_many_anchors(shape: ModelShape, corpus: Corpus) -> None:
     model = shaken(shape)
     fragments = plan_fragments(sizes(model), 2)
     vectors = LocalParameters(model, fragments).read_all()

@@ -32,7 +32,7 @@ def weights(loop: InnerLoop) -> np.ndarray:
     return torch.cat([parameter.detach().flatten() for parameter in loop.model.parameters()]).numpy().copy()
 
 
-def test_a_step_reports_what_it_did(shape: ModelShape, corpus: Corpus) -> None:
+def test_a_step_reports_its_results(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
     step = loop.step()
     assert step.loss == pytest.approx(math.log(256), abs=1e-4)
@@ -43,7 +43,7 @@ def test_a_step_reports_what_it_did(shape: ModelShape, corpus: Corpus) -> None:
     assert (loop.steps, loop.tokens, loop.stream.position) == (1, 48, 4)
 
 
-def test_steps_teach_the_small_language(shape: ModelShape, corpus: Corpus) -> None:
+def test_steps_learn_the_small_language(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
     for _ in range(150):
         loop.step()
@@ -55,7 +55,7 @@ def test_the_tiny_model_learns_python_within_a_hundred_steps() -> None:
     loop = loop_of(MODEL_SIZES["tiny"], corpus, InnerRule())
     for _ in range(100):
         loop.step()
-    assert held_out_loss(loop.model, corpus) < 3.0  # below what byte frequencies alone can reach, 3.24
+    assert held_out_loss(loop.model, corpus) < 3.0  # byte frequencies alone reach 3.24
 
 
 def test_the_same_start_and_stream_give_the_same_bits(shape: ModelShape, corpus: Corpus) -> None:
@@ -64,7 +64,7 @@ def test_the_same_start_and_stream_give_the_same_bits(shape: ModelShape, corpus:
     assert np.array_equal(weights(first), weights(second))
 
 
-def test_a_thread_of_its_own_gives_the_same_bits(shape: ModelShape, corpus: Corpus) -> None:
+def test_a_separate_thread_gives_the_same_bits(shape: ModelShape, corpus: Corpus) -> None:
     expected, loop = loop_of(shape, corpus), loop_of(shape, corpus)
     done: list[InnerStep] = []
     thread = threading.Thread(target=lambda: done.extend(loop.step() for _ in range(5)))
@@ -75,8 +75,8 @@ def test_a_thread_of_its_own_gives_the_same_bits(shape: ModelShape, corpus: Corp
 
 
 def test_a_step_lets_other_threads_run() -> None:
-    # With a switch interval this long nobody is ever made to hand over the interpreter: what the counter gains during
-    # the steps, it gains because PyTorch let go by itself.
+    # The switch interval is so long that no thread has to yield the interpreter: the counter advances during the
+    # steps only because PyTorch releases it.
     loop, turns, interval = loop_of(MODEL_SIZES["tiny"], open_corpus(None)), [0], sys.getswitchinterval()
     stop = threading.Event()
 
@@ -100,14 +100,14 @@ def test_a_step_lets_other_threads_run() -> None:
     assert gained > 0
 
 
-def test_other_peers_train_on_other_text(shape: ModelShape, corpus: Corpus) -> None:
+def test_different_peers_train_on_different_text(shape: ModelShape, corpus: Corpus) -> None:
     first, second = loop_of(shape, corpus), loop_of(shape, corpus, peer=b"b")
     first.step()
     second.step()
     assert not np.array_equal(weights(first), weights(second))
 
 
-def test_momentum_lives_through_a_merge(shape: ModelShape, corpus: Corpus) -> None:
+def test_momentum_survives_a_merge(shape: ModelShape, corpus: Corpus) -> None:
     merged, plain = loop_of(shape, corpus), loop_of(shape, corpus)
     local = LocalParameters(merged.model, plan_fragments(sizes(merged.model), 2))
     for _ in range(3):
@@ -130,14 +130,14 @@ def test_a_restarted_optimizer_has_no_momentum_and_warms_up_again(shape: ModelSh
     assert loop.steps == 8
 
 
-def test_the_rate_rises_and_stays(shape: ModelShape, corpus: Corpus) -> None:
+def test_the_rate_warms_up_and_stays_constant(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
     rates = [loop.step().learning_rate / RULE.learning_rate for _ in range(7)]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(("progress", "share"), [(-1.0, 1.0), (0.0, 1.0), (0.5, 0.6), (1.0, 0.2), (3.0, 0.2)])
-def test_a_cosine_falls_with_the_runs_progress(
+def test_a_cosine_rate_falls_with_the_runs_progress(
     shape: ModelShape, corpus: Corpus, progress: float, share: float
 ) -> None:
     loop = loop_of(shape, corpus, dataclasses.replace(RULE, schedule="cosine", final_share=0.2, warmup_steps=0))
@@ -151,7 +151,7 @@ def test_a_constant_rate_ignores_progress(shape: ModelShape, corpus: Corpus) -> 
     assert loop.learning_rate == RULE.learning_rate
 
 
-def test_a_step_that_is_not_finite_changes_nothing_but_the_position(shape: ModelShape, corpus: Corpus) -> None:
+def test_a_step_that_is_not_finite_changes_only_the_position(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
     loop.step()
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_only_matrices_decay_and_the_embedding_has_its_own_rate(shape: ModelShap
     assert all(parameter.ndim < 2 for parameter in groups[2]["params"])
 
 
-def test_muon_moves_the_matrices_of_the_blocks_and_adamw_all_else(shape: ModelShape, corpus: Corpus) -> None:
+def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus, dataclasses.replace(RULE, optimizer="muon", warmup_steps=0))
     adamw, muon = loop._optimizers
     assert isinstance(muon, Muon)
@@ -197,11 +197,11 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_all_else(shape: ModelSh
     by_adamw = {id(parameter) for group in adamw.param_groups for parameter in group["params"]}
     assert not by_muon & by_adamw
     assert len(by_muon | by_adamw) == len(list(loop.model.parameters()))
-    first, *_ = (loop.step().loss for _ in range(4))  # head and output projections begin at zero
+    first, *_ = (loop.step().loss for _ in range(4))  # head and output projections are zero at first
     before = loop.model.blocks[0].feed_forward.gate_up.detach().clone()
     loop.step()
     moved = loop.model.blocks[0].feed_forward.gate_up.detach() - before * (1.0 - RULE.learning_rate * RULE.weight_decay)
-    # Nearly orthogonal: all singular values alike, and as long as AdamW's steps, 0.2 of the rate for each element.
+    # Nearly orthogonal: the singular values are similar, and per element as long as AdamW's steps, 0.2 of the rate.
     values = torch.linalg.svdvals(moved)
     assert float(values.max() / values.median()) < 2.0
     assert float(moved.square().mean().sqrt()) == pytest.approx(0.2 * RULE.learning_rate, rel=0.3)
@@ -210,7 +210,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_all_else(shape: ModelSh
     assert last < first - 1.0
 
 
-def test_half_precision_products_learn_too_and_leave_the_parameters_float32(shape: ModelShape, corpus: Corpus) -> None:
+def test_bfloat16_products_learn_too_and_leave_the_parameters_in_float32(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus, dataclasses.replace(RULE, precision="bfloat16"))
     first = loop.step().loss
     for _ in range(40):
@@ -242,7 +242,7 @@ def test_windows_longer_than_the_context_are_refused(shape: ModelShape, corpus: 
         {"precision": "float16"},
     ],
 )
-def test_a_figure_out_of_range_is_refused_by_its_name(change: dict[str, object]) -> None:
+def test_a_figure_out_of_range_is_refused_by_name(change: dict[str, object]) -> None:
     (name,) = change
     with pytest.raises(ConfigError, match=rf"inner {name} is .*, which is out of range"):
         dataclasses.replace(RULE, **change)
@@ -251,7 +251,7 @@ def test_a_figure_out_of_range_is_refused_by_its_name(change: dict[str, object])
 @pytest.mark.parametrize(
     ("has_cuda", "has_mps", "chosen"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")]
 )
-def test_auto_takes_the_fastest_device(
+def test_auto_selects_the_fastest_device(
     monkeypatch: pytest.MonkeyPatch, has_cuda: bool, has_mps: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
@@ -267,7 +267,7 @@ def test_an_unknown_device_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_missing_device_is_refused_with_those_available(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=rf"device '{name}' is not available; PyTorch .* found: cpu; "):
@@ -290,7 +290,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: 
         ("mps", None, "mps needs a Mac with Apple silicon and a PyTorch build for it; leave --device out"),
     ],
 )
-def test_what_to_install_for_a_missing_device_is_said(
+def test_the_error_for_a_missing_device_explains_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str, cuda: str | None, remedy: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,4 +1,4 @@
-"""The exported files hold the same model, byte for byte and logit for logit."""
+"""The exported files hold the same model: equal bytes, equal logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROVENANCE = Provenance(run_name="night", run="ab" * 32, text="a text", rounds=1
 
 
 def random_model(shape: ModelShape) -> DecoderModel:
-    """Return a model of which every tensor matters."""
+    """Return a model in which every tensor has an effect."""
     model = build_model(shape, seed=0)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def tensors_of(model: DecoderModel) -> dict[str, Tensor]:
     return load(files_of(model)["model.safetensors"])
 
 
-def test_every_parameter_is_there_once_and_with_its_bits(shape: ModelShape) -> None:
+def test_every_parameter_is_exported_once_bit_for_bit(shape: ModelShape) -> None:
     model, tensors = random_model(shape), tensors_of(random_model(shape))
     first = model.blocks[0]
     layer = "model.layers.0."
@@ -53,11 +53,11 @@ def test_every_parameter_is_there_once_and_with_its_bits(shape: ModelShape) -> N
     assert torch.equal(tensors.pop("model.embed_tokens.weight"), model.embedding)
     assert torch.equal(tensors.pop("model.norm.weight"), model.norm.gain)
     assert torch.equal(tensors.pop("lm_head.weight"), model.head)
-    assert len(tensors) == 9, "those of the second block are left"
+    assert len(tensors) == 9, "only the second block is left"
     assert all(name.startswith("model.layers.1.") for name in tensors)
 
 
-def test_the_configuration_tells_of_the_shape(shape: ModelShape) -> None:
+def test_the_configuration_describes_the_shape(shape: ModelShape) -> None:
     config = json.loads(files_of(random_model(shape))["config.json"])
     assert config["architectures"] == ["LlamaForCausalLM"]
     sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "intermediate_size")
@@ -72,7 +72,7 @@ def test_each_byte_is_one_token(shape: ModelShape) -> None:
     assert (vocabulary["d"], vocabulary["Ġ"], vocabulary["Ċ"], vocabulary["Ã"]) == (0x64, 0x20, 0x0A, 0xC3)
 
 
-def test_the_card_tells_what_is_known_and_leaves_the_licence_open(shape: ModelShape) -> None:
+def test_the_model_card_states_what_is_known_and_no_licence(shape: ModelShape) -> None:
     model = random_model(shape)
     known = replace(PROVENANCE, tokens=1_234_567, held_out_loss=1.4449)
     card = files_of(model, known)["README.md"].decode()
@@ -87,13 +87,13 @@ def test_the_card_tells_what_is_known_and_leaves_the_licence_open(shape: ModelSh
     assert "held-out" not in unknown
 
 
-def test_the_name_of_a_run_is_shown_and_nothing_else(shape: ModelShape) -> None:
+def test_the_name_of_a_run_is_escaped_in_the_card(shape: ModelShape) -> None:
     named = replace(PROVENANCE, run_name="<img src=x> [click](http://x) `a|b`")
     title = files_of(random_model(shape), named)["README.md"].decode().splitlines()[7]
     assert title == r"# \<img src=x\> \[click\](http://x) \`a\|b\`"
 
 
-def test_a_model_of_other_tokens_than_bytes_is_refused(shape: ModelShape) -> None:
+def test_a_model_whose_tokens_are_not_bytes_is_refused(shape: ModelShape) -> None:
     with pytest.raises(ConfigError, match="the model has 300 tokens; expected 256, one for each byte"):
         files_of(random_model(replace(shape, vocabulary=300)))
 
@@ -127,12 +127,12 @@ def test_transformers_computes_the_same_logits(transformers: Any, exported: tupl
     tokens_BT = torch.randint(0, 256, (2, model.shape.context), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected_BTV, got_BTV = model(tokens_BT), theirs(tokens_BT).logits
-    assert expected_BTV.std() > 0.5, "logits that say something"
+    assert expected_BTV.std() > 0.5, "the logits are not trivial"
     assert (got_BTV - expected_BTV).abs().max().item() <= 1e-5
 
 
 @pytest.mark.parametrize("exported", ["many heads"], indirect=True)
-def test_their_tokenizer_reads_and_writes_bytes(transformers: Any, exported: tuple[DecoderModel, Path]) -> None:
+def test_their_tokenizer_encodes_and_decodes_bytes(transformers: Any, exported: tuple[DecoderModel, Path]) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported[1])
     for text in ("def main():\n\treturn  0  ", "naïve – 中文 🙂", " leading", "\r\n\x00\x7f<s></s>"):
         assert tokenizer(text).input_ids == list(text.encode())
@@ -141,7 +141,7 @@ def test_their_tokenizer_reads_and_writes_bytes(transformers: Any, exported: tup
 
 
 @pytest.mark.parametrize("exported", ["tiny"], indirect=True)
-def test_their_greedy_text_is_ours(transformers: Any, exported: tuple[DecoderModel, Path]) -> None:
+def test_their_greedy_text_matches_ours(transformers: Any, exported: tuple[DecoderModel, Path]) -> None:
     from itertools import islice
 
     from p2p_diloco.training.sampling import continue_text

@@ -25,7 +25,7 @@ def random_tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 def awake(model: DecoderModel) -> DecoderModel:
-    """Give the matrices that begin at zero some weights, so that every part of the model has an effect."""
+    """Change all parameters, also those that start at zero, so that every part of the model has an effect."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -34,7 +34,7 @@ def awake(model: DecoderModel) -> DecoderModel:
 
 
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 1.0), ("small", 10.0), ("base", 125.0)])
-def test_built_in_sizes_have_the_parameters_that_they_are_called_for(size: str, millions: float) -> None:
+def test_built_in_sizes_have_their_nominal_number_of_parameters(size: str, millions: float) -> None:
     assert model_shape(size).num_parameters / 1e6 == pytest.approx(millions, rel=0.03)
 
 
@@ -60,29 +60,29 @@ def test_heads_that_do_not_divide_the_width_into_even_parts_are_refused(shape: M
         dataclasses.replace(shape, width=18, heads=6)
 
 
-def test_the_start_is_the_same_on_every_platform(shape: ModelShape) -> None:
+def test_the_initial_model_is_the_same_on_every_platform(shape: ModelShape) -> None:
     hasher = hashlib.sha256()
     for parameter in build_model(shape, seed=11).parameters():
         hasher.update(parameter.detach().numpy().astype("<f4").tobytes())
     assert hasher.hexdigest() == "e7790393d86fb82294a65d4adce52eb33ed44cf78395fe5d385cf69e3eab2d59"
 
 
-def test_another_seed_is_another_start(shape: ModelShape) -> None:
+def test_another_seed_gives_another_initial_model(shape: ModelShape) -> None:
     assert not torch.equal(build_model(shape, seed=1).embedding, build_model(shape, seed=2).embedding)
 
 
-def test_building_leaves_the_global_generator_alone(shape: ModelShape) -> None:
+def test_building_does_not_change_the_global_generator(shape: ModelShape) -> None:
     before = torch.get_rng_state()
     build_model(shape, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_fresh_model_gives_every_byte_the_same_chance(shape: ModelShape) -> None:
+def test_a_fresh_model_predicts_all_bytes_equally(shape: ModelShape) -> None:
     loss = build_model(shape, seed=0).loss(random_tokens(3, 13))
     assert loss.item() == pytest.approx(math.log(256), abs=1e-5)
 
 
-def test_no_position_sees_the_future(shape: ModelShape) -> None:
+def test_no_position_depends_on_the_future(shape: ModelShape) -> None:
     model = awake(build_model(shape, seed=0))
     tokens = random_tokens(2, 12)
     changed = tokens.clone()
@@ -121,7 +121,7 @@ def test_attention_matches_a_plain_reference(shape: ModelShape) -> None:
         assert torch.allclose(attention(stream, (cos_TD, sin_TD))[0], expected @ attention.output.T, atol=1e-5)
 
 
-def test_rotary_products_depend_on_the_distance_alone() -> None:
+def test_rotary_products_depend_only_on_the_distance() -> None:
     cos_TD, sin_TD = rotary_tables(20, 8)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
     turned_query, turned_key = rotate(query.expand(20, 8), cos_TD, sin_TD), rotate(key.expand(20, 8), cos_TD, sin_TD)
@@ -130,7 +130,7 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
     assert torch.allclose(turned_query.norm(dim=-1), query.norm().expand(20), atol=1e-5)
 
 
-def test_rotary_tables_are_numbers_also_where_a_model_is_only_planned() -> None:
+def test_rotary_tables_hold_numbers_even_on_the_meta_device() -> None:
     with torch.device("meta"):
         planned = rotary_tables(20, 8)
     assert all(torch.equal(one, two) for one, two in zip(planned, rotary_tables(20, 8), strict=True))

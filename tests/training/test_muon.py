@@ -1,4 +1,4 @@
-"""Muon beside PyTorch's own, which works in bfloat16, one matrix at a time."""
+"""Muon compared with PyTorch's own, which works in bfloat16, one matrix at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def give_gradients(parameters: list[torch.nn.Parameter], seed: int) -> None:
         parameter.grad = gradient.detach()
 
 
-def test_it_goes_where_pytorchs_own_goes() -> None:
+def test_steps_agree_with_those_of_pytorchs_muon() -> None:
     ours, theirs = matrices(), matrices()
     mine = Muon([{"params": ours}], learning_rate=0.02, weight_decay=0.1)
     reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -37,11 +37,11 @@ def test_it_goes_where_pytorchs_own_goes() -> None:
 @pytest.mark.parametrize("shape", [(3, 16, 40), (1, 24, 24), (2, 1, 8)])
 def test_singular_values_end_close_to_one_and_directions_stay(shape: tuple[int, int, int]) -> None:
     matrices_Bmn = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    # None of them is small: five steps lift a small one only part of the way.
+    # No value is small: five iterations raise a small one only part of the way.
     left, values, right = torch.linalg.svd(matrices_Bmn, full_matrices=False)
     matrices_Bmn = left @ torch.diag_embed(values.clamp(min=0.1 * float(values.max()))) @ right
     made = orthogonal(matrices_Bmn)
-    # In the basis of the old singular vectors it is diagonal still.
+    # The result is still diagonal in the basis of the old singular vectors.
     turned = left.mT @ made @ right.mT
     assert torch.allclose(turned, torch.diag_embed(torch.diagonal(turned, dim1=-2, dim2=-1)), atol=1e-4)
     diagonal = torch.diagonal(turned, dim1=-2, dim2=-1)
@@ -54,7 +54,7 @@ def test_the_scale_of_gradients_does_not_matter_and_zeros_stay() -> None:
     assert orthogonal(torch.zeros(1, 4, 8)).abs().max() == 0.0
 
 
-def test_company_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacking_matrices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     together, alone = matrices(), matrices()
     for parameters in (together, alone):
         give_gradients(parameters, 7)
@@ -65,7 +65,7 @@ def test_company_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_what_has_no_gradient_stays() -> None:
+def test_a_parameter_without_a_gradient_stays() -> None:
     parameters = matrices()
     before = parameters[1].detach().clone()
     give_gradients(parameters, 2)

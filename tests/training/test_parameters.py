@@ -31,16 +31,14 @@ def test_sizes_are_those_of_the_model_in_its_order(model: DecoderModel) -> None:
     assert sum(elements for _, elements in expected) == model.shape.num_parameters
 
 
-def test_a_tied_tensor_counts_once_and_a_frozen_one_not_at_all() -> None:
+def test_a_tied_tensor_counts_once_and_a_frozen_one_does_not_count() -> None:
     tied = nn.ModuleList((nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False)))
     tied[1].weight = tied[0].weight
     tied[2].weight.requires_grad_(False)
     assert sizes(tied) == [("0.weight", 16)]
 
 
-def test_every_element_of_the_model_is_in_one_place_of_one_fragment(
-    model: DecoderModel, local: LocalParameters
-) -> None:
+def test_every_element_of_the_model_is_in_exactly_one_fragment(model: DecoderModel, local: LocalParameters) -> None:
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape) + 10_000 * index)
@@ -58,8 +56,8 @@ def test_a_fragment_is_its_tensors_end_to_end(model: DecoderModel, local: LocalP
             assert np.array_equal(piece_N, tensors[slot.name].detach().flatten().numpy())
 
 
-def test_a_tensor_of_more_than_two_to_the_31_elements_is_read_and_written_at_its_end(tmp_path: Path) -> None:
-    elements = 2**31 + 300  # in a file with holes: pages that nobody touches take no memory
+def test_the_end_of_a_tensor_of_more_than_two_to_the_31_elements_is_read_and_written(tmp_path: Path) -> None:
+    elements = 2**31 + 300  # a sparse file: pages that are never touched take no memory
     table = np.memmap(tmp_path / "embedding", np.float32, "w+", shape=(elements,))
     model = nn.Module()
     model.register_parameter("gain", nn.Parameter(torch.ones(7)))
@@ -72,13 +70,13 @@ def test_a_tensor_of_more_than_two_to_the_31_elements_is_read_and_written_at_its
     values_N = np.arange(1, stop - start + 1, dtype=np.float32)
     local.write(0, start, stop, values_N)
     assert np.array_equal(local.read(0, start, stop), values_N)
-    assert np.array_equal(table[elements - 300 :], values_N[-300:])  # "gain" lies before it
+    assert np.array_equal(table[elements - 300 :], values_N[-300:])  # "gain" is before it
     assert np.array_equal(local.read(0, 0, 8), np.array([1.0] * 7 + [0.0], np.float32))
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_written_slice_is_read_back_and_nothing_else_changed(local: LocalParameters, data: st.DataObject) -> None:
+def test_a_written_slice_is_read_back_and_nothing_else_changes(local: LocalParameters, data: st.DataObject) -> None:
     fragment = local.fragments[data.draw(st.integers(0, 2))]
     start = data.draw(st.integers(0, fragment.elements))
     stop = data.draw(st.integers(start, fragment.elements))
@@ -91,20 +89,20 @@ def test_a_written_slice_is_read_back_and_nothing_else_changed(local: LocalParam
         assert np.array_equal(expected_N, vector_N)
 
 
-def test_what_is_read_is_a_copy(local: LocalParameters) -> None:
+def test_read_returns_a_copy(local: LocalParameters) -> None:
     first_N = local.read(0)
     expected_N = first_N.copy()
     first_N[:] = 7.0
     assert np.array_equal(local.read(0), expected_N)
 
 
-def test_one_tensors_slice_is_a_copy_too(local: LocalParameters) -> None:
+def test_a_slice_of_one_tensor_is_a_copy_too(local: LocalParameters) -> None:
     first_N = local.read(0, 0, 1)
     first_N[:] = 7.0
     assert local.read(0, 0, 1)[0] != 7.0
 
 
-def test_what_is_written_is_a_copy_and_may_be_read_only(local: LocalParameters) -> None:
+def test_written_values_are_copied_and_may_be_read_only(local: LocalParameters) -> None:
     values_N = np.ones(5, np.float32)
     values_N.flags.writeable = False
     local.write(1, 2, 7, values_N)
@@ -113,7 +111,7 @@ def test_what_is_written_is_a_copy_and_may_be_read_only(local: LocalParameters) 
     assert np.array_equal(local.read(1, 2, 7), np.ones(5, np.float32))
 
 
-def test_end_to_end_a_slice_across_tensors_is_the_model_itself(model: DecoderModel) -> None:
+def test_tensors_laid_end_to_end_give_views_of_slices_across_them(model: DecoderModel) -> None:
     fragments = plan_fragments(sizes(model), 3)
     apart = LocalParameters(build_model(model.shape, seed=4), fragments)
     before = [id(parameter) for parameter in model.parameters()]
@@ -132,7 +130,7 @@ def test_end_to_end_a_slice_across_tensors_is_the_model_itself(model: DecoderMod
     assert not all((local.view(fragment.index, 0, fragment.elements) == 7.0).all() for fragment in fragments)
 
 
-def test_tensors_of_several_types_stay_where_they_are() -> None:
+def test_tensors_of_several_types_are_not_moved() -> None:
     model = nn.Module()
     model.register_parameter("wide", nn.Parameter(torch.ones(3)))
     model.register_parameter("narrow", nn.Parameter(torch.full((2,), 2.0, dtype=torch.bfloat16)))
@@ -142,7 +140,7 @@ def test_tensors_of_several_types_stay_where_they_are() -> None:
     assert LocalParameters(model, fragments).read(0).tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
 
 
-def test_loading_makes_another_model_the_same(shape: ModelShape, local: LocalParameters) -> None:
+def test_loading_copies_one_model_into_another(shape: ModelShape, local: LocalParameters) -> None:
     other = build_model(shape, seed=5)
     LocalParameters(other, local.fragments).load_flat(local.read_all())
     mine = LocalParameters(build_model(shape, seed=4), local.fragments).read_all()
@@ -150,7 +148,7 @@ def test_loading_makes_another_model_the_same(shape: ModelShape, local: LocalPar
         assert np.array_equal(expected_N, vector_N)
 
 
-def test_writing_leaves_gradients_and_identity_of_tensors_alone(model: DecoderModel, local: LocalParameters) -> None:
+def test_writing_keeps_gradients_and_identity_of_tensors(model: DecoderModel, local: LocalParameters) -> None:
     model.loss(torch.zeros(1, 5, dtype=torch.int64)).backward()
     before = [(id(parameter), parameter.grad) for parameter in model.parameters()]
     local.load_flat([vector_N + 1.0 for vector_N in local.read_all()])
@@ -183,7 +181,7 @@ def test_fragments_of_another_model_are_refused(shape: ModelShape, local: LocalP
         LocalParameters(build_model(other, seed=0), local.fragments)
 
 
-def test_a_model_in_half_precision_is_float32_outside(shape: ModelShape) -> None:
+def test_a_model_in_half_precision_is_read_as_float32(shape: ModelShape) -> None:
     model = build_model(shape, seed=4).to(torch.bfloat16)
     local = LocalParameters(model, plan_fragments(sizes(model), 2))
     vector_N = local.read(0)
@@ -192,7 +190,7 @@ def test_a_model_in_half_precision_is_float32_outside(shape: ModelShape) -> None
     assert np.array_equal(local.read(0), vector_N)
 
 
-def test_what_is_added_is_added_where_the_tensors_are(local: LocalParameters) -> None:
+def test_add_changes_the_tensors_in_place(local: LocalParameters) -> None:
     before_N = local.read(1)
     shift_N = np.linspace(-1.0, 1.0, len(before_N) - 8, dtype=np.float32)
     local.add(1, 3, len(before_N) - 5, shift_N)
@@ -201,12 +199,12 @@ def test_what_is_added_is_added_where_the_tensors_are(local: LocalParameters) ->
     assert local.read(1).tobytes() == expected_N.tobytes()
 
 
-def test_what_is_added_has_the_length_of_its_place(local: LocalParameters) -> None:
+def test_added_values_must_have_the_length_of_the_slice(local: LocalParameters) -> None:
     with pytest.raises(ValueError, match=r"expected float32 of \(4,\)"):
         local.add(0, 0, 4, np.zeros(5, np.float32))
 
 
-def test_a_slice_that_lies_in_one_place_is_had_there(model: DecoderModel) -> None:
+def test_a_contiguous_slice_is_a_view_on_its_device(model: DecoderModel) -> None:
     fragments = plan_fragments(sizes(model), 3)
     lay_end_to_end(model, fragments)
     local = LocalParameters(model, fragments)
@@ -218,7 +216,7 @@ def test_a_slice_that_lies_in_one_place_is_had_there(model: DecoderModel) -> Non
     assert local.read(0)[0] != 0
 
 
-def test_a_slice_that_lies_in_several_places_is_had_nowhere(model: DecoderModel, local: LocalParameters) -> None:
+def test_a_slice_across_separate_tensors_has_no_view(model: DecoderModel, local: LocalParameters) -> None:
     longest = max(local.fragments, key=lambda fragment: len(fragment.tensors))
     assert len(longest.tensors) > 1
     assert local.on_device(longest.index, 0, longest.elements) is None

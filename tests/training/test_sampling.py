@@ -1,4 +1,4 @@
-"""What a model writes is drawn as it predicts, and shown without harm."""
+"""Text is sampled with the model's probabilities, and shown without control characters."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def likeliest(model: DecoderModel, window: bytes) -> int:
         return int(model(torch.tensor([list(window)]))[0, -1].argmax())
 
 
-def test_at_temperature_0_each_byte_is_the_likeliest_of_what_the_model_saw(model: DecoderModel) -> None:
+def test_at_temperature_0_each_byte_is_the_most_likely_one(model: DecoderModel) -> None:
     text = b"ab" + written(model, b"ab", 40)
-    # A context of 12: a full window goes on from its last 6.
+    # The context is 12 bytes: a full window continues from its last 6.
     start = 0
     for end in range(2, len(text)):
         if end - start > 12:
@@ -42,7 +42,7 @@ def test_at_temperature_0_each_byte_is_the_likeliest_of_what_the_model_saw(model
         assert text[end] == likeliest(model, text[start:end]), f"byte {end}"
 
 
-def test_a_long_prompt_counts_with_its_end(model: DecoderModel) -> None:
+def test_only_the_end_of_a_long_prompt_counts(model: DecoderModel) -> None:
     prompt = bytes(range(40, 80))
     assert written(model, prompt, 1)[0] == likeliest(model, prompt[-12:])
 
@@ -51,7 +51,7 @@ def test_a_context_of_one_byte_is_enough(shape: ModelShape) -> None:
     assert len(written(build_model(replace(shape, context=1), seed=0), b"abc", 5)) == 5
 
 
-def test_bytes_are_drawn_as_often_as_the_model_predicts(model: DecoderModel) -> None:
+def test_bytes_are_drawn_with_the_models_probabilities(model: DecoderModel) -> None:
     with torch.no_grad():
         expected_V = (model(torch.tensor([[97]]))[0, -1] / 2.0).softmax(-1)
     firsts = [written(model, b"a", 1, temperature=2.0, seed=seed)[0] for seed in range(2_000)]
@@ -61,13 +61,13 @@ def test_bytes_are_drawn_as_often_as_the_model_predicts(model: DecoderModel) -> 
     assert abs(share - expected_V[top].item()) < 4 * spread
 
 
-def test_a_seed_gives_the_same_text_and_another_seed_another(model: DecoderModel) -> None:
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(model: DecoderModel) -> None:
     first, second, other = (written(model, b"a", 30, temperature=1.0, seed=seed) for seed in (1, 1, 2))
     assert first == second
     assert first != other
 
 
-def test_a_tiny_temperature_is_as_good_as_0(model: DecoderModel) -> None:
+def test_a_tiny_temperature_acts_like_0(model: DecoderModel) -> None:
     assert written(model, b"a", 20, temperature=1e-300) == written(model, b"a", 20)
 
 
@@ -81,14 +81,14 @@ def test_a_tiny_temperature_is_as_good_as_0(model: DecoderModel) -> None:
         (b"a", 1.0, 1 << 63, r"the seed is 9223372036854775808; expected 0"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once(
+def test_invalid_arguments_are_refused_at_once(
     model: DecoderModel, prompt: bytes, temperature: float, seed: int, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         continue_text(model, prompt, temperature=temperature, seed=seed)
 
 
-def test_a_run_that_has_diverged_is_said_to_have(model: DecoderModel) -> None:
+def test_a_diverged_run_is_reported(model: DecoderModel) -> None:
     with torch.no_grad():
         model.head.fill_(3e38)
     with pytest.raises(StateError, match="output is not finite, so its run has diverged"):
@@ -110,5 +110,5 @@ def test_no_control_character_is_shown(raw: bytes, shown: str) -> None:
     assert "".join(readable_text(raw)) == shown
 
 
-def test_a_character_is_shown_as_soon_as_it_is_whole() -> None:
+def test_a_character_is_shown_once_it_is_complete() -> None:
     assert list(readable_text("aé".encode())) == ["a", "", "é", ""]
