@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the stage that stands beside them; one torch thread for all."""
+"""Make the stage of this folder importable, and use one torch thread in all tests."""
 
 from __future__ import annotations
 

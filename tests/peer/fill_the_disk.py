@@ -1,6 +1,6 @@
-"""Fills a file system of its own, and says what a peer's archive did: `python fill_the_disk.py FOLDER`.
+"""Fill a file system of its own, and print what a peer's archive did: `python fill_the_disk.py FOLDER`.
 
-Run it in a mount namespace (`unshare --mount`): it mounts a small tmpfs over FOLDER. Prints one JSON object.
+Run it in a mount namespace (`unshare --mount`): it mounts a small tmpfs over FOLDER. It prints one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPAN = SpanId(0, 0)
 
 
 def fill(path: Path, leave_bytes: int) -> None:
-    """Take all space but some bytes."""
+    """Take all space except some bytes."""
     with path.open("wb", buffering=0) as file:
         with contextlib.suppress(OSError):
             while True:

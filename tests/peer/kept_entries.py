@@ -1,4 +1,4 @@
-"""Logs of entries that fit a small run: each span's entries, one a cycle, and the states that they lead to."""
+"""Entry logs that fit a small run: each span's entries, one per cycle, and the states that they lead to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2p_diloco.protocol.wire.entry import Entry
 
 
 def entry_after(plan: RunPlan, span: SpanId, head: SpanHead, *, seed: int = 0) -> Entry:
-    """Return an entry for the next round of the span's fragment; nobody has signed it."""
+    """Return an unsigned entry for the next round of the span's fragment."""
     elements = plan.rules.span_elements[span]
     generator = np.random.Generator(np.random.Philox(key=[seed, head.height]))
     update_N = generator.standard_normal(elements, dtype=np.float32) * np.float32(0.01)

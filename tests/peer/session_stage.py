@@ -1,4 +1,4 @@
-"""Whole sessions in one process and in virtual time: real engines, models, files; a network in memory, no threads."""
+"""Whole sessions in one process and in virtual time: real engines, models and files; a memory network, no threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEP_SECONDS = 0.5
 
 
 class LoopWorker(AtOnce):
-    """A worker without a thread, which there is nothing to close of."""
+    """A worker without a thread, so there is nothing to close."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         pass
@@ -55,7 +55,7 @@ class LoopTraining(TrainingThread):
         self.state.border()
 
     def join(self, timeout_seconds: float) -> bool:
-        self.state.border()  # as the thread does, which finishes what waits
+        self.state.border()  # as the thread does, to finish pending work
         return super().join(timeout_seconds)
 
     def _reach_border(self) -> None:
@@ -72,7 +72,7 @@ class LoopTraining(TrainingThread):
 
 
 class InlineExecutor(Executor):
-    """Does at once what a worker thread would do soon."""
+    """An executor that runs at once what a worker thread would run soon."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -86,7 +86,7 @@ class InlineExecutor(Executor):
 
 
 class Watcher:
-    """A `PeerObserver` that remembers."""
+    """A `PeerObserver` that records everything."""
 
     def __init__(self) -> None:
         self.statuses: list[PeerStatus] = []
@@ -114,7 +114,7 @@ class Watcher:
 
 
 class SessionStage:
-    """A network on which sessions run; make it in the virtual loop."""
+    """A network on which sessions run; create it in the virtual loop."""
 
     def __init__(self, folder: Path, **values: Any) -> None:
         self.manifest = small_manifest({"membership.heartbeat_seconds": 1.0} | values)
@@ -155,7 +155,7 @@ class SessionStage:
         keep_trace: bool = False,
         clocks: Clocks | None = None,
     ) -> None:
-        """Be a peer until the end."""
+        """Run a peer until it ends."""
         run = self.manifest.digest()
         reporter = StatusReporter(observer=watcher, unix_seconds=self.now)
         transport = self.network.transport(peer_key(name).peer, run=run, can_be_dialled=can_be_dialled)
@@ -187,7 +187,7 @@ class SessionStage:
 
 
 def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Run a scene in virtual time, a little before round 0."""
+    """Run a scene in virtual time that starts shortly before round 0."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(CLOCK_START - 4.0)) as runner:
         monkeypatch.setattr(built_in, "TrainingThread", LoopTraining)
         monkeypatch.setattr(session, "VectorWorker", LoopWorker)

@@ -1,4 +1,4 @@
-"""A run small enough for tests, and an island whose thread is the test itself."""
+"""A run small enough for tests, and an island whose training thread is the test itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
 
 
 def small_manifest(values: Mapping[str, Any] | None = None) -> RunManifest:
-    """Return the manifest of a model of a few thousand parameters; `values` by dotted key on top."""
+    """Return the manifest of a model of a few thousand parameters; `values` overrides it by dotted key."""
     merged = {f"{section}.{key}": value for section, keys in SMALL.items() for key, value in keys.items()}
     merged |= values or {}
     return draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="small", values=merged)
@@ -76,11 +76,11 @@ def start_states(plan: RunPlan, model: nn.Module | None = None) -> dict[SpanId, 
 
 
 OPEN: list[HeldState] = []
-"""States made in a test, whose threads end with it."""
+"""States made in a test; their threads are closed after it."""
 
 
 class HandDrivenIsland:
-    """A model and its state, whose training thread is the test: it makes steps and reaches borders when told."""
+    """A model and its state whose training thread is the test: it steps and reaches boundaries on request."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class HandDrivenIsland:
         self.settle()
 
     def settle(self) -> None:
-        """Follow what was handed over, then reach a border."""
+        """Follow the updates that were handed over, then reach a boundary."""
         self.state.wait_until_idle()
         self.state.border()
 
@@ -159,7 +159,7 @@ def stream_of(plan: RunPlan, corpus: Corpus, peer: PeerId) -> BatchStream:
 def update_of(
     span: SpanId, round_index: int, payload: bytes, *, radius: float = 1e6, own_included: bool = True
 ) -> SpanUpdate:
-    """Return an entry that carries `payload`, as the swarm hands it over."""
+    """Return an entry that carries `payload`, as the node hands it over."""
     digest = sha256(b"entry", bytes([span.fragment, span.index]), round_index.to_bytes(8, "little"), payload)
     absorbed = AbsorbedEntry(digest=digest, round=round_index, roster=ROSTER, radius=radius, median_weight=1.0)
     return SpanUpdate(span=span, absorbed=absorbed, payload=payload, own_included=own_included)

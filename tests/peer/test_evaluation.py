@@ -1,4 +1,4 @@
-"""The held-out loss of what is agreed and of what this island alone has learnt."""
+"""Held-out losses of the agreed model and of this island's local parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measured(folder: Path, num_steps: int) -> HeldOutLoss:
     return asyncio.run(scene())
 
 
-def test_an_untrained_model_knows_nothing(tmp_path: Path) -> None:
+def test_an_untrained_model_predicts_all_bytes_equally(tmp_path: Path) -> None:
     island = HandDrivenIsland(PLAN, small_corpus(tmp_path))
     island.hold(start_states(PLAN))
     assert island.state.begin()
@@ -51,13 +51,13 @@ def test_an_untrained_model_knows_nothing(tmp_path: Path) -> None:
     assert loss == pytest.approx(math.log(256), abs=1e-3)
 
 
-def test_what_is_learnt_here_shows_in_the_local_loss_alone(tmp_path: Path) -> None:
+def test_local_learning_changes_only_the_local_loss(tmp_path: Path) -> None:
     loss = measured(tmp_path, 30)
     assert loss.anchor == pytest.approx(math.log(256), abs=1e-3)
     assert loss.local < loss.anchor - 0.5
 
 
-def test_a_measurement_that_is_given_up_takes_no_answer_afterwards(tmp_path: Path) -> None:
+def test_a_cancelled_measurement_ignores_late_answers(tmp_path: Path) -> None:
     corpus = small_corpus(tmp_path)
     island = HandDrivenIsland(PLAN, corpus)
     island.hold(start_states(PLAN))
@@ -77,14 +77,14 @@ def test_a_measurement_that_is_given_up_takes_no_answer_afterwards(tmp_path: Pat
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})
-        island.settle()  # hands the vectors to somebody who has gone
+        island.settle()  # hands the vectors to the cancelled measurement
         watch.close()
 
     asyncio.run(scene())
     assert len(late) == 1
 
 
-def test_two_measurements_at_once_do_not_mix(tmp_path: Path) -> None:
+def test_concurrent_measurements_do_not_mix(tmp_path: Path) -> None:
     corpus = small_corpus(tmp_path)
     island = HandDrivenIsland(PLAN, corpus)
     island.hold(start_states(PLAN))
@@ -108,7 +108,7 @@ def test_two_measurements_at_once_do_not_mix(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_slice_of_the_anchor_is_put_together_of_spans() -> None:
+def test_a_slice_of_the_anchor_is_assembled_from_spans() -> None:
     states = start_states(PLAN)
     for fragment in PLAN.fragments:
         whole_N = np.concatenate([states[span].anchor_N for span in PLAN.spans_of(fragment.index)])
@@ -119,7 +119,7 @@ def test_a_slice_of_the_anchor_is_put_together_of_spans() -> None:
             assert slice_N.flags.owndata
 
 
-def test_no_more_than_one_part_is_asked_for_at_once(tmp_path: Path) -> None:
+def test_one_part_is_requested_at_a_time(tmp_path: Path) -> None:
     corpus = small_corpus(tmp_path)
     island = HandDrivenIsland(PLAN, corpus)
     island.hold(start_states(PLAN))

@@ -1,4 +1,4 @@
-"""A run is founded the same way on whatever machine founds it."""
+"""A run is founded in the same way on any machine."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def book_of(plan: RunPlan) -> RosterBook:
     return RosterBook(rules=plan.rules, verify=is_signed_by)
 
 
-def test_two_builds_have_one_genesis() -> None:
+def test_two_builds_have_the_same_genesis() -> None:
     assert genesis_digest(make_start(small_plan())) == genesis_digest(make_start(small_plan()))
 
 
-def test_another_seed_is_another_genesis() -> None:
+def test_another_seed_gives_another_genesis() -> None:
     assert genesis_digest(make_start(small_plan())) != genesis_digest(make_start(small_plan({"model.seed": 1})))
 
 
 def test_the_genesis_of_a_shape_never_changes() -> None:
-    # Found by running it once: a change means that peers of two versions would found different runs.
+    # Recorded from one run: a change means that peers of two versions would found different runs.
     assert genesis_digest(make_start(small_plan())).hex()[:16] == GOLDEN
 
 
-def test_the_start_covers_every_parameter() -> None:
+def test_the_initial_state_covers_every_parameter() -> None:
     plan = small_plan()
     start = make_start(plan)
     assert {span: len(vector_N) for span, vector_N in start.items()} == plan.rules.span_elements
     assert all(np.isfinite(vector_N).all() for vector_N in start.values())
 
 
-def test_a_model_at_its_start_need_not_be_built_again() -> None:
+def test_an_untrained_model_need_not_be_built_again() -> None:
     plan = small_plan()
     parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
     start = make_start(plan, parameters)
@@ -69,7 +69,7 @@ def test_a_model_at_its_start_need_not_be_built_again() -> None:
     assert any(state.anchor_N.any() for state in states.values()), "states are copies"
 
 
-def test_roster_0_is_valid_and_puts_the_founder_in_force() -> None:
+def test_roster_0_is_valid_and_in_force_with_the_founder() -> None:
     plan = small_plan()
     book = book_of(plan)
     assert book.add(found(plan))
@@ -77,7 +77,7 @@ def test_roster_0_is_valid_and_puts_the_founder_in_force() -> None:
     assert (book.in_force.k, book.in_force.members) == (0, (FOUNDER,))
 
 
-def test_nobody_but_the_organiser_founds() -> None:
+def test_only_the_organiser_can_found() -> None:
     plan = small_plan()
     with pytest.raises(PeerError):
         book_of(plan).add(found(plan, organiser=peer_key("stranger")))
@@ -88,7 +88,7 @@ def test_a_run_founded_before_its_clock_starts_begins_in_cycle_0(cycle: int, exp
     assert found(small_plan(), cycle=cycle).roster.cycle == expected
 
 
-def test_spans_begin_at_the_founding_roster_with_nothing_absorbed() -> None:
+def test_spans_start_at_the_founding_roster_with_nothing_absorbed() -> None:
     plan = small_plan()
     start, roster = make_start(plan), found(plan).roster
     states = genesis_states(start, roster)
@@ -100,7 +100,7 @@ def test_spans_begin_at_the_founding_roster_with_nothing_absorbed() -> None:
         assert not state.momentum_N.any()
 
 
-def test_the_genesis_digest_is_that_of_the_chains() -> None:
+def test_the_genesis_digest_is_computed_from_the_chains() -> None:
     plan = small_plan()
     start = make_start(plan)
     states = genesis_states(start, found(plan).roster)
@@ -110,7 +110,7 @@ def test_the_genesis_digest_is_that_of_the_chains() -> None:
 GOLDEN = "b9b94cc29e78f32c"
 
 
-# -- a start from a file
+# -- initial parameters from a file
 
 
 def own_plan(model: nn.Module) -> RunPlan:
@@ -124,7 +124,7 @@ def own_model() -> nn.Module:
     return nn.Sequential(nn.Linear(40, 33), nn.BatchNorm1d(33), nn.Linear(33, 5))
 
 
-def test_a_run_is_founded_from_a_file_as_from_the_model_itself(tmp_path: Path) -> None:
+def test_founding_from_a_file_equals_founding_from_the_model(tmp_path: Path) -> None:
     model, path = own_model(), tmp_path / "model.safetensors"
     save_model(model, str(path))
     plan = own_plan(model)
@@ -133,7 +133,7 @@ def test_a_run_is_founded_from_a_file_as_from_the_model_itself(tmp_path: Path) -
     )
 
 
-def test_the_built_in_model_starts_from_a_file_too(tmp_path: Path) -> None:
+def test_the_built_in_model_can_start_from_a_file_too(tmp_path: Path) -> None:
     plan, path = small_plan(), tmp_path / "model.safetensors"
     save_model(build_model(plan.shape, 9), str(path))
     assert genesis_digest(read_start(plan, path)) == genesis_digest(make_start(small_plan({"model.seed": 9})))
@@ -158,7 +158,7 @@ def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tens
         (lambda tensors: tensors | {"0.bias": torch.zeros(33, dtype=torch.int64)}, "holds values other than finite"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_its_tensor(
+def test_a_file_that_does_not_match_is_refused_with_its_tensor(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], said: str
 ) -> None:
     model, path = own_model(), tmp_path / "model.safetensors"
@@ -167,7 +167,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_tensor(
         read_start(own_plan(model), path)
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         read_start(small_plan(), path)

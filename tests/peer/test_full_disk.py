@@ -1,4 +1,4 @@
-"""A file system that is really full: the older checkpoint stays, votes find room, and what was kept is served."""
+"""On a file system that is really full, the older checkpoint is kept, votes can be saved, and entries are served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, to mount a small file system of its own")
-def test_on_a_full_file_system_nothing_agreed_is_lost(tmp_path: Path) -> None:
+def test_a_full_file_system_loses_nothing_agreed(tmp_path: Path) -> None:
     command = ["unshare", "--mount", sys.executable, str(SCRIPT), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -30,6 +30,6 @@ def test_on_a_full_file_system_nothing_agreed_is_lost(tmp_path: Path) -> None:
     assert "the previous one is kept" in told["refused"]
     assert told["drafts"] == [], "half a checkpoint is left"
     assert told["recalled"], "the older checkpoint is gone"
-    assert told["ballots"], "a vote found no room although entries could make some"
+    assert told["ballots"], "a vote found no room although entries could be deleted"
     assert any(told["served"]), "nothing is served any more"
     assert any("full" in text or "No space" in text for text in told["heard"]), told["heard"]

@@ -1,4 +1,4 @@
-"""A peer that does not train holds what others may fetch, and follows entries while it does."""
+"""A peer that does not train holds the spans that others fetch, and follows entries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def half_update() -> Any:
     return update_of(SPAN, 0, entry_payload(PLAN, vector_N)), vector_N
 
 
-def test_the_start_is_held_until_it_is_dropped() -> None:
+def test_the_initial_state_is_held_until_it_is_dropped() -> None:
     state, _ = held()
     assert state.span_state(SPAN) is None
     start = start_states(PLAN)
@@ -47,7 +47,7 @@ def test_the_start_is_held_until_it_is_dropped() -> None:
     state.close()
 
 
-def test_entries_are_followed_bit_by_bit() -> None:
+def test_entries_are_followed_bit_for_bit() -> None:
     state, _ = held()
     start = start_states(PLAN)
     state.hold(start)
@@ -64,7 +64,7 @@ def test_entries_are_followed_bit_by_bit() -> None:
     state.close()
 
 
-def test_an_entry_of_a_span_that_is_not_held_is_nothing() -> None:
+def test_an_entry_of_a_span_that_is_not_held_is_ignored() -> None:
     state, deaths = held()
     state.apply(half_update()[0])
     state.wait_until_idle()
@@ -73,7 +73,7 @@ def test_an_entry_of_a_span_that_is_not_held_is_nothing() -> None:
     state.close()
 
 
-def test_a_transferred_span_is_there_before_later_entries() -> None:
+def test_a_transferred_span_is_replaced_before_later_entries() -> None:
     state, _ = held()
     start = start_states(PLAN)[SPAN]
     moved = SpanState(
@@ -88,7 +88,7 @@ def test_a_transferred_span_is_there_before_later_entries() -> None:
     state.close()
 
 
-def test_what_comes_after_the_drop_does_not_bring_the_state_back() -> None:
+def test_a_pending_entry_does_not_restore_a_dropped_state() -> None:
     state, _ = held()
     state.hold(start_states(PLAN))
     update = half_update()[0]
@@ -99,7 +99,7 @@ def test_what_comes_after_the_drop_does_not_bring_the_state_back() -> None:
     state.close()
 
 
-def test_a_span_that_cannot_follow_an_entry_is_told_once_and_stands_still_until_it_is_replaced() -> None:
+def test_a_span_that_cannot_follow_an_entry_is_reported_once_and_stops_until_it_is_replaced() -> None:
     told: list[tuple[SpanId, str]] = []
     state, deaths = held(lambda span, reason: told.append((span, reason)))
     start = start_states(PLAN)
@@ -110,7 +110,7 @@ def test_a_span_that_cannot_follow_an_entry_is_told_once_and_stands_still_until_
     for _ in range(2):
         state.apply(update)
         state.wait_until_idle()
-        assert state.span_state(SPAN) is None, "nobody is given what is damaged"
+        assert state.span_state(SPAN) is None, "a damaged span is given to nobody"
     assert [span for span, _ in told] == [SPAN]
     assert "1 non-finite numbers" in told[0][1]
     state.replace(SPAN, start[SPAN])
@@ -131,7 +131,7 @@ def test_another_error_ends_the_peer() -> None:
     state.close()
 
 
-def test_nothing_is_trained_and_nothing_contributed() -> None:
+def test_it_neither_trains_nor_contributes() -> None:
     state, _ = held()
     answers: list[object] = []
     state.take_snapshot(0, 0, float("inf"), answers.append)
@@ -140,7 +140,7 @@ def test_nothing_is_trained_and_nothing_contributed() -> None:
     state.close()
 
 
-def test_a_machine_that_makes_other_bytes_is_refused_before_it_follows_anything(
+def test_a_machine_that_computes_other_bytes_is_refused_before_it_follows_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")

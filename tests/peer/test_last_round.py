@@ -1,4 +1,4 @@
-"""All stop at one boundary, or after a while without agreement."""
+"""All peers stop at one boundary, or after a while without agreement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def heads(*digests: Digest) -> tuple[FragmentHead, ...]:
 
 @dataclass
 class FakeEngine:
-    """As much of an engine as the end asks for."""
+    """The parts of an engine that the last round uses."""
 
     mine: tuple[FragmentHead, ...] = ()
     others: dict[PeerId, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def now() -> float:
         ((HERE, THERE), {"ada": (THERE, HERE)}, False),
     ],
 )
-def test_all_agree_when_every_fragment_stands_at_one_place(
+def test_all_agree_if_every_fragment_has_one_tip(
     mine: tuple[Digest, ...], others: dict[str, tuple[Digest, ...]], agree: bool
 ) -> None:
     engine: Any = FakeEngine(mine=heads(*mine))
@@ -84,13 +84,13 @@ def test_all_agree_when_every_fragment_stands_at_one_place(
     assert all_agree(engine, 0.0) is agree
 
 
-def test_who_is_not_ready_has_no_say() -> None:
+def test_a_peer_that_is_not_ready_does_not_count() -> None:
     engine: Any = FakeEngine(mine=heads(HERE))
     engine.take_heartbeat("ada", THERE, ready=False)
     assert all_agree(engine, 0.0)
 
 
-def test_who_does_not_train_goes_by_the_others() -> None:
+def test_a_peer_that_does_not_train_follows_the_others() -> None:
     engine: Any = FakeEngine(trains=False)
     assert all_agree(engine, 0.0)
     engine.take_heartbeat("ada", HERE)
@@ -100,7 +100,7 @@ def test_who_does_not_train_goes_by_the_others() -> None:
     assert not all_agree(engine, 0.0)
 
 
-def test_the_last_round_is_waited_for_and_told_to_the_engine() -> None:
+def test_the_last_round_is_waited_for_and_set_in_the_engine() -> None:
     async def scene() -> None:
         engine: Any = FakeEngine()
         asyncio.get_running_loop().advance(PLAN.rules.clock.begin(3))  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def test_the_last_round_is_waited_for_and_told_to_the_engine() -> None:
     run_virtual(scene())
 
 
-def test_a_clock_that_is_corrected_meanwhile_is_followed() -> None:
+def test_a_clock_correction_during_the_wait_is_followed() -> None:
     async def scene() -> None:
         offset = 0.0
         engine: Any = FakeEngine()
@@ -145,7 +145,7 @@ def test_agreement_must_last_for_some_heartbeats() -> None:
     run_virtual(scene())
 
 
-def test_who_never_agrees_is_not_waited_for_for_ever() -> None:
+def test_a_peer_that_never_agrees_is_not_waited_for_forever() -> None:
     async def scene() -> None:
         engine: Any = FakeEngine(mine=heads(HERE))
         engine.take_heartbeat("ada", THERE)
@@ -155,7 +155,7 @@ def test_who_never_agrees_is_not_waited_for_for_ever() -> None:
     run_virtual(scene())
 
 
-def test_the_digest_is_over_the_bytes_of_all_spans() -> None:
+def test_the_digest_covers_the_bytes_of_all_spans() -> None:
     states = start_states(PLAN)
     same = dict(reversed(list(start_states(PLAN).items())))
     assert state_digest(states) == state_digest(same)

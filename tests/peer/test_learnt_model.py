@@ -1,4 +1,4 @@
-"""What was learnt is read from the disk of a peer, whether it runs or not."""
+"""The learnt model is read from a peer's disk, whether the peer runs or not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN = PLAN.rules.run
 def trained(
     plan: RunPlan = PLAN, *, seed: int = 7, round_index: int = 9
 ) -> tuple[DecoderModel, dict[SpanId, SpanState]]:
-    """Return a model of random parameters, and φ that is the same."""
+    """Return a model of random parameters, and states whose φ equals them."""
     model = build_model(plan.shape, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def save(folder: RunFolder, states: dict[SpanId, SpanState], plan: RunPlan = PLA
     return kept.paths()[-1]
 
 
-def test_the_parameters_of_the_anchor_come_back_by_name(tmp_path: Path) -> None:
+def test_the_parameters_of_the_anchor_are_restored_by_name(tmp_path: Path) -> None:
     model, states = trained()
     save(folder_of(tmp_path), states)
     learnt = load_learnt_model(tmp_path)
@@ -70,19 +70,19 @@ def test_the_parameters_of_the_anchor_come_back_by_name(tmp_path: Path) -> None:
     assert (learnt.rounds, learnt.cycles, learnt.refused) == (10, 5.0, ())
 
 
-def test_the_newest_of_several_is_taken(tmp_path: Path) -> None:
+def test_the_newest_of_several_is_loaded(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     for round_index in (3, 5):
         save(folder, trained(round_index=round_index)[1])
     assert load_learnt_model(tmp_path).rounds == 6
 
 
-def test_before_the_first_entry_it_is_the_start(tmp_path: Path) -> None:
+def test_before_the_first_entry_the_model_is_the_initial_one(tmp_path: Path) -> None:
     save(folder_of(tmp_path), start_states(PLAN))
     assert load_learnt_model(tmp_path).rounds == 0
 
 
-def test_a_broken_newest_one_is_told_and_stays_where_it_is(tmp_path: Path) -> None:
+def test_a_broken_newest_checkpoint_is_reported_and_not_moved(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     save(folder, trained(round_index=3)[1])
     broken = save(folder, trained(round_index=5)[1])
@@ -97,21 +97,19 @@ def test_a_broken_newest_one_is_told_and_stays_where_it_is(tmp_path: Path) -> No
     assert sorted(os.listdir(folder.path)) == before, "a peer may be running: nothing is moved"
 
 
-def test_nothing_but_a_broken_one_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_if_the_only_checkpoint_is_broken_the_error_names_it(tmp_path: Path) -> None:
     save(folder_of(tmp_path), trained()[1]).write_bytes(b"torn")
     with pytest.raises(StateError, match=r"checkpoint-000000000.safetensors is broken"):
         load_learnt_model(tmp_path)
 
 
-def test_one_that_goes_while_it_is_looked_for_is_no_reason_to_give_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_removed_during_the_load_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path)
     first = save(folder, trained(round_index=3)[1])
     load = checkpoint.load_checkpoint
 
     def load_late(path: Path, *rest: object) -> object:
-        if path == first and path.exists():  # the peer writes the next one and removes this
+        if path == first and path.exists():  # the peer writes the next one and removes this one
             save(folder, trained(round_index=5)[1])
             path.unlink()
         return load(path, *rest)  # type: ignore[arg-type]
@@ -120,7 +118,7 @@ def test_one_that_goes_while_it_is_looked_for_is_no_reason_to_give_up(
     assert load_learnt_model(tmp_path).rounds == 6
 
 
-def test_where_no_peer_has_run_nothing_was_learnt(tmp_path: Path) -> None:
+def test_a_folder_without_a_peer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(ConfigError) as caught:
@@ -130,7 +128,7 @@ def test_where_no_peer_has_run_nothing_was_learnt(tmp_path: Path) -> None:
         )
 
 
-def test_a_peer_without_a_checkpoint_is_asked_to_be_waited_for(tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_error_asks_to_wait(tmp_path: Path) -> None:
     folder_of(tmp_path)
     with pytest.raises(StateError) as caught:
         load_learnt_model(tmp_path)
@@ -140,7 +138,7 @@ def test_a_peer_without_a_checkpoint_is_asked_to_be_waited_for(tmp_path: Path) -
     )
 
 
-def test_of_several_runs_one_is_named_by_its_first_digits(tmp_path: Path) -> None:
+def test_one_of_several_runs_is_chosen_by_its_first_digits(tmp_path: Path) -> None:
     other = plan_run(small_manifest({"model.seed": 5}))
     save(folder_of(tmp_path), trained()[1])
     (tmp_path / ("0" * 16)).mkdir()  # a run that was never joined has no checkpoint and does not count
@@ -160,7 +158,7 @@ def test_of_several_runs_one_is_named_by_its_first_digits(tmp_path: Path) -> Non
         load_learnt_model(tmp_path, "xyz")
 
 
-def test_a_folder_without_a_manifest_says_how_to_get_one(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_manifest_explains_how_to_get_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     save(folder, trained()[1])
     (folder.path / MANIFEST_FILE).unlink()

@@ -1,6 +1,6 @@
-"""An island that leaves θ where it lies does what one on the host does, to the bit, and has nothing come down for it.
+"""An island that keeps θ on its device computes the same bits as one on the host, and copies only codes to the host.
 
-Both are on this machine's processor, where nothing differs but the way: what a GPU rounds is another matter.
+Both islands run on this machine's processor and differ only in the code path; rounding on a GPU is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from p2p_diloco.protocol.round.round import FragmentContribution
 
 PLAN = small_plan()
 WHOLE, PARTED = SpanId(0, 0), SpanId(1, 3)
-"""A span of whole blocks, and the last of its fragment, which ends within one."""
+"""A span of whole blocks, and the last span of its fragment, which ends within a block."""
 
 
 class Pair:
-    """The same island twice: one on the host, one that leaves θ where it is."""
+    """The same island twice: one on the host, one that keeps θ on its device."""
 
     def __init__(self, folder: Path, plan: RunPlan = PLAN) -> None:
         self.plan = plan
@@ -73,7 +73,7 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-def test_both_kinds_of_span_are_there() -> None:
+def test_both_kinds_of_span_exist() -> None:
     lengths = {span: place.stop - place.start for span, place in PLAN.places.items()}
     assert lengths[WHOLE] % 64 == 0
     assert lengths[PARTED] % 64 != 0
@@ -81,7 +81,7 @@ def test_both_kinds_of_span_are_there() -> None:
 
 @pytest.mark.parametrize("span", [WHOLE, PARTED], ids=["whole blocks", "a part of one"])
 @pytest.mark.parametrize("own_included", [True, False])
-def test_a_round_is_the_same(pair: Pair, span: SpanId, own_included: bool) -> None:
+def test_a_round_gives_the_same_bits(pair: Pair, span: SpanId, own_included: bool) -> None:
     pair.step()
     pair.contribute(span.fragment, span.fragment)
     pair.step()
@@ -92,8 +92,10 @@ def test_a_round_is_the_same(pair: Pair, span: SpanId, own_included: bool) -> No
     assert pair.are_alike()
 
 
-def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is most of what an island contributes that is faster than the others."""
+def test_a_contribution_that_is_too_long_is_shortened_on_the_device(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most contributions of an island that is faster than the others are too long."""
     host, there = pair.both
     limit = PLAN.manifest.limits.max_norm_ratio * 1e-6
     pair.step()
@@ -113,7 +115,7 @@ def test_a_contribution_that_is_too_long_is_shortened_where_it_is(pair: Pair, mo
     assert np.linalg.norm(vectors[1]) > 0.95 * limit
 
 
-def test_an_encoding_that_is_longer_than_what_reducers_take_is_shortened_though_its_vector_is_not(pair: Pair) -> None:
+def test_an_encoding_too_long_for_reducers_is_shortened_although_its_vector_is_not(pair: Pair) -> None:
     _, there = pair.both
     pair.step()
     codec, state = PLAN.codecs.contribution, there.state.states()[WHOLE]
@@ -125,7 +127,7 @@ def test_an_encoding_that_is_longer_than_what_reducers_take_is_shortened_though_
     assert again.norm == first.norm
 
 
-def test_contributions_that_wait_for_their_entries_are_the_same(pair: Pair) -> None:
+def test_contributions_in_flight_give_the_same_bits(pair: Pair) -> None:
     for round_index in range(0, 2 * PLAN.manifest.limits.in_flight + 4, 2):
         pair.step()
         pair.contribute(round_index, 0)
@@ -134,7 +136,7 @@ def test_contributions_that_wait_for_their_entries_are_the_same(pair: Pair) -> N
     assert pair.are_alike()
 
 
-def test_a_span_that_was_replaced_is_the_same(pair: Pair) -> None:
+def test_a_replaced_span_gives_the_same_bits(pair: Pair) -> None:
     pair.step()
     pair.contribute(0, 0)
     for island in pair.both:
@@ -143,7 +145,7 @@ def test_a_span_that_was_replaced_is_the_same(pair: Pair) -> None:
     assert pair.are_alike()
 
 
-def test_what_other_codecs_send_is_the_same(tmp_path: Path) -> None:
+def test_another_codec_gives_the_same_bits(tmp_path: Path) -> None:
     pair = Pair(tmp_path, small_plan({"codec.contribution": "int8"}))
     pair.step()
     pair.contribute(0, 0)
@@ -151,7 +153,7 @@ def test_what_other_codecs_send_is_the_same(tmp_path: Path) -> None:
     assert pair.are_alike()
 
 
-def test_an_island_that_diverged_contributes_nothing_from_there_either(pair: Pair) -> None:
+def test_a_diverged_island_contributes_nothing_from_its_device_either(pair: Pair) -> None:
     pair.step()
     for island in pair.both:
         island.parameters.write(0, 0, 1, np.array([np.nan], np.float32))
@@ -159,8 +161,8 @@ def test_an_island_that_diverged_contributes_nothing_from_there_either(pair: Pai
     assert WHOLE not in {one.span for one in sent.spans}
 
 
-def test_only_codes_come_down_for_an_ordinary_round(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """θ stays: whatever is made an array of the host's has nothing of its memory, nor its length."""
+def test_an_ordinary_round_copies_only_codes_to_the_host(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """θ stays: no NumPy array on the host shares its memory or has its length."""
     _, there = pair.both
     pair.step()
     whole = {span for span, place in PLAN.places.items() if (place.stop - place.start) % 64 == 0 and span.fragment == 0}
@@ -189,11 +191,11 @@ def test_only_codes_come_down_for_an_ordinary_round(pair: Pair, monkeypatch: pyt
     there.state.apply(update_of(WHOLE, 0, entry_payload(PLAN, np.full(place.stop - place.start, 0.01, np.float32))))
     there.hold({PARTED: start_states(PLAN)[PARTED]})
     assert there.state.states()[WHOLE].head.round == 0
-    assert sum(came) == elements // 64 * 40, "and nothing to follow"
+    assert sum(came) == elements // 64 * 40, "following copies nothing"
 
 
-def test_a_zero_below_zero_stays_one(pair: Pair) -> None:
-    """Adding zero to it would make it one above."""
+def test_a_negative_zero_stays_negative(pair: Pair) -> None:
+    """Adding zero to it would make it positive."""
     place = PLAN.places[PARTED]
     below_N, above_N = (np.full(place.stop - place.start, zero, np.float32) for zero in (-0.0, 0.0))
     for island in pair.both:
@@ -205,7 +207,7 @@ def test_a_zero_below_zero_stays_one(pair: Pair) -> None:
     assert np.signbit(pair.both[1].parameters.read(PARTED.fragment, place.start, place.stop)).all()
 
 
-def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
+def test_it_follows_entries_without_compiled_loops(pair: Pair) -> None:
     with numpy_alone():
         pair.step()
         pair.contribute(0, 0)
@@ -213,15 +215,13 @@ def test_without_compiled_loops_it_still_follows(pair: Pair) -> None:
     assert pair.are_alike()
 
 
-def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_theta_stays_only_on_a_device_that_encodes_like_the_host(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def kind(where: str) -> type[LocalSpans]:
         return type(spans_for(PLAN, pair.both[0].parameters, torch.device(where)))
 
     assert kind("cpu") is LocalSpans
     assert encodes_alike(torch.device("cpu"))
-    assert not encodes_alike(torch.device("meta")), "it holds no numbers"
+    assert not encodes_alike(torch.device("meta")), "the meta device holds no numbers"
     assert kind("meta") is LocalSpans
     monkeypatch.setattr(local_spans, "encodes_alike", lambda where: True)
     assert kind("meta") is DeviceSpans
@@ -239,6 +239,8 @@ def test_theta_is_left_only_on_a_device_that_encodes_as_the_host_does(
         ),
     ],
 )
-def test_where_an_island_trains_and_encodes_is_said(pair: Pair, kind: type[LocalSpans], where: str, said: str) -> None:
+def test_the_devices_of_training_and_encoding_are_reported(
+    pair: Pair, kind: type[LocalSpans], where: str, said: str
+) -> None:
     local = kind(PLAN, pair.both[0].parameters)
     assert re.fullmatch(said, describe_device(torch.device(where), local))

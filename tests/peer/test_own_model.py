@@ -1,4 +1,4 @@
-"""Which models and optimisers may take part, and how a loop of one's own is counted."""
+"""Custom models and optimisers: which may take part, and how the steps of a custom loop are counted."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_trained_tensors_are_listed_once_with_their_means() -> None:
     }
 
 
-def test_a_run_file_of_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_run_file_of_a_model_is_read_back_as_written(tmp_path: Path) -> None:
     manifest = manifest_for(small())
     write_run_toml(tmp_path / "run.toml", manifest)
     assert read_run_toml(tmp_path / "run.toml") == manifest
@@ -132,12 +132,12 @@ def test_a_run_file_of_a_model_is_read_as_it_was_written(tmp_path: Path) -> None
         ({"ignored": ["a"]}, "rest and ignored only apply to your own model"),
     ],
 )
-def test_tensors_that_make_no_model_are_refused(values: dict[str, Any], expected: str) -> None:
+def test_invalid_tensors_are_refused(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="run", values={"model": values})
 
 
-# -- who may take part
+# -- which models may take part
 
 
 def test_the_same_model_built_elsewhere_may_join() -> None:
@@ -145,7 +145,7 @@ def test_the_same_model_built_elsewhere_may_join() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_wrapped_models_have_the_names_of_what_they_wrap() -> None:
+def test_wrapped_models_have_the_names_of_the_wrapped_model() -> None:
     model = small()
     check_model(torch.compile(model), manifest_for(model).model)  # type: ignore[arg-type]
 
@@ -172,13 +172,13 @@ def without_bias() -> nn.Module:
     ],
     ids=["other width", "one more", "one less", "other base"],
 )
-def test_another_model_is_refused_with_what_differs(model: Callable[[], nn.Module], expected: str) -> None:
+def test_another_model_is_refused_with_the_difference(model: Callable[[], nn.Module], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         check_model(model(), manifest_for(small()).model)
 
 
-def test_what_the_run_holds_nothing_of_is_refused_too() -> None:
-    """A joiner's frozen layer that no digest covers would make its loss another one."""
+def test_a_tensor_unknown_to_the_run_is_refused_too() -> None:
+    """A frozen layer that no digest covers would give the joiner another loss."""
     run = manifest_for(nn.Linear(3, 3)).model
     model = nn.Linear(3, 3)
     model.register_buffer("scale", torch.ones(3))
@@ -186,7 +186,7 @@ def test_what_the_run_holds_nothing_of_is_refused_too() -> None:
         check_model(model, run)
 
 
-def test_what_the_organiser_ignores_may_differ() -> None:
+def test_tensors_that_the_organiser_ignores_may_differ() -> None:
     ignore = ("frozen.weight", "frozen.bias")
     check_model(small(seed=1), manifest_for(small(), ignore=ignore).model)
 
@@ -223,7 +223,7 @@ def test_ranks_of_torch_distributed_are_refused(monkeypatch: pytest.MonkeyPatch,
         join(f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(ORGANISER.peer)}", small())
 
 
-def test_a_model_takes_part_once_at_a_time() -> None:
+def test_a_model_takes_part_in_one_run_at_a_time() -> None:
     model = small()
     first = OwnModel(model, ())
     with pytest.raises(ConfigError, match="this model is already in a run"):
@@ -232,7 +232,7 @@ def test_a_model_takes_part_once_at_a_time() -> None:
     OwnModel(model, ()).close()
 
 
-def test_an_optimiser_that_is_known_to_keep_a_copy_is_refused() -> None:
+def test_an_optimiser_known_to_keep_a_copy_is_refused() -> None:
     kind = type("AdamWScheduleFree", (torch.optim.SGD,), {"__module__": "schedulefree.adamw"})
     model = small()
     with pytest.raises(ConfigError, match="AdamWScheduleFree keeps a copy of the parameters"):
@@ -242,7 +242,7 @@ def test_an_optimiser_that_is_known_to_keep_a_copy_is_refused() -> None:
 # -- counting
 
 
-def test_steps_of_the_optimiser_are_counted_and_not_calls(hold: Callable[..., None]) -> None:
+def test_optimiser_steps_are_counted_rather_than_calls(hold: Callable[..., None]) -> None:
     model, plan = small(), plan_run(manifest_for(small()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     own = opened(model, plan, optimizer)
@@ -257,8 +257,8 @@ def test_steps_of_the_optimiser_are_counted_and_not_calls(hold: Callable[..., No
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_a_step_that_a_grad_scaler_skips_counts_nothing(fused: bool, hold: Callable[..., None]) -> None:
-    """A fused optimiser is called all the same: it is its kernel that changes nothing."""
+def test_a_step_skipped_by_a_grad_scaler_is_not_counted(fused: bool, hold: Callable[..., None]) -> None:
+    """A fused optimiser is called anyway; its kernel changes nothing."""
     model, plan = small(), plan_run(manifest_for(small()))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.1, fused=fused)
@@ -293,7 +293,7 @@ def test_without_an_optimiser_every_call_is_a_step(hold: Callable[..., None]) ->
 
 
 class Stubborn(torch.optim.Optimizer):
-    """Keeps master weights: what anybody else writes into θ is gone after its next step."""
+    """An optimiser with master weights: its next step overwrites any other change of θ."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 1e-4})
@@ -315,7 +315,7 @@ def step_by(optimizer: torch.optim.Optimizer, gradient: float) -> None:
 
 
 def merge(own: OwnModel, plan: RunPlan) -> float:
-    """Let all parameters follow an entry; return by how much the first has moved."""
+    """Let all parameters follow an entry; return the mean move of the first."""
     assert own.state is not None
     first = next(own.model.parameters())
     before = first.detach().clone()
@@ -328,7 +328,7 @@ def merge(own: OwnModel, plan: RunPlan) -> float:
 
 
 @pytest.mark.parametrize("kind", [Stubborn, lambda parameters: torch.optim.SGD(parameters, lr=1e-3)])
-def test_an_optimiser_that_undoes_merges_is_found_out(kind: Any, hold: Callable[..., None]) -> None:
+def test_an_optimiser_that_undoes_merges_is_detected(kind: Any, hold: Callable[..., None]) -> None:
     model, plan = small(), plan_run(manifest_for(small()))
     optimizer = kind([p for p in model.parameters() if p.requires_grad])
     own = opened(model, plan, optimizer)
@@ -345,7 +345,7 @@ def test_an_optimiser_that_undoes_merges_is_found_out(kind: Any, hold: Callable[
         own.stepped(1, None)
 
 
-def test_a_step_that_leads_back_over_a_merge_undoes_nothing(hold: Callable[..., None]) -> None:
+def test_a_step_that_reverts_a_merge_by_chance_is_accepted(hold: Callable[..., None]) -> None:
     """In a round of few steps a merge takes them back, and the next step may make them again."""
     model, plan = small(), plan_run(manifest_for(small()))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
@@ -358,7 +358,7 @@ def test_a_step_that_leads_back_over_a_merge_undoes_nothing(hold: Callable[..., 
     own.stepped(1, None)
 
 
-def test_the_start_is_what_the_founder_s_model_holds() -> None:
+def test_the_initial_state_is_the_founders_model() -> None:
     model = small(seed=7)
     plan = plan_run(manifest_for(model))
     own = opened(model, plan)
@@ -372,7 +372,7 @@ def test_the_start_is_what_the_founder_s_model_holds() -> None:
     own.close()
 
 
-def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
+def test_momentum_survives_a_restart_and_is_reset_for_another_optimiser(
     tmp_path: Path, hold: Callable[..., None]
 ) -> None:
     plan, heard = plan_run(manifest_for(small())), list[tuple[str, str]]()
@@ -391,7 +391,7 @@ def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
     own.stepped(1, None)
     assert own.state is not None
     own.state.keep_inner()
-    assert not list(tmp_path.iterdir()), "the thread that trains writes, at its border"
+    assert not list(tmp_path.iterdir()), "the training thread writes, at its boundary"
     own.border()
     again, restored = start(torch.optim.AdamW)
     assert [tensor.tolist() for tensor in _moments(restored)] == [tensor.tolist() for tensor in _moments(optimizer)]
@@ -403,9 +403,7 @@ def test_momentum_goes_on_after_a_restart_with_another_optimiser_it_begins_anew(
     assert "does not match, so these are reset: optimizer 0 (it was a torch.optim.adamw.AdamW)" in heard[0][1]
 
 
-def test_another_thread_than_the_one_that_steps_saves_nothing_when_it_leaves(
-    tmp_path: Path, hold: Callable[..., None]
-) -> None:
+def test_leaving_from_another_thread_saves_nothing(tmp_path: Path, hold: Callable[..., None]) -> None:
     """The optimiser may be in the middle of a step."""
     model, plan = small(), plan_run(manifest_for(small()))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])

@@ -1,4 +1,4 @@
-"""Whoever said so, and what it starts, waits for its turn."""
+"""Batch scheduling applies to the process that asks for it and everything it starts."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def played(before: str = "") -> list[str]:
 
 
 @needs_linux
-def test_threads_and_children_inherit_it() -> None:
+def test_threads_and_children_inherit_batch_scheduling() -> None:
     batch = str(os.SCHED_BATCH)
     usual = "os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"  # another test may have changed this process
     assert played(usual) == ["True", batch, batch, batch]
 
 
 @needs_linux
-def test_what_somebody_chose_stays() -> None:
+def test_a_policy_chosen_before_is_kept() -> None:
     idle = str(os.SCHED_IDLE)
     assert played("os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))") == ["False", idle, idle, idle]
 
 
 @needs_linux
-def test_where_it_is_forbidden_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forbidden_change_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(*_: object) -> None:
         raise PermissionError
 
@@ -57,6 +57,6 @@ def test_where_it_is_forbidden_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert not wake_politely()
 
 
-def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "SCHED_BATCH", raising=False)
     assert not wake_politely()

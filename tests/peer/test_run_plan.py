@@ -1,4 +1,4 @@
-"""What follows from a manifest, equal on all peers."""
+"""The plan derived from a manifest is equal on all peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_two_builds_are_equal() -> None:
     )  # fmt: skip
 
 
-def test_every_element_lies_in_exactly_one_span() -> None:
+def test_every_element_is_in_exactly_one_span() -> None:
     plan = small_plan()
     for fragment in plan.fragments:
         places = [plan.places[span] for span in plan.spans_of(fragment.index)]
@@ -30,14 +30,14 @@ def test_every_element_lies_in_exactly_one_span() -> None:
 def test_spans_are_cut_at_blocks_of_the_codecs() -> None:
     plan = small_plan()
     assert all(place.start % 64 == 0 for place in plan.places.values())
-    # Blocks of topk2 are larger than the model's fragments here, and whole blocks of all other codecs.
+    # Blocks of topk2 are larger than the model's fragments here, and multiples of all other codecs' blocks.
     sparse = small_plan({"codec.contribution": "topk2"})
     assert all(place.start % 4096 == 0 for place in sparse.places.values())
     for span, elements in sparse.rules.span_elements.items():
         assert sparse.rules.payload_bytes[span] == sparse.codecs.contribution.encoded_bytes(elements)
 
 
-def test_means_are_radial_but_where_a_row_of_an_embedding_lies() -> None:
+def test_means_are_radial_except_in_blocks_of_an_embedding() -> None:
     plan = small_plan()
     assert plan.codecs.radial.keys() == plan.places.keys()
     for span, is_radial_B in plan.codecs.radial.items():
@@ -56,7 +56,7 @@ def test_a_run_may_have_plain_means() -> None:
     assert not small_plan({"outer.mean": "plain"}).codecs.radial
 
 
-def test_parameters_are_those_of_the_model() -> None:
+def test_the_number_of_parameters_is_that_of_the_model() -> None:
     plan = small_plan()
     assert plan.num_parameters == plan.shape.num_parameters
 
@@ -66,7 +66,7 @@ def test_changes_of_the_manifest_reach_the_shape() -> None:
     assert (plan.shape.width, plan.shape.layers, plan.shape.context) == (32, 1, 12)
 
 
-def test_fewer_spans_are_cut_when_there_are_not_enough_blocks() -> None:
+def test_fewer_spans_are_cut_if_there_are_too_few_blocks() -> None:
     plan = small_plan({"rounds.spans_per_fragment": 2048})
     assert all(0 < count < 4096 for count in plan.rules.num_spans)
     assert plan.spans_of(0)[-1] == SpanId(0, plan.rules.num_spans[0] - 1)
@@ -83,7 +83,7 @@ def test_the_rules_of_the_protocol_are_those_of_the_manifest() -> None:
     assert rules.clock.num_fragments == 2
 
 
-def test_bytes_of_contributions_and_entries_are_those_of_their_codecs() -> None:
+def test_sizes_of_contributions_and_entries_are_those_of_their_codecs() -> None:
     plan = small_plan({"codec.contribution": "float32", "codec.entry": "int4"})
     for span, elements in plan.rules.span_elements.items():
         assert plan.rules.payload_bytes[span] == 4 * elements
@@ -91,11 +91,11 @@ def test_bytes_of_contributions_and_entries_are_those_of_their_codecs() -> None:
 
 
 @pytest.mark.parametrize(("rounding", "stochastic"), [("nearest", False), ("stochastic", True)])
-def test_rounding_is_the_manifest_s(rounding: str, stochastic: bool) -> None:
+def test_rounding_is_that_of_the_manifest(rounding: str, stochastic: bool) -> None:
     assert small_plan({"codec.entry_rounding": rounding}).codecs.rounds_stochastically is stochastic
 
 
-def test_the_merge_rule_is_the_manifest_s() -> None:
+def test_the_merge_rule_is_that_of_the_manifest() -> None:
     plan = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": 0.25, "outer.learning_rate": 0.7})
     assert (plan.merge.kind, plan.merge.alpha, plan.outer.learning_rate) == ("blend", 0.25, 0.7)
 

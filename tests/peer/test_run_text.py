@@ -1,4 +1,4 @@
-"""The text is the one that the run wants, and never one that somebody else chose on this machine."""
+"""The text is the run's, and is never opened at a path chosen by somebody else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.training.data import open_corpus
 
 
-def test_an_own_copy_is_opened(tmp_path: Path) -> None:
+def test_the_local_copy_is_opened(tmp_path: Path) -> None:
     path = write_text(tmp_path)
     assert open_run_text(DataSection(path="/elsewhere/words.txt"), str(path)).num_bytes == path.stat().st_size
 
@@ -25,7 +25,7 @@ def test_a_path_in_the_manifest_is_never_opened(tmp_path: Path) -> None:
         open_run_text(DataSection(path=str(path)), None)
 
 
-def test_the_standard_library_needs_no_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_standard_library_needs_no_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str | None] = []
 
     def note(path: str | None, *, held_out_share: float) -> object:
@@ -37,12 +37,12 @@ def test_the_standard_library_needs_no_word(monkeypatch: pytest.MonkeyPatch, tmp
     assert asked == [None]
 
 
-def test_the_held_out_share_is_the_manifest_s(tmp_path: Path) -> None:
+def test_the_held_out_share_is_that_of_the_manifest(tmp_path: Path) -> None:
     corpus = open_run_text(DataSection(held_out=0.25), str(write_text(tmp_path)))
     assert corpus.held_out_bytes() / corpus.num_bytes == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_same_text_has_the_fingerprint_that_the_run_wants(tmp_path: Path) -> None:
+def test_the_same_text_has_the_expected_fingerprint(tmp_path: Path) -> None:
     path = write_text(tmp_path)
     fingerprint = open_corpus(path).fingerprint.hex()
     assert open_run_text(DataSection(fingerprint=fingerprint), str(path)).fingerprint.hex() == fingerprint

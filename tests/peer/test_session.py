@@ -1,4 +1,4 @@
-"""A peer's life from its manifest to its checkpoint, with everything real but the network, the clock and the thread."""
+"""A peer from its manifest to its checkpoint; everything is real except the network, the clock and the thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 
 
 async def play_all(stage: SessionStage, until_round: int, *names: str, **choices: Any) -> dict[str, Watcher]:
-    """Let a bootstrap and volunteers run to the end of a round, and return what each has told."""
+    """Run a bootstrap peer and volunteers to the end of a round, and return their observers."""
     watchers = {name: Watcher() for name in ("boot", *names)}
     async with asyncio.TaskGroup() as tasks:
         boot = {"founds": True, "trains": False, "until_round": until_round}
@@ -66,7 +66,7 @@ def test_all_end_after_one_round_with_the_same_bytes(tmp_path: Path, monkeypatch
     run_stage(monkeypatch, scene)
 
 
-def test_a_bootstrap_reduces_for_peers_that_nobody_can_dial(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_bootstrap_peer_reduces_for_peers_that_cannot_be_dialled(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage = SessionStage(tmp_path)
         late = Watcher()
@@ -81,20 +81,20 @@ def test_a_bootstrap_reduces_for_peers_that_nobody_can_dial(tmp_path: Path, monk
         finals = [watchers["ada"].last, watchers["ben"].last, late.last]
         assert len({status.state_digest for status in finals}) == 1
         assert finals[0].state_digest != ""
-        assert watchers["boot"].last.log_digest == finals[0].log_digest, "it follows what passes through it"
+        assert watchers["boot"].last.log_digest == finals[0].log_digest, "it follows the entries that it makes"
         last = next(event for event in reversed(late.events) if event.topic == "round")
         assert last.figures["num_included"] == 3 * int(last.figures["num_spans"])
 
     run_stage(monkeypatch, scene)
 
 
-def test_who_founds_says_so_once_and_follows_while_it_is_needed(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_founder_reports_it_once_and_follows_while_it_is_needed(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         watchers = await play_all(SessionStage(tmp_path), 4, "ada", "ben")
         assert watchers["boot"].texts("founded") == ['founded "small"']
         assert watchers["ada"].texts("founded") == []
         assert watchers["boot"].last.log_digest == watchers["ada"].last.log_digest != "", (
-            "it reduces: few others do yet"
+            "it reduces, because few others do yet"
         )
         phases = dict.fromkeys(status.phase for status in watchers["ada"].statuses)
         assert list(phases) == ["catching up", "training", "finished"]
@@ -102,7 +102,7 @@ def test_who_founds_says_so_once_and_follows_while_it_is_needed(tmp_path: Path, 
     run_stage(monkeypatch, scene)
 
 
-def test_a_founder_that_trains_goes_on_alone(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_founder_that_trains_continues_alone(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         watcher = Watcher()
         await SessionStage(tmp_path).play("ada", watcher, StopRequest(), founds=True, until_round=5)
@@ -112,7 +112,7 @@ def test_a_founder_that_trains_goes_on_alone(tmp_path: Path, monkeypatch: Patch)
     run_stage(monkeypatch, scene)
 
 
-def test_who_leaves_finishes_the_round_and_comes_back_where_it_was(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_leaving_peer_finishes_the_round_and_resumes_after_a_restart(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage = SessionStage(tmp_path)
         watchers = {name: Watcher() for name in ("boot", "ada", "ben", "ben again")}
@@ -137,13 +137,13 @@ def test_who_leaves_finishes_the_round_and_comes_back_where_it_was(tmp_path: Pat
         assert again.state_digest == watchers["ada"].last.state_digest != ""
         assert again.bytes_received.transfer < 8 * again.parameters, "fetched all of it again"
         assert any("good" in event.topic for event in watchers["ada"].events)
-        assert steps_of_optimiser(stage.run_folder("ben")) == steps + again.inner_steps, "the optimiser began anew"
+        assert steps_of_optimiser(stage.run_folder("ben")) == steps + again.inner_steps, "the optimiser was reset"
 
     run_stage(monkeypatch, scene)
 
 
 def steps_of_optimiser(folder: RunFolder) -> int:
-    """Return how many steps the optimiser that a peer has kept has made."""
+    """Return the number of steps of a peer's saved optimiser."""
     kept = torch.load(folder.path / INNER_FILE, weights_only=True)
     return int(kept["parts"]["the optimiser"]["state"]["optimizer_steps"])
 
@@ -164,7 +164,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_round(tmp_path: Path, monkeypatch
     run_stage(monkeypatch, scene)
 
 
-def test_a_restart_begins_from_the_checkpoint_and_founds_nothing_anew(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_restart_uses_the_checkpoint_and_founds_nothing_again(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage, first, second = SessionStage(tmp_path), Watcher(), Watcher()
         await stage.play("ada", first, StopRequest(), founds=True, until_round=4)
@@ -177,7 +177,7 @@ def test_a_restart_begins_from_the_checkpoint_and_founds_nothing_anew(tmp_path: 
     run_stage(monkeypatch, scene)
 
 
-def test_each_start_trains_on_windows_of_its_own(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_each_start_trains_on_its_own_windows(tmp_path: Path, monkeypatch: Patch) -> None:
     positions: list[int] = []
     made = BatchStream.__init__
 
@@ -197,7 +197,7 @@ def test_each_start_trains_on_windows_of_its_own(tmp_path: Path, monkeypatch: Pa
     assert positions[1] - positions[0] >= 1 << 32
 
 
-def test_held_out_losses_are_measured_and_told(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_held_out_losses_are_measured_and_reported(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         watchers = await play_all(SessionStage(tmp_path), 8, "ada", evaluate_seconds=10.0)
         evaluations = [event for event in watchers["ada"].events if event.topic == "evaluation"]
@@ -209,7 +209,7 @@ def test_held_out_losses_are_measured_and_told(tmp_path: Path, monkeypatch: Patc
     run_stage(monkeypatch, scene)
 
 
-def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_full_disk_costs_only_the_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     def fill_the_disk(*_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -225,7 +225,7 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("what", ["keep_ballots", "keep_roster"])
-def test_a_peer_that_cannot_keep_what_it_is_bound_to_ends(tmp_path: Path, monkeypatch: Patch, what: str) -> None:
+def test_a_peer_that_cannot_save_its_votes_or_rosters_ends(tmp_path: Path, monkeypatch: Patch, what: str) -> None:
     keep = getattr(RunFolder, what)
 
     def refuse(folder: RunFolder, *kept: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_peer_that_cannot_keep_what_it_is_bound_to_ends(tmp_path: Path, monkey
         await stage.sleep_to(3)
         assert not ada.done()
         monkeypatch.setattr(RunFolder, what, refuse)
-        ben = asyncio.ensure_future(stage.play("ben", Watcher(), StopRequest()))  # only changes make a roster
+        ben = asyncio.ensure_future(stage.play("ben", Watcher(), StopRequest()))  # a change makes a roster
         await asyncio.wait({ada}, timeout=60.0)
         assert ada.done()
         with pytest.raises(StateError, match="free some space"):
@@ -251,7 +251,7 @@ def test_a_peer_that_cannot_keep_what_it_is_bound_to_ends(tmp_path: Path, monkey
     run_stage(monkeypatch, scene)
 
 
-def test_a_checkpoint_is_written_now_and_then(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_checkpoints_are_written_at_intervals(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage, stop = SessionStage(tmp_path), StopRequest()
         task = asyncio.ensure_future(stage.play("ada", Watcher(), stop, founds=True))
@@ -266,7 +266,7 @@ def test_a_checkpoint_is_written_now_and_then(tmp_path: Path, monkeypatch: Patch
     run_stage(monkeypatch, scene)
 
 
-def test_a_run_that_was_founded_ahead_goes_on_in_its_own_time_after_the_clock_was_set_right(
+def test_a_run_founded_ahead_keeps_its_own_time_after_the_clock_was_corrected(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     async def scene() -> None:
@@ -298,7 +298,7 @@ def test_a_run_that_was_founded_ahead_goes_on_in_its_own_time_after_the_clock_wa
     run_stage(monkeypatch, scene)
 
 
-def test_addresses_that_cannot_be_kept_are_no_reason_to_stop(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_addresses_that_cannot_be_saved_are_not_fatal(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: Any) -> NoReturn:
         raise StateError("cannot write peers.json: Read-only file system")
 
@@ -311,7 +311,7 @@ def test_addresses_that_cannot_be_kept_are_no_reason_to_stop(tmp_path: Path, mon
     run_stage(monkeypatch, scene)
 
 
-def test_a_broken_checkpoint_is_set_aside_and_the_older_one_leads_on(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_broken_checkpoint_is_set_aside_and_the_older_one_is_used(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage, first, again = SessionStage(tmp_path), Watcher(), Watcher()
         await stage.play("ada", first, StopRequest(), founds=True, until_round=6)
@@ -329,7 +329,7 @@ def test_a_broken_checkpoint_is_set_aside_and_the_older_one_leads_on(tmp_path: P
     run_stage(monkeypatch, scene)
 
 
-def test_the_last_step_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_last_step_is_waited_for_but_not_forever(tmp_path: Path, monkeypatch: Patch) -> None:
     waited: list[tuple[bool, float]] = []
 
     def join(island: LoopTraining, timeout_seconds: float) -> bool:
@@ -345,9 +345,7 @@ def test_the_last_step_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatc
     assert waited == [(True, LAST_STEP_SECONDS)]
 
 
-def test_a_checkpoint_that_cannot_be_read_now_ends_the_peer_before_it_begins_anew(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_unreadable_checkpoint_ends_the_peer_before_it_starts_again(tmp_path: Path, monkeypatch: Patch) -> None:
     def fail(*_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -363,8 +361,8 @@ def test_a_checkpoint_that_cannot_be_read_now_ends_the_peer_before_it_begins_ane
     run_stage(monkeypatch, scene)
 
 
-def test_all_are_killed_at_once_and_no_entry_that_was_on_a_disk_is_lost(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Their checkpoints are of different times; one has lost its entries as well."""
+def test_killing_all_peers_at_once_loses_no_entry_on_disk(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Their checkpoints are of different ages, and one peer has lost its entries as well."""
 
     async def live(stage: SessionStage, names: list[str], until: float) -> dict[str, Watcher]:
         watchers = {name: Watcher() for name in names}
@@ -387,7 +385,7 @@ def test_all_are_killed_at_once_and_no_entry_that_was_on_a_disk_is_lost(tmp_path
         assert len(heads) == 1
         again = await live(stage, names, stage.begin(10) - 0.1)
         first_heads = {next(s.log_digest for s in again[name].statuses if s.ready) for name in names}
-        assert first_heads == heads, "they begin where they were killed"
+        assert first_heads == heads, "they resume where they were killed"
 
     run_stage(monkeypatch, scene)
 
@@ -419,7 +417,7 @@ def test_a_transport_that_dies_ends_the_peer_with_its_error(tmp_path: Path, monk
     run_stage(monkeypatch, scene)
 
 
-def test_a_text_that_is_not_there_is_said_before_anything_begins(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_missing_text_is_reported_before_anything_starts(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         with pytest.raises(ConfigError):
             await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), data=str(tmp_path / "missing"))
@@ -428,7 +426,7 @@ def test_a_text_that_is_not_there_is_said_before_anything_begins(tmp_path: Path,
 
 
 class ForgetfulTraining(LoopTraining):
-    """Training in whose memory a number of ada's first span becomes infinite, once, after some steps."""
+    """Training in which a number of ada's first span becomes infinite, once, after some steps."""
 
     broken = False
 
@@ -443,7 +441,7 @@ class ForgetfulTraining(LoopTraining):
 
 
 @pytest.mark.parametrize("names", [("ada",), ("ada", "ben")])
-def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
+def test_a_span_with_damaged_memory_is_rebuilt_and_training_continues(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     async def scene() -> None:
@@ -466,7 +464,7 @@ def test_a_span_whose_memory_is_damaged_is_rebuilt_and_training_goes_on(
     run_stage(monkeypatch, scene)
 
 
-def test_a_machine_that_makes_other_bytes_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_machine_that_computes_other_bytes_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         monkeypatch.setattr(known_answer, "KNOWN_ANSWER", "of another machine")
         with pytest.raises(ConfigError, match="this machine computes different bytes than other peers"):

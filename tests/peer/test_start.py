@@ -1,4 +1,4 @@
-"""From an invite to a running peer, over a network in memory."""
+"""From an invite to a running peer, over a memory network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INVITE = Invite(run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTf
 
 
 class PeerStage:
-    """Puts a network in memory in the place of libp2p."""
+    """A memory network in place of libp2p."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
@@ -103,7 +103,7 @@ class PeerStage:
 
 @pytest.fixture(autouse=True)
 def _addresses_of_the_memory_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the memory transport speak of addresses in libp2p's form, so that invites hold them."""
+    """Give the memory transport addresses in libp2p's form, so that invites can hold them."""
 
     def listen_addresses(self: MemoryTransport) -> tuple[str, ...]:
         return (f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(self.peer)}",) if self.can_be_dialled() else ()
@@ -118,7 +118,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Callable[[PeerS
     return run_stage(monkeypatch, staged)
 
 
-def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joiner_needs_only_an_invite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         boot, ada, stop = Watcher(), Watcher(), StopRequest()
         founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
@@ -130,17 +130,17 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
         assert result.anchor_loss is None
         assert ada.texts("manifest") == ['manifest of "small" verified against the invite']
         assert RunFolder(tmp_path / "ada", RUN).read(MANIFEST_FILE) == SIGNED.encode()
-        assert ada.invites == [], "only a founder tells the invite"
+        assert ada.invites == [], "only a founder announces the invite"
         folder = RunFolder(tmp_path / "ada", RUN).path
         assert ada.texts("checkpoints") == [
             f"checkpoints go to {folder}; `p2p-diloco sample` and `p2p-diloco export` read the newest"
         ]
         topics = [event.topic for event in ada.events]
         begin = topics.index("checkpoints")
-        assert topics[begin : begin + 3] == ["checkpoints", "starting", "device"], "what takes seconds is said before"
+        assert topics[begin : begin + 3] == ["checkpoints", "starting", "device"], "slow steps are announced first"
         founded = tmp_path / "boot"
         assert RunFolder(founded, RUN).read(MANIFEST_FILE) == SIGNED.encode(), "its checkpoints need it as well"
-        assert boot.texts("checkpoints") == [], "a bootstrap peer gives the state away when others hold it"
+        assert boot.texts("checkpoints") == [], "a bootstrap peer drops the state once others hold it"
         stop.stop_now()
         await founder
 
@@ -148,7 +148,7 @@ def test_an_invite_is_all_that_a_joiner_needs(tmp_path: Path, monkeypatch: pytes
 
 
 class Remover(Watcher):
-    """Removes a file once there is an invite."""
+    """An observer that removes a file once there is an invite."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Remover(Watcher):
         super().listening(invite, own_model=own_model)
 
 
-def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_founded_from_a_file_continues_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(40, 30)
     path = tmp_path / "model.safetensors"
     save_model(model, str(path))
@@ -173,7 +173,7 @@ def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, m
             await run_peer(plan, Watcher(), StopRequest())
         invites = []
         for beginning in (path, None):
-            watcher, stop = Remover(path), StopRequest()  # the file is read once, before anybody is invited
+            watcher, stop = Remover(path), StopRequest()  # the file is read once, before the first invite
             plan = stage.founder(signed=signed, start=beginning, names_founder=True)
             founder = asyncio.ensure_future(run_peer(plan, watcher, stop))
             invites.append(await stage.invite(watcher))
@@ -189,9 +189,7 @@ def test_a_run_that_was_founded_from_a_file_goes_on_without_it(tmp_path: Path, m
     play(tmp_path, monkeypatch, scene)
 
 
-def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unlisted_joiner_ends_with_its_id_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
         signed = small_manifest(listed).sign(ORGANISER)
@@ -199,12 +197,12 @@ def test_an_unlisted_joiner_reads_its_id_and_what_to_do_and_ends(
         founder = asyncio.ensure_future(run_peer(stage.founder(signed=signed), boot, stop))
         invite = await stage.invite(boot)
         plan = stage.joiner("ada", invite)
-        for _ in range(2):  # the second time its manifest lies on the disk
+        for _ in range(2):  # the second time its manifest is on disk
             with pytest.raises(ConfigError) as refused:
                 await run_peer(plan, ada, StopRequest())
             own = load_or_create_identity(plan.settings.identity_file).peer
             assert str(refused.value) == explain_unlisted(own)
-        assert boot.texts("trust") == [], "its founder is a bootstrap peer, and need not be listed"
+        assert boot.texts("trust") == [], "a bootstrap peer that founds a run need not be listed"
         introducer, end = Watcher(), StopRequest()
         plan = replace(stage.joiner("second", invite, None), training=None)
         second = asyncio.ensure_future(run_peer(plan, introducer, end))
@@ -228,9 +226,7 @@ def test_a_trainer_that_founds_a_run_must_be_on_its_list(tmp_path: Path, monkeyp
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_joiner_that_was_here_before_asks_nobody_for_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_returning_joiner_needs_nobody_for_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
         stop, watcher = StopRequest(), Watcher()
@@ -244,7 +240,7 @@ def test_a_joiner_that_was_here_before_asks_nobody_for_the_manifest(
     play(tmp_path, monkeypatch, scene)
 
 
-def test_who_kept_its_identity_but_lost_its_folder_is_a_later_incarnation_and_becomes_ready(
+def test_a_peer_that_lost_its_folder_but_not_its_identity_has_a_later_incarnation_and_becomes_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -266,7 +262,7 @@ def test_who_kept_its_identity_but_lost_its_folder_is_a_later_incarnation_and_be
 
 
 @pytest.mark.parametrize("content", [b"", b"torn", SIGNED.encode()[:-1], SIGNED.encode() + b" "])
-def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+def test_a_broken_manifest_on_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     async def scene(stage: PeerStage) -> None:
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, content)
         with pytest.raises(StateError, match=r"manifest\.json is broken .*; move it away to fetch it again"):
@@ -275,7 +271,7 @@ def test_a_broken_manifest_on_the_disk_is_said(tmp_path: Path, monkeypatch: pyte
     play(tmp_path, monkeypatch, scene)
 
 
-def test_another_run_s_manifest_on_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_of_another_run_on_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         other = small_manifest({"model.seed": 9}).sign(ORGANISER)
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, other.encode())
@@ -310,7 +306,7 @@ def test_a_wrong_manifest_from_the_swarm_is_refused_so_that_another_peer_is_aske
     play(tmp_path, monkeypatch, scene)
 
 
-def test_bootstraps_that_do_not_answer_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_peers_that_do_not_answer_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         with pytest.raises(NetworkError, match="the one peer asked did not answer within 60 s"):
             await run_peer(stage.joiner("ada", INVITE), Watcher(), StopRequest())
@@ -318,7 +314,9 @@ def test_bootstraps_that_do_not_answer_are_said(tmp_path: Path, monkeypatch: pyt
     play(tmp_path, monkeypatch, scene)
 
 
-def test_who_is_told_to_go_while_nobody_answers_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_asked_to_leave_before_any_answer_leaves_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watcher, stop = Watcher(), StopRequest()
 
     async def scene(stage: PeerStage) -> None:
@@ -348,7 +346,7 @@ async def _until(condition: Callable[[], object], seconds: float = 300.0) -> Non
 
 
 class Lives:
-    """Peers that run at once; killed ones hear nothing of it."""
+    """Peers that run at the same time; a killed one gets no warning."""
 
     def __init__(self, stage: PeerStage) -> None:
         self._stage = stage
@@ -374,7 +372,7 @@ class Lives:
             await _until(lambda name=name: self.watchers[name].statuses and self.watchers[name].last.ready)
 
     async def members(self, *names: str) -> None:
-        """Wait until these are on the roster: before its first vote, a run dies with its founder."""
+        """Wait until these are on the roster: before its first vote, a run ends with its founder."""
         for name in names:
             await _until(lambda name=name: self.watchers[name].last.num_members == len(names))
 
@@ -382,7 +380,7 @@ class Lives:
 DEAD = Invite(run=RUN, bootstraps=(f"/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(PeerId(sha256(b'dead')))}",))
 
 
-def test_a_newcomer_gets_in_with_the_invite_of_a_ready_member_when_the_bootstrap_is_dead(
+def test_a_newcomer_joins_with_a_members_invite_when_the_bootstrap_peer_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -407,7 +405,7 @@ def test_a_newcomer_gets_in_with_the_invite_of_a_ready_member_when_the_bootstrap
     play(tmp_path, monkeypatch, scene)
 
 
-def test_who_has_been_a_member_comes_back_with_an_invite_of_which_nobody_lives(
+def test_a_former_member_returns_although_no_peer_of_its_invite_is_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -433,7 +431,7 @@ def test_who_has_been_a_member_comes_back_with_an_invite_of_which_nobody_lives(
     play(tmp_path, monkeypatch, scene)
 
 
-def test_who_comes_back_to_nobody_says_what_happened_at_each_and_goes_on_trying(
+def test_a_returning_peer_without_an_answer_reports_each_attempt_and_keeps_trying(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -450,18 +448,14 @@ def test_who_comes_back_to_nobody_says_what_happened_at_each_and_goes_on_trying(
     play(tmp_path, monkeypatch, scene)
 
 
-def test_two_bootstraps_with_one_run_file_found_two_runs_and_never_two_histories_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_bootstrap_peers_with_one_run_file_found_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         lives, plan = Lives(stage), stage.founder(names_founder=True)
         first = await stage.invite(lives.start("boot", plan))
         second = await stage.invite(lives.start("again", replace(plan, settings=stage.settings("again"))))
         assert first.run != second.run
         await lives.kill("boot")
-        assert (await stage.invite(lives.start("boot", plan))).run == first.run, (
-            "the founder itself comes back to its run"
-        )
+        assert (await stage.invite(lives.start("boot", plan))).run == first.run, "the founder itself returns to its run"
         lives.start("ada", stage.joiner("ada", replace(first, bootstraps=second.bootstraps)))
         with pytest.raises(ConfigError, match="is not in run"):
             await lives.end("ada")
@@ -479,7 +473,7 @@ def test_a_run_file_that_names_another_founder_is_refused(tmp_path: Path, monkey
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_bootstrap_peer_introduces_and_founds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         lives = Lives(stage)
         invite = await stage.invite(lives.start("boot", stage.founder()))
@@ -497,7 +491,7 @@ def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkey
         ]
         assert named == [True, True], "and a member names both"
         assert second.texts("founded") == []
-        assert second.last.num_members == lives.watchers["ada"].last.num_members == 1, "who founded does not train"
+        assert second.last.num_members == lives.watchers["ada"].last.num_members == 1, "the founder does not train"
         await lives.kill("boot")
         lives.start("ben", stage.joiner("ben", replace(invite, bootstraps=printed.bootstraps[:1]), until_round=None))
         await lives.ready("ben")
@@ -506,7 +500,7 @@ def test_a_second_bootstrap_introduces_and_founds_nothing(tmp_path: Path, monkey
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_broken_address_in_the_invite_is_said_and_the_others_are_asked(
+def test_a_broken_address_in_the_invite_is_reported_and_the_others_are_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -522,7 +516,7 @@ def test_a_broken_address_in_the_invite_is_said_and_the_others_are_asked(
     play(tmp_path, monkeypatch, scene)
 
 
-def test_kept_addresses_that_cannot_be_read_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_saved_addresses_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         lives = Lives(stage)
         invite = await stage.invite(lives.start("boot", stage.founder()))
@@ -535,7 +529,7 @@ def test_kept_addresses_that_cannot_be_read_are_said(tmp_path: Path, monkeypatch
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_run_that_cannot_work_is_refused_before_anybody_is_invited(
+def test_an_impossible_run_is_refused_before_anybody_is_invited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watcher = Watcher()
@@ -574,7 +568,7 @@ def test_a_trainer_without_its_device_or_text_is_refused_before_anybody_is_asked
 
 
 class Writer(Watcher):
-    """Writes events into the state directory, as all peers do."""
+    """An observer that writes events into the state directory, as all peers do."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -586,7 +580,7 @@ class Writer(Watcher):
 
 
 @pytest.mark.parametrize("makes", [BuiltInTraining, lambda: OwnModel(nn.Linear(3, 3), [])], ids=["command", "loop"])
-def test_a_joiner_whose_run_trains_another_model_is_refused_and_leaves_nothing_behind(
+def test_a_joiner_whose_run_trains_another_model_is_refused_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: Callable[[], Training]
 ) -> None:
     model, path = nn.Linear(40, 30), tmp_path / "model.safetensors"
@@ -622,7 +616,7 @@ def test_a_joiner_whose_run_trains_another_model_is_refused_and_leaves_nothing_b
     play(tmp_path, monkeypatch, scene)
 
 
-def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_directory_is_private_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         with pytest.raises(ConfigError, match="the invite names no bootstrap peer"):
             await run_peer(stage.joiner("ada", replace(INVITE, bootstraps=())), Watcher(), StopRequest())
@@ -631,7 +625,7 @@ def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path, monkeyp
     assert (tmp_path / "ada").stat().st_mode & 0o077 == 0
 
 
-def test_a_founder_that_nobody_can_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_founder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         hidden = stage.settings("boot", dial_out_only=True)
         with pytest.raises(ConfigError, match="remove --dial-out-only"):
@@ -640,7 +634,7 @@ def test_a_founder_that_nobody_can_reach_is_refused(tmp_path: Path, monkeypatch:
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_state_directory_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_directory_that_cannot_be_created_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         (tmp_path / "boot").write_text("in the way")
         with pytest.raises(StateError, match="choose another place with --state-directory"):
@@ -649,7 +643,7 @@ def test_a_state_directory_that_cannot_be_made_is_said(tmp_path: Path, monkeypat
     play(tmp_path, monkeypatch, scene)
 
 
-def test_one_identity_is_one_peer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_identity_is_used_by_one_peer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         stop, watcher = StopRequest(), Watcher()
         first = asyncio.ensure_future(run_peer(stage.founder(), watcher, stop))
@@ -662,7 +656,7 @@ def test_one_identity_is_one_peer_at_a_time(tmp_path: Path, monkeypatch: pytest.
     play(tmp_path, monkeypatch, scene)
 
 
-def test_addresses_of_earlier_starts_settings_and_invite_are_all_asked(
+def test_addresses_from_earlier_starts_settings_and_the_invite_are_all_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def address(name: bytes, port: int) -> str:
@@ -682,16 +676,20 @@ def test_addresses_of_earlier_starts_settings_and_invite_are_all_asked(
         stop.stop_now()
         await run_peer(plan, Watcher(), stop)
         assert set(stage.initial[0]) == {address(b"a", 2), address(b"a", 1), address(b"b", 1), address(b"c", 3)}
-        assert stage.initial[0].index(address(b"a", 2)) < stage.initial[0].index(address(b"a", 1)), "the invite's first"
+        assert stage.initial[0].index(address(b"a", 2)) < stage.initial[0].index(address(b"a", 1)), (
+            "the invite's comes first"
+        )
 
     play(tmp_path, monkeypatch, scene)
 
 
-def test_the_clock_of_these_tests_is_before_round_0() -> None:
+def test_the_clock_of_these_tests_starts_before_round_0() -> None:
     assert SIGNED.manifest.rounds.clock_start == CLOCK_START
 
 
-def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caps_apply_to_the_transport_and_the_rounds_and_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene(stage: PeerStage) -> None:
         boot, ada, stop = Watcher(), Watcher(), StopRequest()
         founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
@@ -701,10 +699,10 @@ def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, mo
         limits = stage.asked[-1]["limits"]
         assert (limits.upload_bytes_per_second, limits.download_bytes_per_second) == (20e3, 40e3)
         assert (ada.last.max_upload, ada.last.max_download) == (160e3, 320e3)
-        before, after = ada.texts("traffic")  # it averages too once it is proved that it can be dialled
+        before, after = ada.texts("traffic")  # it averages too once it is proved reachable
         assert before.startswith("with 1 trainer about 5.5 kB each way every")
         assert after.startswith("with 1 trainer about 5.5 kB up and 2.8 kB down every")
-        assert boot.texts("traffic") == [], "a bootstrap peer is announced nothing"
+        assert boot.texts("traffic") == [], "a bootstrap peer gets no announcement"
         stop.stop_now()
         await founder
 
@@ -712,7 +710,7 @@ def test_caps_reach_the_transport_and_the_rounds_and_are_said(tmp_path: Path, mo
 
 
 class Liar(SilentListener):
-    """Answers whoever asks with a manifest that no honest program signs."""
+    """A listener that answers manifest requests with a manifest that no honest program signs."""
 
     def __init__(self, transport: MemoryTransport, manifest: bytes) -> None:
         self._transport, self._manifest = transport, manifest
@@ -724,7 +722,7 @@ class Liar(SilentListener):
             self._transport.post(peer, encode_message(reply), lane=Lane.CONTROL, deadline=deadline)
 
 
-def test_a_joiner_refuses_a_model_beyond_all_machines_with_its_number_and_takes_no_memory(
+def test_a_joiner_refuses_a_model_too_large_for_any_machine_and_allocates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
@@ -747,9 +745,7 @@ def test_a_joiner_refuses_a_model_beyond_all_machines_with_its_number_and_takes_
     play(tmp_path, monkeypatch, scene)
 
 
-def test_a_joiner_refuses_a_model_that_this_machine_cannot_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_joiner_refuses_a_model_too_large_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
         text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to be trained; this machine has"

@@ -1,4 +1,4 @@
-"""Three ways to go, each of which can be waited for."""
+"""Three ways to stop a peer, each of which can be awaited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.transport.virtual_time import run_virtual
 
 
-def test_nobody_is_leaving_before_being_told() -> None:
+def test_nothing_stops_without_a_request() -> None:
     async def scene() -> None:
         stop = StopRequest()
         waits = [
@@ -22,7 +22,7 @@ def test_nobody_is_leaving_before_being_told() -> None:
     run_virtual(scene())
 
 
-def test_the_first_ctrl_c_asks_to_leave_and_no_more() -> None:
+def test_the_first_ctrl_c_only_asks_to_leave() -> None:
     async def scene() -> None:
         stop = StopRequest()
         stop.leave()
@@ -35,7 +35,7 @@ def test_the_first_ctrl_c_asks_to_leave_and_no_more() -> None:
     run_virtual(scene())
 
 
-def test_the_second_stops_at_once_even_when_it_comes_first() -> None:
+def test_the_second_ctrl_c_stops_at_once_even_without_a_first() -> None:
     async def scene() -> None:
         stop = StopRequest()
         stop.stop_now()
@@ -46,7 +46,7 @@ def test_the_second_stops_at_once_even_when_it_comes_first() -> None:
     run_virtual(scene())
 
 
-def test_the_first_word_about_the_last_round_counts() -> None:
+def test_the_first_request_for_a_last_round_counts() -> None:
     async def scene() -> None:
         stop = StopRequest()
         stop.end_after(7)

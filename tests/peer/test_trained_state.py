@@ -1,4 +1,4 @@
-"""A peer that trains: what it contributes, and how φ, m and θ follow entries."""
+"""A peer that trains: its contributions, and how φ, m and θ follow entries."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def digest(states: dict[SpanId, SpanState]) -> bytes:
 
 
 def absorb_alone(island: HandDrivenIsland, contribution: FragmentContribution, radius: float = 1e6) -> None:
-    """Let the island absorb entries that hold its own contribution and nothing else."""
+    """Let the island absorb entries that hold only its own contribution."""
     codec = island.plan.codecs
     for part in contribution.spans:
         vector_N = codec.contribution.decode(part.payload, island.plan.rules.span_elements[part.span])
@@ -77,7 +77,7 @@ def test_a_contribution_has_every_span_of_its_fragment(corpus: Corpus) -> None:
         assert part.parent == start_states(PLAN)[part.span].head.digest
 
 
-def test_what_is_sent_and_what_is_kept_is_all_that_was_learnt(corpus: Corpus) -> None:
+def test_what_is_sent_and_what_is_kept_add_up_to_what_was_learnt(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(3)
     learnt = {span: island.residual(span) for span in PLAN.spans_of(0)}
@@ -87,7 +87,7 @@ def test_what_is_sent_and_what_is_kept_is_all_that_was_learnt(corpus: Corpus) ->
         np.testing.assert_allclose(island.residual(part.span) + sent_N, learnt[part.span], atol=1e-6)
 
 
-def test_an_exact_codec_leaves_nothing_behind(corpus: Corpus) -> None:
+def test_an_exact_codec_leaves_no_residual(corpus: Corpus) -> None:
     island = island_at_start(corpus, EXACT)
     island.step(2)
     island.contribute(round_index=0)
@@ -95,7 +95,7 @@ def test_an_exact_codec_leaves_nothing_behind(corpus: Corpus) -> None:
     assert all(np.abs(island.residual(span)).max() > 1e-5 for span in EXACT.spans_of(1))
 
 
-def test_without_steps_there_is_nothing_to_contribute(corpus: Corpus) -> None:
+def test_without_new_steps_there_is_nothing_to_contribute(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     assert island.contribute(round_index=0) is None
     island.step(1)
@@ -103,7 +103,7 @@ def test_without_steps_there_is_nothing_to_contribute(corpus: Corpus) -> None:
     assert island.contribute(round_index=2) is None
 
 
-def test_before_all_spans_are_held_there_is_nothing_to_contribute(corpus: Corpus) -> None:
+def test_until_all_spans_are_held_there_is_nothing_to_contribute(corpus: Corpus) -> None:
     island = HandDrivenIsland(PLAN, corpus)
     states = start_states(PLAN)
     missing = states.pop(SpanId(1, 0))
@@ -121,7 +121,7 @@ def test_after_the_deadline_there_is_nothing_to_contribute(corpus: Corpus) -> No
     assert island.contribute(round_index=0, deadline=island.now).steps == 1
 
 
-def test_steps_are_counted_from_the_last_contribution_of_the_fragment(corpus: Corpus) -> None:
+def test_steps_are_counted_since_the_last_contribution_of_the_fragment(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(2)
     island.contribute(round_index=0, fragment=0)
@@ -139,7 +139,7 @@ def test_a_round_whose_entry_is_held_gets_no_contribution(corpus: Corpus) -> Non
     assert {part.span for part in late.spans} == set(PLAN.spans_of(0)) - {SPAN}
 
 
-def test_a_round_is_contributed_to_once(corpus: Corpus) -> None:
+def test_each_round_gets_one_contribution(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(1)
     island.contribute(round_index=2)
@@ -156,7 +156,7 @@ def test_contributions_are_clipped_to_the_published_radius(corpus: Corpus) -> No
     island.step(5)
     second = island.contribute(round_index=2)
     limit = PLAN.manifest.limits.max_norm_ratio * radius
-    assert max(part.norm for part in second.spans) > limit, "norms travel as they were before clipping"
+    assert max(part.norm for part in second.spans) > limit, "norms are sent as they were before clipping"
     for part in second.spans:
         elements = PLAN.rules.span_elements[part.span]
         assert PLAN.codecs.contribution.squared_norm(part.payload, elements) ** 0.5 <= limit * (1 + 1e-6)
@@ -170,7 +170,7 @@ def test_a_diverged_island_contributes_nothing_of_the_broken_span(corpus: Corpus
     assert SPAN not in {part.span for part in island.contribute(round_index=0).spans}
 
 
-def test_no_more_than_the_limit_stays_in_flight(corpus: Corpus) -> None:
+def test_contributions_in_flight_are_limited(corpus: Corpus) -> None:
     plan = small_plan({"limits.in_flight": 2})
     island = island_at_start(corpus, plan)
     for round_index in (0, 2, 4, 6):
@@ -182,7 +182,7 @@ def test_no_more_than_the_limit_stays_in_flight(corpus: Corpus) -> None:
 # -- absorbing
 
 
-def test_an_own_entry_resolves_the_contribution_and_keeps_the_residual(corpus: Corpus) -> None:
+def test_an_entry_of_its_own_resolves_the_contribution_and_keeps_the_residual(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(4)
     contribution = island.contribute(round_index=0)
@@ -209,10 +209,10 @@ def test_peers_with_equal_entries_hold_equal_bytes(corpus: Corpus) -> None:
             absorb_alone(peer, contribution)
         ada.step(1)
     assert len({digest(peer.state.states()) for peer in (ada, ben, archive)}) == 1
-    assert not np.array_equal(ada.local(SPAN), ben.local(SPAN)), "each keeps what it alone has learnt"
+    assert not np.array_equal(ada.local(SPAN), ben.local(SPAN)), "each keeps its own learning"
 
 
-def test_progress_of_the_run_reaches_the_inner_schedule(corpus: Corpus) -> None:
+def test_the_runs_progress_sets_the_inner_schedule(corpus: Corpus) -> None:
     plan = small_plan({"inner.schedule": "cosine", "rounds.planned_cycles": 1, "inner.final_share": 0.0})
     island = island_at_start(corpus, plan)
     island.step(1)
@@ -222,7 +222,7 @@ def test_progress_of_the_run_reaches_the_inner_schedule(corpus: Corpus) -> None:
     assert island.loop.learning_rate < plan.inner.learning_rate / 100
 
 
-def test_a_replaced_span_counts_what_is_in_flight_as_included(corpus: Corpus) -> None:
+def test_a_replaced_span_treats_contributions_in_flight_as_included(corpus: Corpus) -> None:
     island = island_at_start(corpus, EXACT)
     island.step(3)
     island.contribute(round_index=0)
@@ -238,7 +238,7 @@ def test_a_replaced_span_counts_what_is_in_flight_as_included(corpus: Corpus) ->
     assert np.abs(island.residual(SPAN)).max() < 1e-5
 
 
-def test_local_parameters_begin_at_the_anchor(corpus: Corpus) -> None:
+def test_local_parameters_start_at_the_anchor(corpus: Corpus) -> None:
     island = HandDrivenIsland(PLAN, corpus)
     states = {
         span: SpanState(head=s.head, anchor_N=s.anchor_N + np.float32(1), momentum_N=s.momentum_N.copy())
@@ -249,7 +249,7 @@ def test_local_parameters_begin_at_the_anchor(corpus: Corpus) -> None:
     assert all(np.array_equal(island.local(span), state.anchor_N) for span, state in states.items())
 
 
-def test_a_look_is_a_copy_of_the_local_parameters(corpus: Corpus) -> None:
+def test_look_returns_a_copy_of_the_local_parameters(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(1)
     seen: list[Any] = []
@@ -265,7 +265,7 @@ def test_a_look_is_a_copy_of_the_local_parameters(corpus: Corpus) -> None:
 # -- progress
 
 
-def test_progress_tells_steps_tokens_and_a_smooth_loss(corpus: Corpus) -> None:
+def test_progress_reports_steps_tokens_and_a_smooth_loss(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     assert island.state.progress().steps == 0
     island.step(1)
@@ -277,7 +277,7 @@ def test_progress_tells_steps_tokens_and_a_smooth_loss(corpus: Corpus) -> None:
     assert later.loss < first.loss
 
 
-def test_tokens_per_second_are_those_of_late(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_per_second_are_measured_over_recent_steps(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     state, moment = island_at_start(corpus).state, 0.0
     monkeypatch.setattr(trained_state, "time", SimpleNamespace(monotonic=lambda: moment))
     said = []
@@ -288,7 +288,7 @@ def test_tokens_per_second_are_those_of_late(corpus: Corpus, monkeypatch: pytest
     assert said == [0.0, 300.0, 300 / 3600, 600 / 3615, 20.0, 20.0], "a pause of an hour is forgotten"
 
 
-def test_a_step_that_was_not_applied_leaves_progress_as_it_was(corpus: Corpus) -> None:
+def test_a_step_that_was_not_applied_does_not_change_progress(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     island.step(1)
     before = island.state.progress()
@@ -297,10 +297,10 @@ def test_a_step_that_was_not_applied_leaves_progress_as_it_was(corpus: Corpus) -
     assert island.state.progress() == before
 
 
-# -- θ follows at borders
+# -- θ follows at step boundaries
 
 
-def test_entries_are_followed_while_nobody_steps_and_theta_follows_at_the_next_border(corpus: Corpus) -> None:
+def test_entries_are_followed_without_steps_and_theta_follows_at_the_next_boundary(corpus: Corpus) -> None:
     island, prompt = island_at_start(corpus), island_at_start(corpus)
     for each in (island, prompt):
         each.step(2)
@@ -313,7 +313,7 @@ def test_entries_are_followed_while_nobody_steps_and_theta_follows_at_the_next_b
     state = island.state.span_state(SPAN)
     assert state is not None
     assert (state.head.height, state.head.round) == (3, 4)
-    assert np.array_equal(island.local(SPAN), before_N), "θ belongs to the thread that trains"
+    assert np.array_equal(island.local(SPAN), before_N), "θ belongs to the training thread"
     island.state.border()
     np.testing.assert_allclose(island.local(SPAN), prompt.local(SPAN), atol=1e-6)
     moved_N = state.anchor_N - start_states(PLAN)[SPAN].anchor_N
@@ -321,7 +321,7 @@ def test_entries_are_followed_while_nobody_steps_and_theta_follows_at_the_next_b
 
 
 @pytest.mark.parametrize("merge", ["blend", "overwrite"])
-def test_merges_that_mix_give_the_same_whether_theta_follows_at_once_or_later(corpus: Corpus, merge: str) -> None:
+def test_mixing_merges_are_the_same_whether_theta_follows_at_once_or_later(corpus: Corpus, merge: str) -> None:
     alpha = {"outer.fragment_update_alpha": 0.25} if merge == "blend" else {}
     plan = small_plan({"outer.merge": merge, **alpha})
     late, prompt = island_at_start(corpus, plan), island_at_start(corpus, plan)
@@ -341,8 +341,8 @@ def test_merges_that_mix_give_the_same_whether_theta_follows_at_once_or_later(co
     assert is_anchor == (merge == "overwrite")
 
 
-def test_a_contribution_counts_from_the_state_that_theta_has_followed(corpus: Corpus) -> None:
-    """An entry that came between border and snapshot must not be sent back as something learnt."""
+def test_a_contribution_is_relative_to_the_state_that_theta_has_followed(corpus: Corpus) -> None:
+    """An entry that arrives between boundary and snapshot must not be sent back as something learnt."""
     island = island_at_start(corpus, EXACT)
     island.step(1)
     learnt_N = island.residual(SPAN)
@@ -354,7 +354,7 @@ def test_a_contribution_counts_from_the_state_that_theta_has_followed(corpus: Co
     np.testing.assert_allclose(sent_N, learnt_N, atol=1e-6)
 
 
-def test_snapshots_that_nobody_comes_to_take_are_answered_once_they_are_late(corpus: Corpus) -> None:
+def test_snapshots_that_nobody_takes_are_answered_once_they_are_late(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     answers: list[Any] = []
     for round_index in range(5):
@@ -366,7 +366,7 @@ def test_snapshots_that_nobody_comes_to_take_are_answered_once_they_are_late(cor
 # -- the trace
 
 
-def test_what_happens_to_theta_is_in_the_trace(corpus: Corpus, tmp_path: Path) -> None:
+def test_changes_of_theta_are_in_the_trace(corpus: Corpus, tmp_path: Path) -> None:
     island = HandDrivenIsland(PLAN, corpus, trace=Trace(tmp_path))
     island.hold(start_states(PLAN))
     island.step(1)
@@ -395,7 +395,7 @@ def test_the_same_events_after_the_same_steps_give_the_same_bytes(corpus: Corpus
     assert len({digest(twin.state.states()) for twin in twins}) == 1
 
 
-def test_whoever_comes_late_goes_by_the_schedule_where_the_run_stands(corpus: Corpus) -> None:
+def test_a_late_joiner_follows_the_schedule_at_the_runs_progress(corpus: Corpus) -> None:
     cosine = {"inner.schedule": "cosine", "inner.warmup_steps": 0, "rounds.planned_cycles": 10}
     plan = small_plan(cosine)
     peak, last = plan.inner.learning_rate, plan.inner.learning_rate * plan.inner.final_share
@@ -411,7 +411,7 @@ def test_whoever_comes_late_goes_by_the_schedule_where_the_run_stands(corpus: Co
 
 
 def spoilt(span: SpanId) -> SpanState:
-    """Return the start of a span with an infinite number in its anchor, as a bit that flips leaves it."""
+    """Return the initial state of a span with an infinite number in its anchor, like one after a bit flip."""
     state = start_states(PLAN)[span]
     anchor_N = state.anchor_N.copy()
     anchor_N[5] = np.inf
@@ -419,14 +419,14 @@ def spoilt(span: SpanId) -> SpanState:
 
 
 def with_spoilt_span(corpus: Corpus) -> HandDrivenIsland:
-    """Return an island that has begun, and of which one span is damaged then."""
+    """Return an island that has started, and then one of its spans is damaged."""
     island = island_at_start(corpus)
     island.step(2)
     island.hold({SPAN: spoilt(SPAN)})
     return island
 
 
-def test_a_span_that_cannot_follow_an_entry_stands_still_until_it_is_replaced_and_training_goes_on(
+def test_a_span_that_cannot_follow_an_entry_stops_until_it_is_replaced_and_training_continues(
     corpus: Corpus,
 ) -> None:
     island = with_spoilt_span(corpus)
@@ -435,8 +435,8 @@ def test_a_span_that_cannot_follow_an_entry_stands_still_until_it_is_replaced_an
     island.settle()
     assert [span for span, _ in island.damaged] == [SPAN], "reported once"
     assert "non-finite numbers" in island.damaged[0][1]
-    assert island.state.span_state(SPAN) is None, "nobody is given what is damaged"
-    assert dict(island.state.moving_states()) == {}, "no checkpoint is made of it"
+    assert island.state.span_state(SPAN) is None, "a damaged span is given to nobody"
+    assert dict(island.state.moving_states()) == {}, "it is in no checkpoint"
     island.step(2)
     contributed = island.contribute(round_index=4)
     assert SPAN not in [part.span for part in contributed.spans]
@@ -444,7 +444,7 @@ def test_a_span_that_cannot_follow_an_entry_stands_still_until_it_is_replaced_an
     sound = start_states(PLAN)[SPAN]
     island.hold({SPAN: sound})
     assert island.state.span_state(SPAN) is sound
-    assert np.array_equal(island.local(SPAN), sound.anchor_N), "no number follows from one that is damaged"
+    assert np.array_equal(island.local(SPAN), sound.anchor_N), "no damaged number is used"
     island.state.apply(half_of(SPAN))
     island.settle()
     now = island.state.span_state(SPAN)
@@ -456,7 +456,7 @@ def test_a_span_that_cannot_follow_an_entry_stands_still_until_it_is_replaced_an
     assert island.failures == []
 
 
-def test_of_chosen_spans_those_that_are_damaged_are_left_out(corpus: Corpus) -> None:
+def test_damaged_spans_are_left_out_of_a_choice_of_spans(corpus: Corpus) -> None:
     island = with_spoilt_span(corpus)
     island.state.apply(half_of(SPAN))
     answers: list[Any] = []

@@ -1,4 +1,4 @@
-"""The built-in trainer's thread: it steps, lets θ follow, and ends when told."""
+"""The built-in trainer's thread steps, lets θ follow, and ends on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 class Desk:
-    """Stands for the event loop: what threads hand over is done by the test, when it asks."""
+    """A stand-in for the event loop: the test runs the calls that threads hand over."""
 
     def __init__(self) -> None:
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -39,7 +39,7 @@ class Desk:
 
 
 class Training:
-    """A thread at work, and what it works on."""
+    """A running training thread and its island."""
 
     def __init__(self, corpus: Corpus, step: Callable[[], None] | None = None) -> None:
         self.desk = Desk()
@@ -70,7 +70,7 @@ def training(corpus: Corpus) -> Iterator[Training]:
     training.end()
 
 
-def test_it_trains_answers_and_ends_when_told(training: Training) -> None:
+def test_it_trains_answers_snapshots_and_ends_on_request(training: Training) -> None:
     answers = queue.Queue[Any]()
     training.hold_start()
     contribution = None
@@ -84,7 +84,7 @@ def test_it_trains_answers_and_ends_when_told(training: Training) -> None:
     assert training.state.progress().steps >= contribution.steps > 0
 
 
-def test_without_training_entries_are_still_followed(training: Training) -> None:
+def test_entries_are_followed_even_without_training(training: Training) -> None:
     training.thread.stop_training()
     training.hold_start()
     ones = np.ones(PLAN.rules.span_elements[SPAN], np.float32)
@@ -98,14 +98,14 @@ def test_without_training_entries_are_still_followed(training: Training) -> None
     assert np.array_equal(training.island.local(SPAN), state.anchor_N), "θ follows without a step"
 
 
-def test_waiting_until_idle_ends_where_nobody_is_left_to_do_it(training: Training) -> None:
+def test_waiting_until_idle_ends_after_the_thread_has_ended(training: Training) -> None:
     training.end()
     training.hold_start()
     training.thread.wait_until_idle()
     assert set(training.state.states()) == set(PLAN.places)
 
 
-def test_a_thread_that_dies_says_why_in_the_loop(corpus: Corpus) -> None:
+def test_a_thread_that_dies_reports_its_error_in_the_loop(corpus: Corpus) -> None:
     def fail() -> None:
         raise OSError("the disk is gone")
 
@@ -116,7 +116,7 @@ def test_a_thread_that_dies_says_why_in_the_loop(corpus: Corpus) -> None:
     training.end()
 
 
-def test_it_goes_on_until_told_and_one_that_never_began_need_not_be_waited_for(training: Training) -> None:
+def test_it_runs_until_stopped_and_a_thread_that_never_started_need_not_be_waited_for(training: Training) -> None:
     assert not training.thread.join(0.0)
     never = TrainingThread(state=training.state, step=None, in_loop=lambda call: None, died=lambda error: None)
     assert never.join(0.0)

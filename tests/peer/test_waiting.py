@@ -1,4 +1,4 @@
-"""The first end counts, and the first error is the one that people read."""
+"""The first end counts, and the first error is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2p_diloco.peer.waiting import first_error, result_before, wait_for_first
 from p2p_diloco.transport.virtual_time import run_virtual
 
 
-def test_the_first_that_ends_ends_the_wait_and_the_others() -> None:
+def test_the_first_to_end_ends_the_wait_and_the_others() -> None:
     cancelled: list[str] = []
 
     async def wait(name: str, seconds: float) -> None:

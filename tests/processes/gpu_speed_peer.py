@@ -1,6 +1,6 @@
-"""A language model on a GPU in a loop of one's own, timed in a swarm and alone: `python gpu_speed_peer.py ORDER.json`.
+"""A language model on a GPU in a custom loop, timed in a swarm and alone: `python gpu_speed_peer.py ORDER.json`.
 
-Beside it a second process of the same file, on the processor, that makes a small step now and then.
+Beside it runs a second process of the same file, on the processor, that makes a small step at intervals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reader(nn.Module):
 
 
 class Loop:
-    """Steps on the text of this project, and what they took."""
+    """Training steps on the text of this project, and their durations."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.device = torch.device(order["device"])
@@ -70,7 +70,7 @@ class Loop:
         return goes_on
 
     def window(self, swarm: p2p_diloco.Swarm | None, seconds: float) -> float:
-        """Make steps for so long; return how many a second."""
+        """Make steps for a time; return the steps per second."""
         began, before = time.perf_counter(), len(self.seconds)
         while time.perf_counter() - began < seconds:
             self.step(swarm)
@@ -114,7 +114,7 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def accompany(order: dict[str, Any]) -> dict[str, Any]:
-    """Take part with a small step on the processor now and then."""
+    """Take part with a small step on the processor at intervals."""
     loop, folder = Loop(order), Path(order["folder"])
     while not (folder / "invite").exists():
         time.sleep(0.2)

@@ -1,8 +1,8 @@
-"""A stranger in a process of its own: `python hostile_peer.py ORDER.json`.
+"""A hostile non-member in its own process: `python hostile_peer.py ORDER.json`.
 
-It has keys and frames, and no part in the run: each identity links to the peers that the order names, over the real
-transport, and plays one attack until it is killed. Prints once a second how many links each has, and what it has sent
-and received, by kind. Dies with its parent.
+It has keys and frames, but no part in the run: each identity links to the peers named in the order, over the real
+transport, and runs one attack until it is killed. Once a second it prints how many links each identity has, and what it
+has sent and received, by kind. It dies with its parent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ DAY_SECONDS = 86_400.0
 
 
 class Stranger(SilentListener):
-    """One identity with links to its victims. Keeps what they sent last; an attack decides what they get."""
+    """One identity with links to its victims. It keeps their latest messages; an attack decides what they receive."""
 
     def __init__(self, transport: Libp2pTransport, key: SigningKey, victims: dict[PeerId, tuple[str, ...]]) -> None:
         self.key = key
@@ -89,7 +89,7 @@ class Stranger(SilentListener):
         self.post_frame(peer, encode_message(message), lane, type(message).__name__)
 
     def post_frame(self, peer: PeerId, frame: bytes, lane: Lane, kind: str) -> bool:
-        """Send bytes; return whether they are on their way."""
+        """Send bytes; return whether they were accepted for sending."""
         deadline = asyncio.get_running_loop().time() + 10.0
         is_posted = self._transport.post(peer, frame, lane=lane, deadline=deadline)
         self.sent[kind] += is_posted
@@ -110,7 +110,7 @@ class Stranger(SilentListener):
                 self.post(peer, answer)
 
     async def keep_linked(self) -> None:
-        """Dial the victims again and again."""
+        """Dial the victims repeatedly."""
         while True:
             for peer, addresses in self.victims.items():
                 if peer not in self._transport.linked_peers():
@@ -147,10 +147,10 @@ Attack = Callable[[Stranger, dict[str, Any]], Coroutine[Any, Any, None]]
 
 
 async def other_tips(stranger: Stranger, order: dict[str, Any], *, only_names: bool = False) -> None:
-    """Name a higher tip for every span, have no entry that leads there, and serve zeros.
+    """Name a higher tip for every span without having an entry that leads there, and serve zeros.
 
     Args:
-        only_names: whether it answers no question but where it stands.
+        only_names: whether it answers only requests for its tips.
     """
     num_spans = order["spans_per_fragment"]
     bogus = {
@@ -228,7 +228,7 @@ async def other_contents(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 def answer_pings(*clocks: Callable[[], float]) -> Attack:
-    """Return an attack that answers every ping with each of these clocks, and sends pongs that nobody asked for."""
+    """Return an attack that answers every ping with each of these clocks, and sends unsolicited pongs."""
 
     async def attack(stranger: Stranger, order: dict[str, Any]) -> None:
         def answer(peer: PeerId, message: Message) -> Iterable[Message]:
@@ -249,7 +249,7 @@ def answer_pings(*clocks: Callable[[], float]) -> Attack:
 
 
 async def far_entries(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Send entries of far rounds, of known and of unknown rosters, with payloads."""
+    """Send entries of distant rounds, of known and of unknown rosters, with payloads."""
     await stranger.hear_all()
     number = 0
     while True:
@@ -283,7 +283,7 @@ def _bogus_entry(stranger: Stranger, like: Heartbeat, roster: Digest, round_inde
 
 
 async def floods(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Send refusals full of escape sequences, introductions that name third parties, and questions, without a pause."""
+    """Send refusals full of escape sequences, introductions that name third parties, and requests, without a pause."""
     ugly = b"\x1b[2J\x1b]0;owned\x07\nfake line of the log \xe2\x80\xae"
     keys = [SigningKey(sha256(b"sybil", bytes([number]))) for number in range(64)]
     records = tuple(
@@ -310,7 +310,7 @@ async def floods(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def records(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Introduce ever new identities that all name the address of a third party, which counts who dials it."""
+    """Introduce ever new identities with the address of a third party, which counts the dials that it gets."""
 
     def dialled(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stranger.received["dials to the third party"] += 1
@@ -339,7 +339,7 @@ async def records(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def unknown_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Send entries, each of another roster that nobody knows, without a pause; answer no question."""
+    """Send entries of ever new unknown rosters without a pause; answer no request."""
     await stranger.hear_all()
     number = 0
     while True:
@@ -354,12 +354,12 @@ async def unknown_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def only_links(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Hold links, and say nothing."""
+    """Hold links, and send nothing."""
     await asyncio.Event().wait()
 
 
 async def cut_frames(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Send every kind of message received so far, cut somewhere; the link is closed each time, and dialled again."""
+    """Send each kind of message received so far, cut off somewhere; each time the link is closed and dialled again."""
     await stranger.hear_all()
     number = 0
     while True:
@@ -373,7 +373,7 @@ async def cut_frames(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Certify children of the roster in force and of old ones with the own vote alone, for itself and for a member."""
+    """Certify children of recent rosters with its own vote alone, listing itself or a member."""
     await stranger.hear_all()
     while True:
         for peer in stranger.victims:
@@ -402,7 +402,7 @@ def _child_of(stranger: Stranger, parent: Roster, listed: Member, round_index: i
 
 
 async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Say that one is ready and trains, copy the others' tips, and do nothing else."""
+    """Claim to be ready and to train, copy the others' tips, and do nothing else."""
     await stranger.hear_all()
     while True:
         for peer in stranger.victims:
@@ -411,9 +411,9 @@ async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def uninvited(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Name tips and serve entries, vectors and rosters that nobody asked for, and ask for those of the others.
+    """Send unsolicited tips, entries, vectors and rosters, and request those of the others.
 
-    For runs that list their members: nothing comes from them that could be waited for or copied.
+    For runs that list their members: they send it nothing that it could wait for or copy.
     """
     run, me, span = Digest(bytes.fromhex(order["run"])), stranger.key.peer, SpanId(0, 0)
     head = SpanHead(
@@ -458,7 +458,7 @@ async def uninvited(stranger: Stranger, order: dict[str, Any]) -> None:
 
 
 async def claimed_reach(stranger: Stranger, order: dict[str, Any]) -> None:
-    """Apply, and claim to be reachable: with no proof, with those of accomplices, and with one that nobody signed."""
+    """Apply, and claim to be reachable: without a proof, with proofs by accomplices, and with an unsigned proof."""
     await stranger.hear_all()
     accomplices = [SigningKey(sha256(b"accomplice", bytes([number]))) for number in range(MOST_PROOFS)]
     me = stranger.key.peer

@@ -1,7 +1,8 @@
-"""A member that lies, in a process of its own: `python lying_peer.py ORDER.json`; its order also names a `lie`.
+"""A member that lies, in its own process: `python lying_peer.py ORDER.json`; its order also names a `lie`.
 
-It is a true peer, but each message passes a mutator on its way to the transport. Lies begin when the file `lie` appears
-in its folder. `lies.json` there says what its place in the roster is and how many lies it has sent, by peer and kind.
+It is an honest peer, except that each message passes through a mutator on its way to the transport. Lies begin when the
+file `lie` appears in its folder. It writes its place in the roster and the number of lies sent, by peer and kind, to
+`lies.json` there.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def resigned(node: SwarmNode, entry: Entry, **changes: Any) -> Entry:
 
 
 def is_own(node: SwarmNode, message: Message) -> bool:
-    """Tell whether a message is an entry that this peer signed."""
+    """Return whether a message is an entry that this peer signed."""
     return isinstance(message, Entry) and resigned(node, message).signature == message.signature
 
 
@@ -79,7 +80,7 @@ def huge_payload(node: SwarmNode, entry: Entry) -> bytes:
 
 
 def own_round(node: SwarmNode, entry: Entry, first: int) -> int:
-    """Return the earliest round from `first` on in which this peer owns the span of its entry by the same roster."""
+    """Return the earliest round from `first` on in which this peer owns the span of its entry under the same roster."""
     num_fragments = node.engine.rules.clock.num_fragments
     first += (entry.span.fragment - first) % num_fragments
 
@@ -91,7 +92,7 @@ def own_round(node: SwarmNode, entry: Entry, first: int) -> int:
 
 
 def far_rounds(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Sign all own entries for rounds in the far future, in which this peer would own the same span."""
+    """Sign all own entries for rounds in the distant future in which this peer would own the same span."""
     if not is_own(node, message):
         return (message,)
     assert isinstance(message, Entry)
@@ -125,7 +126,7 @@ def two_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Messa
 
 
 def withheld_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Make no entry known that this peer owns, and send no mean of its row."""
+    """Withhold the entries that this peer owns, and the means of its row."""
     return () if is_own(node, message) or isinstance(message, RowMean) else (message,)
 
 
@@ -137,7 +138,7 @@ def many_tokens(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Messa
 
 
 def other_tips(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Name other tips than one's own, higher ones, without entries that lead there; serve zeros for them."""
+    """Name tips that are higher than its own, without entries that lead there; serve zeros for them."""
     match message:
         case Heartbeat():
             heads = tuple(
@@ -158,7 +159,7 @@ def other_tips(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Messag
 
 
 def other_contents(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Name other bytes for every tip, and serve such."""
+    """Name other bytes for every tip, and serve zeros."""
     match message:
         case ContentReply():
             return (replace(message, digests=tuple((tip, sha256(content)) for tip, content in message.digests)),)
@@ -176,7 +177,7 @@ def a_day_ahead(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Messa
 
 
 def silent(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Ask for what members have, and say nothing."""
+    """Request what members have, and send nothing else."""
     return (message,) if isinstance(message, QUESTIONS) else ()
 
 
@@ -196,9 +197,9 @@ MUTATORS: dict[str, Mutator] = {
 
 
 def self_voted(node: SwarmNode, *parents: CertifiedRoster) -> Sequence[Message]:
-    """Return a degraded child of each roster, with this peer as its only voter and sound in all else.
+    """Return a degraded child of each roster, valid except that this peer is its only voter.
 
-    A roster that is not old enough to have such a child yet has none.
+    A roster that is too recent for such a child is left out.
     """
     me, rules = node.engine.me, node.engine.rules
     round_index = rules.clock.round_at(node._clock.now())
@@ -223,7 +224,7 @@ def self_voted(node: SwarmNode, *parents: CertifiedRoster) -> Sequence[Message]:
 
 
 def latest_listing(node: SwarmNode) -> CertifiedRoster | None:
-    """Return the latest roster that lists this peer, once it has been dropped; None before."""
+    """Return the latest roster that lists this peer, if it has been dropped since; otherwise None."""
     chain, me = node.engine.book.chain(), node.engine.me.peer
     if not chain or chain[-1].roster.member(me) is not None:
         return None
@@ -248,7 +249,7 @@ def self_voted_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
 
 
 def entries_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
-    """Sign entries of this round for the spans that this peer would own by the latest roster that listed it."""
+    """Sign entries of this round for the spans that this peer would own under the latest roster that listed it."""
     listing, engine = latest_listing(node), node.engine
     if listing is None:
         return ()
@@ -289,11 +290,11 @@ FORGERS: dict[str, Callable[[SwarmNode], Sequence[Message]]] = {
     "self-voted-dropped": self_voted_after_being_dropped,
     "entries-dropped": entries_after_being_dropped,
 }
-"""What is sent to all linked peers beside what a peer sends anyhow."""
+"""Functions that return messages to send to all linked peers in addition to the usual ones."""
 
 
 class Record:
-    """What this process did: `lies.json` in its folder."""
+    """A record of the lies of this process: `lies.json` in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.told: dict[str, Counter[str]] = {}
@@ -301,12 +302,12 @@ class Record:
         self._written = 0.0
 
     def tell(self, message: Message | FragmentContribution, to: PeerId | None = None) -> None:
-        """Note a lie to a peer, or to whoever gets it."""
+        """Count a lie sent to a peer, or to any receiver."""
         name = short_peer_id(to) if to is not None else "all"
         self.told.setdefault(name, Counter())[type(message).__name__] += 1
 
     def write(self, node: SwarmNode) -> None:
-        """Write it down, a few times a second."""
+        """Write the record, a few times a second."""
         if time.monotonic() < self._written + 0.1:
             return
         self._written = time.monotonic()
@@ -320,7 +321,7 @@ class Record:
 
 
 def install(lie: str, folder: Path) -> None:
-    """Have what leaves this process pass the mutator, once the file `lie` is there."""
+    """Pass all outgoing messages through the mutator, once the file `lie` exists."""
     begins = folder / "lie"
     honest = SwarmNode._post
     mutator = MUTATORS.get(lie, lambda node, to, message: (message,))
@@ -380,7 +381,7 @@ def install(lie: str, folder: Path) -> None:
 
 
 def longest_entry(entry: Entry, head: SpanHead, rules: RunRules) -> Entry:
-    """Return an entry that moves every element, all one way, as far as the limits allow, and lifts the limits."""
+    """Return an entry that moves every element in one direction as far as the limits allow, and raises the limits."""
     elements = rules.span_elements[entry.span]
     length = 0.99 * rules.entry_limit * head.radius / math.sqrt(elements)
     return replace(

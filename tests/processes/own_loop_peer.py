@@ -1,6 +1,6 @@
-"""A training loop of somebody's own, on the public names alone: `python own_loop_peer.py ORDER.json`.
+"""A custom training loop that uses only public names: `python own_loop_peer.py ORDER.json`.
 
-Writes a line of `said.jsonl` about twice a second, and one when it ends.
+It writes a line of `said.jsonl` about twice a second, and one when it ends.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def main(order: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(order["seed"])
     device = torch.device(order.get("device", "cpu"))
-    torch.set_float32_matmul_precision("high")  # else a compiler for GPUs warns
+    torch.set_float32_matmul_precision("high")  # otherwise a compiler for GPUs warns
     model = make_model().to(device)
     stepped = torch.compile(model, backend=order.get("compiler", "aot_eager")) if order.get("compiles") else model
-    # As for float16: float32 parameters, and losses scaled so that small gradients are not lost.
+    # As for float16: float32 parameters, and scaled losses so that small gradients are not lost.
     halves = torch.float16 if order.get("scales") else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=bool(order.get("scales")))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

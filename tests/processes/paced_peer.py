@@ -1,6 +1,6 @@
-"""The real program, whose built-in training makes a step in a fixed time: `python paced_peer.py SECONDS join …`.
+"""The real program with built-in training at a fixed step time: `python paced_peer.py SECONDS join …`.
 
-Steps are made as ever; what is left of the time is slept. So four islands on two cores are as fast as four machines.
+Steps are made as usual; the rest of the time is slept. So four islands on two cores are as fast as four machines.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from p2p_diloco.peer.training_thread import InnerSteps
 
 
 def hold_steps(seconds: float) -> None:
-    """Let no step of the built-in training take less than that."""
+    """Let no step of the built-in training take less time than this."""
 
     class PacedSteps(InnerSteps):
         def step(self) -> None:
-            """Make one, and sleep until its time is up."""
+            """Make one step, and sleep until its time is up."""
             until = time.monotonic() + seconds
             super().step()
             time.sleep(max(0.0, until - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Wrong clocks of real processes: the first peer's wall clock is far ahead and then set right; a process is stopped.
+"""Wrong clocks of real processes: the first peer's wall clock is far ahead and then corrected; a process is stopped.
 
-`make clocks` plays these and prints after how long the next entry comes. The event is the moment at which a clock is
-set, a peer is started again, or a stopped one goes on. The run keeps the founder's time line, whatever clocks show.
+`make clocks` runs these and prints the time until the next entry. It is measured from the moment at which a clock is
+set, a peer is restarted, or a stopped one resumes. The run keeps the founder's time line, whatever clocks show.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tests.swarm.process_swarm import FRAGMENTS, ProcessSwarm
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
 
 ROUND_SECONDS = float(os.environ.get("CLOCKS_ROUND_SECONDS", "1"))
-"""A machine that is busy with something else needs longer ones."""
+"""Round time; a machine that is busy with something else needs longer rounds."""
 SET_RIGHT_AFTER_SECONDS = 120.0
 ASLEEP_SECONDS = 90.0
 TWO_CYCLES_SECONDS = 2 * FRAGMENTS * ROUND_SECONDS
 BUSY_SECONDS = 2.0
-"""How long after its end a busy machine may take to write down that a round is over."""
+"""Time that a busy machine may need after a round to record its end."""
 PATIENCE_SECONDS = 150.0
-"""For all to start and to train together, whatever else the machine does."""
+"""Time for all to start and to train together, even on a busy machine."""
 STARTED_SECONDS = 20.0
-"""For a process to start, on a busy machine; of two voters both must be there."""
+"""Time for a process to start on a busy machine; of two voters both must run."""
 DAY_SECONDS = 86_400.0
 
 
 def longest_gap(swarm: ProcessSwarm, names: Sequence[str], seconds: float) -> float:
-    """Return the longest time without an entry just before now; a busy machine has such times without any event."""
+    """Return the longest recent time without an entry; a busy machine has such gaps even without an event."""
     now = time.time()
     ends = {each.time for name in names for each in swarm.peers[name].rounds(now - seconds) if each.num_entries}
     marks = [now - seconds, *sorted(ends), now]
@@ -40,16 +40,16 @@ def longest_gap(swarm: ProcessSwarm, names: Sequence[str], seconds: float) -> fl
 
 
 def require_quiet(swarm: ProcessSwarm, names: Sequence[str]) -> None:
-    """Skip where two cycles without an entry say nothing about clocks."""
+    """Skip if gaps of two cycles do not indicate a problem with clocks."""
     seconds = longest_gap(swarm, names, 8 * FRAGMENTS * ROUND_SECONDS)
     if seconds > TWO_CYCLES_SECONDS:
         pytest.skip(f"before the event there was no entry for {seconds:.1f} s: this machine is too busy for the rounds")
 
 
 def seconds_to_entry(swarm: ProcessSwarm, names: Sequence[str], since: float, patience: float) -> float:
-    """Return how long after `since` a round was over that began after it and got entries, as one of `names` saw it.
+    """Return the time from `since` to the end of a round that started later and got entries, as seen by any of `names`.
 
-    By the clock of the test, which these peers share: nothing here depends on what time the swarm takes it to be.
+    It is measured by the clock of the test, which these peers share, so it does not depend on swarm time.
     """
 
     def ends() -> list[float]:
@@ -62,10 +62,10 @@ def seconds_to_entry(swarm: ProcessSwarm, names: Sequence[str], since: float, pa
 
 @pytest.mark.parametrize("volunteers", [["ann"], ["ann", "bob"]], ids=["a joiner", "two volunteers"])
 @pytest.mark.parametrize("ahead", [600.0, DAY_SECONDS], ids=["600 s", "a day"])
-def test_the_first_peers_wall_clock_is_ahead_and_set_right_after_two_minutes(
+def test_entries_continue_after_the_first_peers_wall_clock_was_ahead_and_is_corrected(
     ahead: float, volunteers: list[str]
 ) -> None:
-    """Beside one joiner the first peer trains; beside two volunteers it is a bootstrap."""
+    """With one joiner the first peer trains; with two volunteers it is a bootstrap peer."""
     trains = len(volunteers) == 1
     crowd = len(volunteers) + trains
     with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=PATIENCE_SECONDS) as swarm:
@@ -75,7 +75,9 @@ def test_the_first_peers_wall_clock_is_ahead_and_set_right_after_two_minutes(
             swarm.start(name)
         swarm.wait_for_whole_round(volunteers, 2 if trains else crowd, began)
         time.sleep(max(began + SET_RIGHT_AFTER_SECONDS - time.time(), 0.0))
-        assert swarm.peers["ann"].rounds()[-1].round >= swarm.round_at(began + ahead), "the founder's time is the run's"
+        assert swarm.peers["ann"].rounds()[-1].round >= swarm.round_at(began + ahead), (
+            "the run keeps the founder's time"
+        )
 
         require_quiet(swarm, volunteers)
         since = swarm.set_wall_clock("first", 0.0)
@@ -92,18 +94,18 @@ def test_the_first_peers_wall_clock_is_ahead_and_set_right_after_two_minutes(
         assert again <= STARTED_SECONDS + TWO_CYCLES_SECONDS, swarm.story()
         swarm.wait_for_whole_round(volunteers, crowd, time.time())
         last = swarm.peers["ann"].rounds()[-1].round
-        assert abs(last - swarm.round_at(time.time() + ahead)) <= 3, "the run keeps the time that it was founded with"
+        assert abs(last - swarm.round_at(time.time() + ahead)) <= 3, "the run keeps its founding time line"
 
 
 @pytest.mark.parametrize("sleeper", ["boot", "ann"])
-def test_one_of_three_processes_is_stopped_for_a_while(sleeper: str) -> None:
+def test_a_run_of_three_processes_continues_after_one_was_stopped_for_a_while(sleeper: str) -> None:
     with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=PATIENCE_SECONDS) as swarm:
         began = time.time()
         swarm.start("boot", founds=True, trains=False)
         swarm.start("ann")
         swarm.start("bob")
         swarm.wait_for_whole_round(["ann", "bob"], 2, began)
-        swarm.sleep_rounds(6 * FRAGMENTS)  # volunteers vote after four cycles in entries
+        swarm.sleep_rounds(6 * FRAGMENTS)  # volunteers vote once they were in entries for four cycles
         swarm.wait_for_whole_round(["ann", "bob"], 2, time.time())
 
         require_quiet(swarm, ["ann", "bob"])

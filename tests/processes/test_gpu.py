@@ -1,6 +1,6 @@
 """Peers on a GPU beside peers on the processor, in one run and with the same bytes. Skipped where there is no GPU.
 
-`make gpu` plays these and prints the figures.
+`make gpu` runs these and prints the figures.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def loops(tmp_path: Path) -> Iterator[Loops]:
     loops.close()
 
 
-def test_loops_on_a_gpu_and_on_the_processor_train_together_and_one_comes_back_after_a_kill(loops: Loops) -> None:
+def test_loops_on_a_gpu_and_on_the_processor_train_together_and_one_returns_after_a_kill(loops: Loops) -> None:
     loops.start("processor", founds=True)
     loops.start("plain", via="processor", device="cuda")
     loops.start("halves", via="processor", device="cuda", autocast=True)
@@ -61,8 +61,8 @@ def run_until(what: str, seconds: float, is_so: Any) -> None:
         time.sleep(0.2)
 
 
-def test_the_join_command_takes_the_gpu_by_itself_and_holds_what_a_processor_holds(tmp_path: Path) -> None:
-    """The built-in model, with the commands of the README, on one machine."""
+def test_the_join_command_selects_the_gpu_and_ends_with_the_bytes_of_a_processor(tmp_path: Path) -> None:
+    """Train the built-in model with the commands of the README on one machine."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     run, running = tmp_path / "run.toml", []
 
@@ -126,8 +126,8 @@ def test_the_join_command_takes_the_gpu_by_itself_and_holds_what_a_processor_hol
         pytest.param({"width": 768, "layers": 14, "batch": 64, "uplink": "200mbit", "round_seconds": 4.0}, id="100M"),
     ],
 )
-def test_a_loop_on_a_gpu_beside_the_same_loop_without_a_swarm(tmp_path: Path, kind: dict[str, Any]) -> None:
-    """Prints how many of its steps a loop keeps, of those that it makes before it joins and after it has left."""
+def test_a_loop_on_a_gpu_keeps_its_speed_in_a_swarm(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """Print the share of its steps that a loop keeps, compared with those before it joins and after it leaves."""
     around = {**kind, "context": 256, "fragments": 2, "folder": str(tmp_path), "text": str(PROJECT / "p2p_diloco")}
     own = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True, "max_upload": kind["uplink"]}
     orders = {

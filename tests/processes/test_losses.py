@@ -1,6 +1,6 @@
-"""Two volunteers and a bootstrap, the commonest run of all: any one of the three dies, or the bootstrap and another.
+"""Two volunteers and a bootstrap peer, the most common run: one of the three dies, or the bootstrap peer and another.
 
-`make losses` plays these on real processes and prints the figures.
+`make losses` runs these on real processes and prints the figures.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(400)
 
 ROUND_SECONDS = 1.0
 SETTLED_CYCLES = 6
-"""Volunteers count, and so vote, after four cycles in entries; a roster that says so follows."""
+"""Cycles after which volunteers vote: they count after four cycles in entries; then a roster must say so."""
 NEXT_ENTRY_SECONDS = 3 * ROUND_SECONDS + 5.0
 EVERY_SPAN_CYCLES = 3
 STALL_SECONDS = 45.0
 
 
 def three(swarm: ProcessSwarm) -> None:
-    """Start a bootstrap and two volunteers, all reachable, and let all three vote."""
+    """Start a bootstrap peer and two volunteers, all reachable, and wait until all three vote."""
     swarm.start("boot", founds=True, trains=False)
     swarm.start("ann")
     swarm.start("bob")
@@ -33,7 +33,7 @@ def three(swarm: ProcessSwarm) -> None:
 
 
 def with_entries(swarm: ProcessSwarm, names: Sequence[str], since: float) -> list[ClosedRound]:
-    """Return the rounds that began after a moment and got entries, as any of these peers closed them."""
+    """Return the rounds that started after a moment and got entries, as closed by any of these peers."""
     closed = (each for name in names for each in swarm.peers[name].rounds(since))
     return sorted((each for each in closed if each.num_entries and swarm.begin(each.round) >= since), key=round_of)
 
@@ -48,7 +48,7 @@ def seconds_to_entry(swarm: ProcessSwarm, names: Sequence[str], since: float, pa
 
 
 def seconds_to_every_span(swarm: ProcessSwarm, names: Sequence[str], since: float, patience: float) -> float:
-    """Return after how long each fragment had a round in which all of its spans got entries."""
+    """Return the time until each fragment had a round in which all of its spans got entries."""
 
     def first_whole() -> list[float]:
         whole = [closed for closed in with_entries(swarm, names, since) if closed.num_entries == closed.num_spans]
@@ -60,7 +60,7 @@ def seconds_to_every_span(swarm: ProcessSwarm, names: Sequence[str], since: floa
 
 
 @pytest.mark.parametrize("victim", ["boot", "ann", "bob"])
-def test_any_one_of_two_volunteers_and_a_bootstrap_dies(victim: str) -> None:
+def test_two_volunteers_and_a_bootstrap_peer_continue_after_one_of_them_died(victim: str) -> None:
     with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
         three(swarm)
         since = swarm.kill(victim)
@@ -73,7 +73,7 @@ def test_any_one_of_two_volunteers_and_a_bootstrap_dies(victim: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["ann", "bob"])
-def test_the_bootstrap_and_one_volunteer_die(victim: str) -> None:
+def test_one_volunteer_continues_alone_after_the_bootstrap_peer_and_the_other_died(victim: str) -> None:
     with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
         three(swarm)
         swarm.kill("boot")
@@ -84,7 +84,7 @@ def test_the_bootstrap_and_one_volunteer_die(victim: str) -> None:
         assert entry <= STALL_SECONDS, swarm.story()
 
 
-def test_the_bootstrap_dies_before_any_volunteer_votes() -> None:
+def test_a_run_continues_after_the_bootstrap_peer_died_before_any_volunteer_votes() -> None:
     with ProcessSwarm(round_seconds=ROUND_SECONDS) as swarm:
         swarm.start("boot", founds=True, trains=False)
         swarm.start("ann")

@@ -1,4 +1,4 @@
-"""Loops of one's own, in real processes over libp2p, on nothing but the public names."""
+"""Custom loops in real processes over libp2p, with only public names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 120.0
 
 
 class Loops:
-    """Processes that train one small model, each with a folder of its own."""
+    """Processes that train one small model, each with its own folder."""
 
     def __init__(self, folder: Path, until_round: int) -> None:
         self._folder = folder
@@ -61,7 +61,7 @@ class Loops:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for(self, name: str | None, key: str, beyond: int = 0) -> Any:
-        """Wait until a loop has said something that is not empty (and greater); return it."""
+        """Wait until a loop has reported a value that is not empty (and greater); return it."""
         assert name is not None
         until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
@@ -85,7 +85,7 @@ class Loops:
         return self._processes[name].communicate(timeout=PATIENCE_SECONDS)[1]
 
     def end(self, name: str) -> tuple[int, str]:
-        """Wait for a loop's end; return its exit code and what it printed."""
+        """Wait for a loop's end; return its exit code and its output."""
         said = self.errors(name)
         return self._processes[name].returncode, said
 
@@ -104,7 +104,7 @@ def loops(tmp_path: Path) -> Iterator[Loops]:
 
 
 def end_together(loops: Loops, names: list[str]) -> None:
-    """See that all end by themselves, hold the same bytes, and have learnt."""
+    """Check that all end by themselves, hold the same bytes, and have learnt."""
     for name in names:
         code, said = loops.end(name)
         assert (code, said) == (0, ""), f"{name}: {said}"
@@ -114,7 +114,7 @@ def end_together(loops: Loops, names: list[str]) -> None:
         assert losses[-1] < 0.1 * loops.said(names[0])[0]["loss"]
 
 
-def test_loops_train_together_and_one_that_is_killed_comes_back(loops: Loops) -> None:
+def test_loops_train_together_and_a_killed_one_returns(loops: Loops) -> None:
     loops.start("ada", founds=True)
     loops.start("ben", via="ada")
     loops.start("cleo", via="ada", autocast=True)
@@ -124,13 +124,13 @@ def test_loops_train_together_and_one_that_is_killed_comes_back(loops: Loops) ->
     end_together(loops, ["ada", "ben", "cleo"])
     for name in ("ada", "ben", "cleo"):
         last = [line for line in loops.said(name) if "step_seconds" in line][-1]
-        # Another thread may run between the two readings of the clock, for a switch interval in the mean of 256 calls.
+        # Another thread may run between the two clock readings, for one switch interval per 256 calls on average.
         switched = 2 * sys.getswitchinterval() / 256
         assert last["step_seconds"] == pytest.approx(last["call_seconds"], rel=0.2, abs=switched)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_loop_with_data_workers_is_killed_and_started_again_at_once(loops: Loops, context: str) -> None:
+def test_a_loop_with_data_workers_can_be_killed_and_restarted_at_once(loops: Loops, context: str) -> None:
     """The workers live a little longer; they must hold neither the identity nor the port."""
     loops.start("ada", founds=True)
     loops.start("ben", via="ada", workers=2, context=context)
@@ -140,13 +140,13 @@ def test_a_loop_with_data_workers_is_killed_and_started_again_at_once(loops: Loo
     end_together(loops, ["ada", "ben"])
 
 
-def test_a_compiled_model_takes_part_beside_one_that_is_not(loops: Loops) -> None:
+def test_a_compiled_model_takes_part_beside_one_that_is_not_compiled(loops: Loops) -> None:
     loops.start("ada", founds=True)
     loops.start("ben", via="ada", compiles=True)
     end_together(loops, ["ada", "ben"])
 
 
-def test_a_loop_that_stops_stepping_harms_nobody_and_follows_the_others(tmp_path: Path) -> None:
+def test_a_loop_that_stops_stepping_does_no_harm_and_follows_the_others(tmp_path: Path) -> None:
     loops = Loops(tmp_path, until_round=75)
     try:
         loops.start("ada", founds=True)
@@ -167,7 +167,7 @@ def p2pd_of(pid: int) -> psutil.Process:
     return found
 
 
-def test_what_ends_a_loop_is_said_in_its_own_thread(loops: Loops, tmp_path: Path) -> None:
+def test_an_error_that_ends_a_loop_is_raised_in_its_own_thread(loops: Loops, tmp_path: Path) -> None:
     loops.start("ada", founds=True)
     loops.start("ben", via="ada")
     loops.wait_for("ben", "entries", beyond=2)
@@ -187,7 +187,7 @@ def test_what_ends_a_loop_is_said_in_its_own_thread(loops: Loops, tmp_path: Path
 EXAMPLES = HERE.parents[1] / "examples" / "own_loop"
 
 
-def test_the_notebook_goes_on_from_cell_to_cell_and_while_none_runs(
+def test_the_notebook_runs_cell_by_cell_and_trains_on_between_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each cell runs in one namespace while an event loop runs in its thread, as in Jupyter's kernel."""
@@ -213,7 +213,7 @@ def test_the_notebook_goes_on_from_cell_to_cell_and_while_none_runs(
         await run("settings")
         names["settings"] |= {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
         await run("found", "step")
-        os.chdir(tmp_path.parent)  # as a later cell may
+        os.chdir(tmp_path.parent)  # as a later cell may do
         await wait_for_phase("not stepping")
         swarm, until = names["swarm"], time.monotonic() + PATIENCE_SECONDS
         before = swarm.status.entries_absorbed

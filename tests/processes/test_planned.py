@@ -1,14 +1,13 @@
-"""Four real islands keep to the cycle that `new` planned, and learn what the same cycle learns in the lab.
+"""Four real islands keep to the cycle planned by `new`, and learn as much as the same cycle does in the lab.
 
-`make planned` plays the run that `new --islands 4 --uplink 20mbit` writes, then the one that `new` wrote before it
+`make planned` runs the run that `new --islands 4 --uplink 20mbit` writes, then the one that `new` wrote before it
 measured steps: four rounds of 5 s. A step is held to 45 ms and needs a core for a tenth of that, so four islands on two
 cores keep the pace of four machines. It prints a table.
 
-The loss of each run is compared with two others. The *replay* is `p2p-diloco replay`: it makes the same islands,
-windows of text and entries again from the recordings, and shows that the processes did what the rules say. It would
-agree with a swarm in which half of the contributions are late. The *row* would not: it is a row as `p2p-diloco
-experiment sync` plays it, with this run's manifest, steps in a round and delay, but on other windows, with nothing late
-or lost.
+The loss of each run is compared with two others. The *replay* is `p2p-diloco replay`: it reproduces the islands,
+windows of text and entries from the recordings, and shows that the processes followed the rules. It would agree even
+with a swarm in which half of the contributions are late. The *row* would not: it is a row as `p2p-diloco experiment
+sync` runs it, with this run's manifest, steps per round and delay, but on other windows, with nothing late or lost.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from tests.swarm.process_swarm import PROJECT
 
 SECONDS = float(os.environ.get("PLANNED_SECONDS", "300"))
 STARTING_SECONDS = 90.0
-"""Before training counts: five processes import PyTorch and four become members, sooner on an idle machine."""
+"""Time before training counts: five processes import PyTorch and four become members, sooner on an idle machine."""
 ENDING_SECONDS = 60.0
 LOOKS = (0.4, 0.6, 0.8, 0.95)
-"""Shares of the time after which the steps of a cycle are read; the median counts."""
+"""Shares of the time after which the steps per cycle are read; the median counts."""
 STEP_SECONDS = 0.045
 ISLANDS = 4
 UPLINK = "20mbit"
@@ -55,7 +54,7 @@ MODEL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 32
 BEFORE = ("--rounds.round_seconds", "5", "--rounds.fragments", "4")
 """The rounds that `new` once wrote on every machine, docs/decisions/0033."""
 RETAINED_CYCLES = 10_000
-"""A replay needs every entry."""
+"""Cycles of entries kept; a replay needs every entry."""
 MOST_OFF_PLAN = 1.5
 MOST_APART = 0.01
 
@@ -71,13 +70,13 @@ class PlayedRun:
     """The figures of one run.
 
     Attributes:
-        planned_steps: of a cycle, as `new` wrote it.
-        cycle_steps: of each island, the median of what `status --json` shows at some moments.
-        steps: of an island until its last contribution, the mean.
-        participation: of each island.
-        loss: held-out, of the model that all share.
-        replay_loss: of the replay; `equal_entries` of its `entries` have the bytes of the run's.
-        row_loss: of the row.
+        planned_steps: steps of a cycle, as `new` wrote it.
+        cycle_steps: for each island, the median of what `status --json` shows at some moments.
+        steps: mean number of steps of an island until its last contribution.
+        participation: participation of each island.
+        loss: held-out loss of the shared model.
+        replay_loss: loss of the replay; `equal_entries` of its `entries` have the bytes of the run's.
+        row_loss: loss of the row.
     """
 
     planned_steps: int
@@ -97,7 +96,7 @@ class PlayedRun:
 
 
 class Volunteers:
-    """A bootstrap and the islands, each in a process of its own with a folder of its own."""
+    """A bootstrap peer and the islands, each in its own process with its own folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -136,7 +135,7 @@ class Volunteers:
         return shlex.split(log.read_text().splitlines()[0])[-1]
 
     def num_members(self, names: Sequence[str]) -> int:
-        """Return how many members each of these knows at least."""
+        """Return the smallest number of members known to these peers."""
         return min((read_status(self.root / name) or PeerStatus()).num_members for name in names)
 
     def go_on_until(self, seconds: float) -> None:
@@ -169,7 +168,7 @@ class Volunteers:
 
 @contextlib.contextmanager
 def volunteers() -> Iterator[Volunteers]:
-    # A short path: the daemons' sockets lie within.
+    # A short path, because it contains the daemons' sockets.
     with tempfile.TemporaryDirectory(prefix="p2pd-planned-", ignore_cleanup_errors=True) as root:
         swarm = Volunteers(Path(root))
         try:
@@ -179,7 +178,7 @@ def volunteers() -> Iterator[Volunteers]:
 
 
 def play(*more: str) -> PlayedRun:
-    """Write a run with `new`, let four islands train, and measure what they hold."""
+    """Write a run with `new`, let four islands train, and measure the result."""
     names = [f"island-{number}" for number in range(ISLANDS)]
     with volunteers() as swarm:
         conditions = ("--islands", str(ISLANDS), "--uplink", UPLINK, "--step-seconds", f"{STEP_SECONDS:g}")
@@ -208,10 +207,10 @@ def play(*more: str) -> PlayedRun:
 
 
 def measure(swarm: Volunteers, names: Sequence[str], shown: Sequence[Sequence[dict[str, Any]]]) -> PlayedRun:
-    """Replay the run in a process of its own, and play its row meanwhile.
+    """Replay the run in its own process, and simulate its row meanwhile.
 
     Args:
-        shown: what `status` showed of each island, by moments.
+        shown: the output of `status` for each island, by moments.
     """
     recording = read_recording({peer_of(swarm.root / name): swarm.root / name for name in names})
     figures = swarm.root / "figures.json"
@@ -243,9 +242,9 @@ def peer_of(folder: Path) -> PeerId:
 
 
 def play_row(recording: Recording) -> float:
-    """Return the held-out loss of the shared model in the lab after as many rounds of as many steps.
+    """Return the held-out loss of the shared model in the lab after the same numbers of rounds and steps.
 
-    It is read when the last entry has come, as in the run, and not after a further cycle of exchanges.
+    It is read when the last entry has arrived, as in the run, and not after another cycle of exchanges.
     """
     plan, pace = recording.plan, pace_of(recording)
     manifest = plan.manifest
@@ -265,7 +264,7 @@ def play_row(recording: Recording) -> float:
         contribution=manifest.codec.contribution,
         entry=manifest.codec.entry,
         points=1,
-        judged_tokens=4 * EVALUATION_TOKENS,  # the curve is judged on a quarter of them
+        judged_tokens=4 * EVALUATION_TOKENS,  # the curve uses a quarter of these
     )
     corpus = open_run_text(manifest.data, None)
     within = Circumstances(shape=plan.shape, rule=plan.inner, corpus=corpus)
@@ -273,7 +272,7 @@ def play_row(recording: Recording) -> float:
 
 
 def last_contribution(lives: Sequence[Sequence[dict[str, Any]]]) -> int:
-    """Return after how many steps an island contributed last."""
+    """Return the number of steps before an island's last contribution."""
     return max(line["steps"] for lines in lives for line in lines if line["what"] == "contributed")
 
 
@@ -287,7 +286,7 @@ def table_line(name: str, run: PlayedRun) -> str:
 
 
 def check(run: PlayedRun) -> None:
-    """Hold a run against its plan and its rows."""
+    """Compare a run with its plan, its replay and its row."""
     least, most = min(run.cycle_steps), max(run.cycle_steps)
     took = 1000 * STEP_SECONDS * run.planned_steps / max(least, 0.1)
     assert most <= MOST_OFF_PLAN * run.planned_steps, f"{most:.1f} steps in a cycle, planned were {run.planned_steps}"
@@ -304,7 +303,7 @@ def check(run: PlayedRun) -> None:
     )
 
 
-def test_islands_keep_to_the_planned_cycle_and_learn_as_its_row_does() -> None:
+def test_islands_keep_to_the_planned_cycle_and_learn_as_much_as_its_row() -> None:
     print(
         f"\nfour islands, steps held to {1000 * STEP_SECONDS:.0f} ms, {SECONDS:.0f} s\n"
         "| run | planned steps of a cycle | measured | steps of an island | least participation | held-out loss "

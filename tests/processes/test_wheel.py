@@ -1,6 +1,6 @@
-"""The wheel and the sdist, as somebody gets them who has no checkout: built, installed, and training.
+"""The wheel and the sdist, as a user without a checkout gets them: built, installed, and training.
 
-`make wheel-test` plays these. PIP_FLAGS in the environment are further words for pip.
+`make wheel-test` runs these. PIP_FLAGS in the environment holds further arguments for pip.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 300.0
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return variables that lead to no checkout and to no settings of whoever runs this."""
+    """Return variables that point to no checkout and to none of the user's settings."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("P2P_DILOCO_", "PYTHON"))}
     return kept | more
 
@@ -44,7 +44,7 @@ def run(*words: str | Path, cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, the wheel that is made of the sdist, and in `direct` the wheel of the checkout."""
+    """Return a folder with the sdist, the wheel built from it, and in `direct` the wheel built from the checkout."""
     folder = tmp_path_factory.mktemp("dist")
     build = (sys.executable, "-m", "build", "--outdir")
     paths = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
@@ -63,14 +63,14 @@ def test_the_sdist_and_the_checkout_make_the_same_wheel(built: Path, wheel: Path
     assert wheel.read_bytes() == (built / "direct" / wheel.name).read_bytes()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_only_the_package(wheel: Path) -> None:
     package = PROJECT / "p2p_diloco"
     expected = {path.relative_to(PROJECT).as_posix() for path in package.rglob("*.py")} | {"p2p_diloco/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
 
 
-def test_the_sdist_holds_what_its_readme_and_makefile_name(built: Path) -> None:
+def test_the_sdist_holds_the_files_that_its_readme_and_makefile_name(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
@@ -79,7 +79,7 @@ def test_the_sdist_holds_what_its_readme_and_makefile_name(built: Path) -> None:
     assert [link for link in links if not any(name == link or name.startswith(f"{link}/") for name in held)] == []
 
 
-def test_the_metadata_is_what_an_index_takes(wheel: Path) -> None:
+def test_the_metadata_is_valid_for_an_index(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         text = archive.read(name)
@@ -92,7 +92,7 @@ def test_the_metadata_is_what_an_index_takes(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that holds the wheel and what it asks for."""
+    """Return the programs of an environment with the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder, cwd=folder)
     words = [
@@ -107,7 +107,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_it_founds_a_run_and_the_line_that_it_prints_trains(installed: Path, tmp_path: Path) -> None:
+def test_it_founds_a_run_and_the_printed_command_trains(installed: Path, tmp_path: Path) -> None:
     with shell(installed, tmp_path) as start:
         assert start("p2p-diloco --version").wait() == 0
         assert start("p2p-diloco new --rounds.round_seconds 5").wait() == 0
@@ -125,13 +125,13 @@ def test_it_founds_a_run_and_the_line_that_it_prints_trains(installed: Path, tmp
 
 
 def entries(folder: Path) -> list[float]:
-    """Return when a peer closed the rounds that got entries."""
+    """Return the times at which a peer closed rounds with entries."""
     return [event.time for event in read_events(folder, "round") if event.figures["num_entries"]]
 
 
 @contextlib.contextmanager
 def shell(programs: Path, folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Give a shell in `folder` that has `programs` on its path; what runs there at the end gets a Ctrl-C."""
+    """Yield a shell in `folder` with `programs` on its path; processes still running at the end get a Ctrl-C."""
     variables = environment(
         PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
         P2P_DILOCO_STATE_DIRECTORY=str(folder / "peer"),

@@ -1,7 +1,7 @@
-"""A peer whose wall clock can be wrong, in a process of its own: `python wrong_clock_peer.py ORDER.json`.
+"""A peer whose wall clock can be wrong, in its own process: `python wrong_clock_peer.py ORDER.json`.
 
-It is a true peer, but `time.time` is ahead by the seconds that the file `wall_offset` in its folder names. A new number
-in that file is a wall clock that is set while the peer runs. Monotonic clocks are the machine's.
+It is an honest peer, except that `time.time` is ahead by the seconds in the file `wall_offset` in its folder. Writing a
+new number to that file sets the wall clock while the peer runs. Monotonic clocks are the machine's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.swarm.swarm_peer import main
 
 WALL_OFFSET_FILE = "wall_offset"
 LOOK_SECONDS = 0.1
-"""The file is read this often at most: libraries ask for the time often."""
+"""Minimum time between reads of the file, because libraries ask for the time often."""
 
 
 def shift_wall_clock(folder: Path) -> None:
-    """Let this process read another wall clock than the machine's."""
+    """Shift this process's wall clock from the machine's."""
     machine_seconds, file = time.time, folder / WALL_OFFSET_FILE
     offset, looked_at = 0.0, -LOOK_SECONDS
 
