@@ -6,8 +6,8 @@ both contributions have the same weight and are sent without loss. The entry arr
 at the same step boundary, 1 in the middle of the cycle, 3 after the next round has started. At a step boundary, entries
 come first.
 
-The comments are the whole calculation, so that it can be checked by hand. `first | second` island; rows are (φ, m, first θ,
-second θ) after each entry. Every number is a short binary fraction, so float32 holds it exactly.
+The comments are the whole calculation, so that it can be checked by hand. `first | second` island; rows are (φ, m,
+first θ, second θ) after each entry. Every number is a short binary fraction, so float32 holds it exactly.
 
     Δ = φ − θ − in flight        g = (first Δ + second Δ) / 2        m ← μ m + g        φ ← φ − η (g + μ m)
     keep: θ ← θ + (φ_new − φ_old) + c         blend: θ ← alpha θ + (1 − alpha) φ_new, in flight ← alpha · in flight

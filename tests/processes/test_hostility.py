@@ -1,8 +1,8 @@
 """Hostile peers against real processes over the real transport: `make hostility`.
 
-Each scene founds a run of honest volunteers, lets strangers or one lying member attack it, ends the attack, and looks
-at the attackers: what they sent; and at the honest ones: all alive, training as well as before, equal bytes, entries
-for nearly all spans, bounded memory, and few lines in their logs, each of which names an attacker.
+Each scene founds a run of honest volunteers, lets strangers or one lying member attack it, and ends the attack. Then it
+checks what the attackers sent, and that the honest peers are all alive, train as well as before, hold equal bytes, got
+entries for nearly all spans, used bounded memory, and logged few lines, each of which names an attacker.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PATIENCE_SECONDS = 180.0
 SAMPLE_SECONDS = 0.25
 FIRST_MINUTE = 60.0
 PLACE_SECONDS = 120.0
-"""A member owns spans and votes after four to eight cycles of three seconds; a busy machine takes longer."""
+"""Time until a member owns spans and votes: four to eight cycles of three seconds, longer on a busy machine."""
 FEWEST_ENTRIES = 0.9
 WORSE_LOSS = 1.15
 HONEST = ("p0", "p1", "p2")
@@ -57,15 +57,18 @@ OWN_TOPICS = frozenset(
 )
 """Topics of lines about a peer itself, and about the members."""
 MOST_OF_ROUND = {"round": 1, "skipped": 1, "content-sound": 1, "missing": 2}
-"""What they write of a round, so often at most, whoever causes it."""
+"""Maximum number of lines per round and topic, whoever causes them."""
 MOST_OF_MINUTE = {"clock": 2, **dict.fromkeys(SPAN_BY_SPAN, 2 * SHOWN_A_MINUTE + 1)}
-"""Likewise of clocks that differ and agree again, as they do on a busy machine, and of spans that they adopt; one of
-their minutes may end within ours, with a line that counts the rest."""
+"""Maximum number of lines per minute and topic.
+
+Clocks differ and agree again on a busy machine. Adopted spans are counted per minute, and one of these minutes may end
+within ours, with a line that counts the rest.
+"""
 
 
 @dataclass(frozen=True)
 class Strangers:
-    """An attack by identities that are no members."""
+    """An attack by identities that are not members."""
 
     attack: str
     identities: int = 1
@@ -79,26 +82,26 @@ class Strangers:
 
 
 def own_host() -> str:
-    """Return an address of this machine that is not loopback, or loopback where there is none."""
+    """Return an address of this machine that is not loopback, or loopback if there is no other."""
     every = [each for some in psutil.net_if_addrs().values() for each in some if each.family == socket.AF_INET]
     return next((each.address for each in every if not each.address.startswith("127.")), "127.0.0.1")
 
 
 def last_words(log: Path) -> dict[str, dict[str, Any]]:
-    """Return what each stranger printed last: its links, what it has sent and received, by kind."""
+    """Return the latest line of each stranger: its links, and what it has sent and received, by kind."""
     lines = [line.split(": ", 1) for line in log.read_text().splitlines() if ": {" in line and line.endswith("}")]
     return {name: json.loads(words) for name, words in lines}
 
 
 def num_linked(log: Path, num_victims: int) -> int:
-    """Return how many strangers have had links to all whom they attack."""
+    """Return the number of strangers that have been linked to all their victims."""
     lines = log.read_text().splitlines()
     return len({line.split(":")[0] for line in lines if f': {{"links": {num_victims},' in line})
 
 
 @contextlib.contextmanager
 def attacked_by(swarm: ProcessSwarm, strangers: Strangers, names: Sequence[str] = HONEST) -> Iterator[None]:
-    """Run strangers beside the block, and kill them after it."""
+    """Run strangers during the block, and kill them after it."""
     folder = swarm.text.parent
     plan = plan_run(swarm.manifest)
     sizes = plan.rules.span_elements
@@ -158,7 +161,7 @@ def peer_words(peer: PeerProcess) -> list[str]:
 
 
 def resident_bytes(swarm: ProcessSwarm, names: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Return what each peer's processes hold now: its own, and its libp2p daemon."""
+    """Return the resident memory of each peer's own process and of its libp2p daemon."""
     held = {}
     for name in names:
         for process in swarm.peers[name].family():
@@ -168,7 +171,7 @@ def resident_bytes(swarm: ProcessSwarm, names: Iterable[str]) -> dict[tuple[str,
 
 
 class MemoryWatch(threading.Thread):
-    """Looks at the memory of honest peers' processes again and again, until it is stopped; keeps the most."""
+    """Samples the memory of honest peers' processes until it is stopped; keeps the maximum."""
 
     def __init__(self, swarm: ProcessSwarm, names: Sequence[str]) -> None:
         super().__init__(daemon=True)
@@ -183,7 +186,7 @@ class MemoryWatch(threading.Thread):
                 self._most[name] = max(self._most.get(name, held), held)
 
     def stop(self) -> dict[tuple[str, str], int]:
-        """Return by how much each process has grown at most."""
+        """Return the largest growth of each process."""
         self._is_over.set()
         self.join()
         return {name: most - self._first[name] for name, most in self._most.items() if name in self._first}
@@ -191,7 +194,7 @@ class MemoryWatch(threading.Thread):
 
 @dataclass(frozen=True)
 class Before:
-    """What is compared with the end of a scene."""
+    """The state before an attack, for comparison with the end of a scene."""
 
     at: float
     losses: dict[str, float]
@@ -206,7 +209,7 @@ def note_state(swarm: ProcessSwarm, names: Sequence[str] = HONEST) -> Before:
 
 
 def texts(swarm: ProcessSwarm, name: str, since: float, until: float = math.inf) -> list[str]:
-    """Return what a peer wrote between two moments, each sentence with its topic."""
+    """Return the lines that a peer logged between two moments, each with its topic."""
     return [f"[{each.topic}] {each.text}" for each in swarm.peers[name].events(since=since) if each.time <= until]
 
 
@@ -227,9 +230,9 @@ def short_id(peer: PeerProcess) -> str:
 def check_lines(
     swarm: ProcessSwarm, name: str, since: float, until: float, attackers: Sequence[str], honest: Sequence[str]
 ) -> Counter[str]:
-    """Look at what an honest peer wrote in the first minute of an attack; return how many lines of which topic.
+    """Check the lines of an honest peer in the first minute of an attack; return the number of lines by topic.
 
-    On a busy machine honest peers are late, too: a line that names one of them is not of the attackers.
+    On a busy machine honest peers are late, too, so a line that names one of them does not count as the attackers'.
     """
     lines = texts(swarm, name, since, min(since + FIRST_MINUTE, until))
     assert not any("\x1b" in line or "\n" in line for line in lines), lines
@@ -250,7 +253,7 @@ def check_lines(
 
 
 def check_honest(swarm: ProcessSwarm, before: Before, attackers: Sequence[str], names: Sequence[str] = HONEST) -> None:
-    """Look at the honest peers once an attack is over, and print what is seen.
+    """Check the honest peers once an attack is over, and print the results.
 
     Args:
         attackers: their short peer ids.
@@ -286,7 +289,7 @@ def check_honest(swarm: ProcessSwarm, before: Before, attackers: Sequence[str], 
 
 
 def check_bytes(swarm: ProcessSwarm, name: str) -> None:
-    """Look whether what a peer saved can come of one entry a cycle: no tip from nowhere, no vector of zeros."""
+    """Check that a peer's saved state can result from one entry per cycle: no foreign tip, and no vector of zeros."""
     elements = plan_run(swarm.manifest).rules.span_elements
     newest = max(swarm.peers[name].folder.rglob("checkpoint-*.safetensors"))
     states = load_checkpoint(newest, swarm.manifest.digest(), elements)
@@ -333,12 +336,14 @@ def test_strangers_change_nothing_at_ready_peers(strangers: Strangers) -> None:
             assert sum(said["sent"].values()) > ATTACK_SECONDS, f"{name} hardly sent anything: {said}"
             assert not strangers.is_listed or said["received"].keys() <= {"ManifestReply", "Refusal"}, said
         dials = sum(said["received"].get(DIALS, 0) for said in words.values())
-        assert dials <= (len(HONEST) + 1) * DIALS_PER_PLACE, "each of the four dials one place so often in ten minutes"
+        assert dials <= (len(HONEST) + 1) * DIALS_PER_PLACE, (
+            "more than the limit of four peers for one place in ten minutes"
+        )
         check_honest(swarm, before, list(words))
 
 
-def test_strangers_that_stand_higher_and_give_no_entry_stop_no_span_of_a_lone_member() -> None:
-    """The bootstrap is killed first, and started again at the end."""
+def test_strangers_with_higher_tips_but_no_entries_stop_no_span_of_a_lone_member() -> None:
+    """The bootstrap peer is killed first, and restarted at the end."""
     alone = HONEST[:1]
     with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)
@@ -357,7 +362,7 @@ def test_strangers_that_stand_higher_and_give_no_entry_stop_no_span_of_a_lone_me
         check_honest(swarm, before, list(words), alone)
 
 
-def test_links_of_seventy_strangers_from_one_address_are_not_all_kept_and_harm_nobody() -> None:
+def test_not_all_links_of_seventy_strangers_at_one_address_are_kept_and_they_do_no_harm() -> None:
     host, strangers = own_host(), Strangers("only-links", identities=70)
     if host.startswith("127."):
         pytest.skip("this machine has no address but loopback, which is exempt")
@@ -372,7 +377,7 @@ def test_links_of_seventy_strangers_from_one_address_are_not_all_kept_and_harm_n
             words = last_words(swarm.text.parent / "stranger.log")
         num_links = sum(said["links"] for said in words.values())
         print(f"\n  {num_links} links of {len(words)} strangers at {len(HONEST)} honest peers")
-        assert num_links <= len(HONEST) * (MOST_LINKS + 2), "some may just be on their way out"
+        assert num_links <= len(HONEST) * (MOST_LINKS + 2), "some may just be closing"
         check_honest(swarm, before, list(words))
 
 
@@ -381,11 +386,11 @@ def test_links_of_seventy_strangers_from_one_address_are_not_all_kept_and_harm_n
 
 @dataclass(frozen=True)
 class Lie:
-    """What one member does.
+    """The behaviour of one lying member.
 
     Attributes:
-        place: what it must be before it can: one that "counts", and so votes, or one that "reduces", and so owns spans.
-        seen: a pattern of what each honest peer writes about it, with its name; empty where there is nothing to notice.
+        place: what it must be first: a member that "counts", and so votes, or one that "reduces", and so owns spans.
+        seen: a pattern for the line about it that each honest peer logs; empty if there is nothing to detect.
         stops_reducing: whether its spans get no entries, so that it loses them.
     """
 
@@ -416,7 +421,7 @@ LIES = [
 
 
 def lies_of(swarm: ProcessSwarm) -> dict[str, Any]:
-    """Return what the liar has written down: its place in the roster, and what lies it has sent to whom."""
+    """Return the liar's own record: its place in the roster, and the lies that it has sent to each peer."""
     path = swarm.peers[LIAR].folder / "lies.json"
     return json.loads(path.read_text()) if path.exists() else {"told": {}}
 
@@ -447,11 +452,11 @@ def test_one_lying_member_among_four_harms_only_what_it_owns(lie: Lie) -> None:
 
 
 @pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions", "longest-entries"])
-def test_huge_numbers_of_the_first_cycle_end_nobodys_training(lie: str) -> None:
-    """Nothing has been published yet that could tell what is too long; the founding says it.
+def test_huge_numbers_in_the_first_cycle_end_nobodys_training(lie: str) -> None:
+    """No norm has been published yet that would bound them; the founding radius does.
 
-    What is refused is sent by a liar that owns spans before any honest trainer is there. One that goes as far as the
-    limits allow comes along with the others: a run's only trainer may take it anywhere (SECURITY.md).
+    Lies that are refused come from a liar that owns spans before any honest trainer is there. A liar that goes as far
+    as the limits allow joins together with the others, because a run's only trainer may move it anywhere (SECURITY.md).
     """
     with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)

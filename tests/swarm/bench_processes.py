@@ -1,4 +1,4 @@
-"""Who lives of what a bench has started."""
+"""Checks that no process started by a benchmark is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 class Witness:
-    """Remembers every process that this one has started, and theirs."""
+    """Remembers all child processes of this one, and theirs."""
 
     def __init__(self) -> None:
         self.seen: set[psutil.Process] = set()

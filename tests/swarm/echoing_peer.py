@@ -1,6 +1,6 @@
-"""A peer in a process of its own that sends every frame back: `python echoing_peer.py IDENTITY RUN_HEX`.
+"""A peer in its own process that sends every frame back: `python echoing_peer.py IDENTITY RUN_HEX`.
 
-Prints its first address, then lives until its input ends.
+It prints its first address, then runs until its input ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from p2p_diloco.transport.link import Lane
 
 
 class Echo:
-    """Sends back what it hears."""
+    """A listener that sends every frame back."""
 
     def __init__(self, transport: Libp2pTransport) -> None:
         self._transport = transport

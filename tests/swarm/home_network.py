@@ -1,8 +1,8 @@
-"""A small internet of network namespaces: one public place in the middle, and homes that may let nobody in.
+"""A small internet of network namespaces: one public place in the middle, and homes that may be closed.
 
-Every home has a line of its own to the middle, which passes packets on between them. The router of a closed home drops
-what opens a connection from outside (TCP segments with SYN and without ACK) and lets everything else through, as home
-routers do. What is not there is address translation: homes have addresses of their own.
+Every home has its own line to the middle, which forwards packets between them. The router of a closed home drops
+packets that open a connection from outside (TCP segments with SYN and without ACK) and forwards all others, as home
+routers do. There is no address translation: homes have their own addresses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from benchmarks.private_network import PrivateNetwork
 
 MIDDLE = "45.10.0.1"
-# Classic BPF over an Ethernet frame: 2 drops a TCP segment over IPv4 that has SYN and no ACK, 0 lets all others pass.
+# Classic BPF over an Ethernet frame: 2 drops a TCP segment over IPv4 that has SYN and no ACK, 0 passes all others.
 _NO_CALLERS = (
     "11,40 0 0 12,21 0 8 2048,48 0 0 23,21 0 6 6,177 0 0 14,80 0 0 27,84 0 0 18,21 0 2 2,6 0 0 2,6 0 0 0,6 0 0 0"
 )
@@ -26,7 +26,7 @@ _NO_CALLERS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process may live: what its command begins with, and the address that others know."""
+    """A place for a process: the prefix of its command, and the address that others know."""
 
     entrance: tuple[str, ...]
     address: str
@@ -42,7 +42,7 @@ class HomeNetwork:
 
 @contextlib.contextmanager
 def home_network(*are_open: bool) -> Iterator[HomeNetwork]:
-    """Make a home for each flag, open to others where it is set; skip the test where that is not permitted."""
+    """Make one home for each flag, open if it is set; skip the test if that is not permitted."""
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}, to make networks of its own")

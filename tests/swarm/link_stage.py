@@ -1,4 +1,4 @@
-"""Peers that are links and little else: one memory network, one noticeboard, and keepers with what they have said."""
+"""Peers reduced to their links: one memory network, one directory, and link keepers with their reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def now() -> float:
 
 
 class Noticeboard(MemoryDirectory):
-    """A directory that remembers when it was looked at."""
+    """A directory that records when it was read."""
 
     def __init__(self) -> None:
         super().__init__(now)
@@ -38,7 +38,7 @@ class Noticeboard(MemoryDirectory):
 
 
 class Scene:
-    """One network, one noticeboard, and keepers with what they have said."""
+    """One network, one directory, and link keepers with their reports."""
 
     def __init__(self, exits: AsyncExitStack) -> None:
         self.network = MemoryNetwork(1)

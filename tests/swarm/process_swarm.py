@@ -1,6 +1,6 @@
-"""A swarm of real processes over loopback and the real transport, that can be killed, frozen and woken at will.
+"""A swarm of real processes over loopback and the real transport, which can be killed, frozen and woken at will.
 
-What peers saw is read from their folders. Leaving the swarm ends every process and makes sure that none is left.
+The peers' view is read from their folders. Leaving the swarm ends every process and checks that none is left.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ ROUND_SECONDS = 1.5
 SPANS = 8
 FRAGMENTS = 2
 PATIENCE_SECONDS = 60.0
-"""For what takes a second on an idle machine: other tests may run beside this one."""
+"""Patience for what takes a second on an idle machine: other tests may run at the same time."""
 LATE_SECONDS = 0.5 * ROUND_SECONDS
-"""How long after a round's deadline a busy machine may take to write down that it is over."""
+"""Time that a busy machine may need after a round's deadline to record its end."""
 NICENESS = 5
 
 
 def tiny_manifest(
     values: Mapping[str, Mapping[str, Any]] | None = None, round_seconds: float = ROUND_SECONDS
 ) -> RunManifest:
-    """Return a run whose rounds last a second or two and whose model trains in a millisecond."""
+    """Return a run with rounds of a second or two and a model that trains in a millisecond."""
     return draft_manifest(
         organiser=ORGANISER.peer,
         now_seconds=time.time(),
@@ -90,7 +90,7 @@ class PeerProcess:
         return [ClosedRound(time=event.time, **event.figures) for event in self.events("round", since=since)]
 
     def family(self) -> list[psutil.Process]:
-        """Return the peer's process, its libp2p daemon and their attendants."""
+        """Return the peer's process, its libp2p daemon and their children."""
         if self.process is None or self.process.poll() is not None:
             return []
         with contextlib.suppress(psutil.Error):
@@ -101,7 +101,7 @@ class PeerProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedRound:
-    """What a peer wrote down when a round was over."""
+    """A peer's record of a round that is over."""
 
     time: float
     round: int
@@ -112,7 +112,7 @@ class ClosedRound:
     num_members: int
 
     def is_whole(self, num_members: int) -> bool:
-        """Tell whether all spans got an entry that includes each of `num_members`."""
+        """Return whether all spans got an entry that includes each of `num_members`."""
         return (
             self.num_members == num_members
             and self.num_entries == self.num_spans
@@ -121,7 +121,7 @@ class ClosedRound:
 
 
 def drawn_text() -> bytes:
-    """Return a text of drawn words, which the smallest model learns something of at once."""
+    """Return a random text from which even the smallest model learns something at once."""
     letters = random.Random(7)
     words = ["".join(letters.choices("etaoinshrdlu", k=letters.randint(1, 8))) for _ in range(300)]
     return " ".join(letters.choices(words, k=20_000)).encode()
@@ -144,7 +144,7 @@ class ProcessSwarm:
         self.patience_seconds = patience_seconds
         self.round_seconds = round_seconds
         self.peers: dict[str, PeerProcess] = {}
-        # A short path: the daemons' sockets lie within.
+        # A short path, because it contains the daemons' sockets.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
         values = {**(values or {}), **({"trust": self._list(listed)} if listed else {})}
         self.manifest = tiny_manifest(values, round_seconds)
@@ -152,7 +152,7 @@ class ProcessSwarm:
         self.text.write_bytes(text if text is not None else drawn_text())
 
     def _list(self, names: Sequence[str]) -> dict[str, Any]:
-        """Make the identities of peers before they start, for a run that lists them."""
+        """Create the identities of peers before they start, for a run that lists them."""
         keys = []
         for name in names:
             settings = PeerSettings(state_directory=self._root / name)
@@ -191,19 +191,19 @@ class ProcessSwarm:
         invite: str | None = None,
         port: int = 0,
     ) -> PeerProcess:
-        """Start a peer, or start it again.
+        """Start a peer, or restart it.
 
         Args:
-            invite: whose line it is given; None: the one that the founder printed first.
-            port: to listen on; 0: the one that it had before.
-            via: peers whose addresses it is told beside those of the invite.
+            invite: the invite that it gets; None: the one that the founder printed first.
+            port: port to listen on; 0: the one that it had before.
+            via: peers whose addresses it gets in addition to those of the invite.
             within: a command that starts the process, such as one that enters a network namespace.
             serves_slowly: seconds that it waits before it serves a small piece of a span.
             host: the address that it listens on.
             max_upload: a cap, as on the command line.
-            wall_ahead: how far its wall clock is ahead, until `set_wall_clock`; None: it is the machine's. What it
-                writes down is dated by its own.
-            lie: what a hostile member does once the file `lie` is in its folder; see tests/processes/lying_peer.py.
+            wall_ahead: seconds by which its wall clock is ahead, until `set_wall_clock`; None: it is the machine's. Its
+        records have times of its own clock.
+            lie: lie of a hostile member, told once the file `lie` is in its folder; see tests/processes/lying_peer.py.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
@@ -255,7 +255,7 @@ class ProcessSwarm:
         return next(file for file in files if file.exists()).read_text()
 
     def kill(self, name: str) -> float:
-        """End a peer without a chance to say anything; return when."""
+        """Kill a peer without warning; return when."""
         peer = self._running(name)
         self._note_families()
         peer.process.kill()  # type: ignore[union-attr]
@@ -265,7 +265,8 @@ class ProcessSwarm:
     def freeze(self, name: str, *, with_daemon: bool = True) -> float:
         """Stop a peer and return when.
 
-        With its daemon it is silent, as behind a closed lid; without, connections live and nobody reads from them.
+        With its daemon it is silent, as behind a closed lid; without, its connections stay open but nobody reads from
+        them.
         """
         peer = self._running(name)
         assert peer.process is not None
@@ -275,13 +276,13 @@ class ProcessSwarm:
         return time.time()
 
     def wake(self, name: str) -> float:
-        """Let a frozen peer go on; return when."""
+        """Resume a frozen peer; return when."""
         for process in reversed(self._running(name).family()):
             process.resume()
         return time.time()
 
     def set_wall_clock(self, name: str, ahead: float) -> float:
-        """Set the wall clock of a peer that was started with `wall_ahead`; return when, by the machine's."""
+        """Set the wall clock of a peer that was started with `wall_ahead`; return when, by the machine's clock."""
         folder = self.peers[name].folder
         draft = folder / ".wall_offset"
         draft.write_text(str(ahead))
@@ -289,7 +290,7 @@ class ProcessSwarm:
         return time.time()
 
     def leave(self, name: str) -> None:
-        """Press Ctrl-C at a peer and wait until it is gone."""
+        """Send Ctrl-C to a peer and wait until it is gone."""
         peer = self._running(name)
         self._note_families()
         assert peer.process is not None
@@ -297,7 +298,7 @@ class ProcessSwarm:
         assert peer.process.wait(timeout=self.patience_seconds) == 0, self.story()
 
     def end_all_after(self, last_round: int) -> dict[str, str]:
-        """Let all who live end after `last_round`; return what each says is its state."""
+        """Let all running peers end after `last_round`; return the state digest that each reports."""
         living = [peer for peer in self.peers.values() if peer.family()]
         self._note_families()
         for peer in living:
@@ -312,7 +313,7 @@ class ProcessSwarm:
         return {peer.name: peer.status.state_digest for peer in living if peer.status.role == "trainer"}
 
     def flip_a_bit(self, name: str) -> float:
-        """Let a bit flip in a peer's anchor, as in bad memory; return when."""
+        """Flip a bit in a peer's anchor, as bad memory would; return when."""
         peer = self._running(name)
         flipped = peer.folder / "flipped"
         flipped.unlink(missing_ok=True)
@@ -332,7 +333,7 @@ class ProcessSwarm:
             peer.seen += peer.family()
 
     def _end_all(self) -> list[str]:
-        """Kill the peers alone, and see whether all that they started ends by itself; return what had to be killed."""
+        """Kill only the peers, and check that everything they started ends by itself; return what had to be killed."""
         self._note_families()
         for peer in self.peers.values():
             if peer.process is not None:
@@ -342,7 +343,7 @@ class ProcessSwarm:
         seen = [process for peer in self.peers.values() for process in peer.seen]
         for process in seen:
             with contextlib.suppress(psutil.Error):
-                process.resume()  # one that is frozen cannot end
+                process.resume()  # a frozen process cannot end
         _, alive = psutil.wait_procs(set(seen), timeout=10.0)
         left = []
         for process in alive:
@@ -368,15 +369,15 @@ class ProcessSwarm:
     def sleep_rounds(self, num_rounds: float) -> None:
         time.sleep(num_rounds * self.round_seconds)
 
-    # -- waiting and telling
+    # -- waiting and reporting
 
     def rosters(self, name: str) -> tuple[Roster, ...]:
-        """Return the rosters that a peer keeps on its disk, the newest last."""
+        """Return the rosters on a peer's disk, the newest last."""
         kept = RunFolder(self.peers[name].folder, self.manifest.digest()).read_rosters()
         return tuple(certified.roster for certified in kept)
 
     def wait(self, what: str, condition: Callable[[], Any], patience_seconds: float | None = None) -> None:
-        """Wait until `condition` holds; a peer that ended badly meanwhile fails the test at once."""
+        """Wait until `condition` holds; a peer that meanwhile ends with an error fails the test at once."""
         patience_seconds = patience_seconds if patience_seconds is not None else self.patience_seconds
         end = time.monotonic() + patience_seconds
         while not condition():
@@ -391,8 +392,8 @@ class ProcessSwarm:
     ) -> None:
         """Wait until all of `names` closed one round in which every member is in every entry.
 
-        A peer that has just woken may still be left out of the next roster, because nobody had heard it when that was
-        voted on; `lasting` waits for two such rounds a cycle apart, which no vote of before can undo.
+        A peer that has just woken may still be left out of the next roster, because it had not been heard when that was
+        voted on; `lasting` waits for two such rounds a cycle apart, which no earlier vote can undo.
         """
         apart = FRAGMENTS if lasting else 0
 
@@ -407,13 +408,13 @@ class ProcessSwarm:
         self.wait(f"a whole round of {num_members} at {', '.join(names)}", all_saw_it)
 
     def rounds_between(self, name: str, begin: float, end: float) -> Iterator[ClosedRound]:
-        """Yield the rounds that lie between two moments as a whole, as `name` closed them."""
+        """Yield the rounds that are completely between two moments, as `name` closed them."""
         for closed in self.peers[name].rounds():
             if self.begin(closed.round) >= begin and self.begin(closed.round + 1) <= end:
                 yield closed
 
     def story(self) -> str:
-        """Return what all peers saw, for the one who must find out."""
+        """Return what all peers recorded, for debugging."""
         lines = []
         for peer in self.peers.values():
             for event in peer.events():

@@ -1,8 +1,7 @@
-"""A peer that floods another with vectors, or that only hears them: `rate_peer.py KEY RUN HOST UP DOWN SECONDS [PEER]`.
+"""A peer that floods another with vectors, or only receives them: `rate_peer.py KEY RUN HOST UP DOWN SECONDS [PEER]`.
 
-UP and DOWN are caps in bytes per second, 0 for none. Prints its address, then, after so many seconds, what its counters
-say of the bulk lane. With PEER, an address, it dials there and keeps frames waiting all the time; without it listens
-until its standard input closes.
+UP and DOWN are caps in bytes per second, 0 for none. It prints its address. With PEER, an address, it dials that peer
+and keeps frames waiting for SECONDS after a warm-up; without, it listens until its standard input closes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every `Replica` that trains keeps, whatever is behind it. Subclass in a test module and say how one is made."""
+"""The contract of every `Replica` that trains. Subclass it in a test module and implement `make`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER = -math.inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaInTest:
-    """A replica with what a test must know of it.
+    """A replica and what a test needs to know about it.
 
     Attributes:
         spans: all its spans and their lengths.
@@ -64,13 +64,13 @@ class ReplicaInTest:
 
 
 class ReplicaContract(ABC):
-    """The claims."""
+    """The tests."""
 
     @abstractmethod
     def make(self) -> ReplicaInTest:
         """Return a fresh replica that holds nothing."""
 
-    def test_what_is_not_chosen_is_not_contributed_and_comes_later(self) -> None:
+    def test_spans_that_are_not_chosen_are_contributed_later(self) -> None:
         it = self.make()
         it.hold_all()
         chosen = next(span for span in it.spans if span.fragment == 0)
@@ -95,7 +95,7 @@ class ReplicaContract(ABC):
         assert it.snapshot(0, 0, ALWAYS) == [None]
         it.close()
 
-    def test_a_transferred_span_is_held_as_it_came(self) -> None:
+    def test_a_transferred_span_is_held_unchanged(self) -> None:
         it = self.make()
         span = next(iter(it.spans))
         it.replica.replace(span, it.start(span))
@@ -122,11 +122,11 @@ class ReplicaContract(ABC):
         for update in updates:
             digest = sha256(digest, update.absorbed.digest)
         assert (after.head.digest, after.head.height, after.head.round) == (digest, 3, 6)
-        assert not before.anchor_N.flags.writeable, "who read the span before still holds what it was"
+        assert not before.anchor_N.flags.writeable, "an earlier read still holds the old state"
         assert before.head.height == 0
         it.close()
 
-    def test_a_replacement_comes_before_updates_that_are_handed_over_later(self) -> None:
+    def test_a_replacement_precedes_updates_that_are_handed_over_later(self) -> None:
         it = self.make()
         span = next(iter(it.spans))
         it.hold_all()
@@ -155,7 +155,7 @@ class ReplicaContract(ABC):
             assert np.isfinite(it.codecs.contribution.decode(encoded.payload, it.spans[encoded.span])).all()
         it.close()
 
-    def test_no_span_is_contributed_to_a_round_twice_nor_behind_its_entry(self) -> None:
+    def test_no_span_is_contributed_twice_to_a_round_or_after_its_entry(self) -> None:
         it = self.make()
         it.hold_all()
         first = next(iter(it.spans))

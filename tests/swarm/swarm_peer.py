@@ -1,7 +1,7 @@
-"""One peer in a process of its own, as a fault test orders it: `python swarm_peer.py ORDER.json`.
+"""One peer of a fault test in its own process: `python swarm_peer.py ORDER.json`.
 
-Writes `invite`, `events.jsonl` and `status.json` into its folder. SIGINT: leave. SIGUSR1: end after the round that the
-file `last_round` names. SIGUSR2: flip a bit of the anchor, then write `flipped`. Dies with its parent.
+It writes `invite`, `events.jsonl` and `status.json` into its folder. SIGINT: leave. SIGUSR1: end after the round in the
+file `last_round`. SIGUSR2: flip a bit of the anchor, then write `flipped`. It dies with its parent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ LAST_ROUND_FILE = "last_round"
 INVITE_FILE = "invite"
 FLIPPED_FILE = "flipped"
 FLIP_SECONDS = 0.2
-"""An entry is absorbed in much less."""
+"""Time to check a flipped bit; absorbing an entry takes much less."""
 
 
 class FolderObserver:
-    """Writes down what it hears, as the command line does."""
+    """An observer that writes files, as the command line does."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -86,10 +86,10 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
 def flip_a_bit(folder: Path) -> None:
     """Flip the sign of the largest number of some span's anchor, in memory, as a broken module would.
 
-    The thread that follows entries may already have read this state to make the next one; the flip would be lost. So
-    it is looked at again a little later, and repeated until it has stayed. Only then does a file report it.
+    The thread that follows entries may already have read this state to make the next one; then the flip is lost. So it
+    is checked a little later, and repeated until it persists. Only then does a file report it.
     """
-    gc.unfreeze()  # what was there when the loops were warm is not listed else
+    gc.unfreeze()  # otherwise objects that existed when the loops were warm are not listed
     (trained,) = [found for found in gc.get_objects() if isinstance(found, TrainedState)]
     span, state = sorted(trained.states().items())[-1]
     place = int(np.abs(state.anchor_N).argmax())
@@ -108,7 +108,7 @@ def flip_a_bit(folder: Path) -> None:
 
 
 def serve_slowly(seconds: float) -> None:
-    """Serve small pieces of spans, each after a while."""
+    """Serve small pieces of spans, each after a delay."""
     pieces.PIECE_BYTES = 2048
     at_once = pieces.Pieces.serve
 

@@ -1,7 +1,7 @@
-"""The traffic that is announced beside the bytes that simulated peers move: few members, whoever can be dialled.
+"""Announced traffic compared with the bytes that simulated peers move, for few members, all or some of them reachable.
 
-A bootstrap reduces where fewer than three members count or fewer than two others can. Show the figures, in MB a cycle:
-`python -m pytest -s tests/swarm/test_announced_traffic.py`.
+A bootstrap peer reduces while fewer than three members count or fewer than two others can reduce. To show the figures,
+in MB per cycle, run `python -m pytest -s tests/swarm/test_announced_traffic.py`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FRAGMENTS = 2
 RULES = run_rules(
     num_spans=(6,) * FRAGMENTS, stalled_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=16384
 )
-"""Vectors outweigh their headers, as in real runs."""
+"""Rules with vectors that outweigh their headers, as in real runs."""
 SETTLING_ROUNDS = 20
-"""All count after four cycles, and all that can be dialled reduce after eight."""
+"""Rounds until all count (four cycles) and all that can be dialled reduce (eight)."""
 CYCLES = 3
 HEADERS = 0.04
 """Largest share of the bytes that headers may take; the forecast leaves them out."""
 
 
 def announced(machine: Machine, now: float) -> tuple[float, float]:
-    """Return the bytes up and down in a cycle as a peer says them when it is asked first."""
+    """Return the bytes up and down per cycle in a peer's first notice."""
     assert machine.transport is not None
     notice, *_ = LineWatch(machine.limits, machine.transport.counters).notices(machine.running, now)
     return float(notice.figures["up_bytes"]), float(notice.figures["down_bytes"])
@@ -47,7 +47,7 @@ def moved(machine: Machine) -> tuple[int, int]:
     ("islands", "reachable"),
     [(1, 1), (2, 2), (3, 3), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(4, 1, marks=pytest.mark.long)],
 )
-def test_a_peer_announces_what_it_moves_but_for_headers(islands: int, reachable: int) -> None:
+def test_a_peer_announces_what_it_moves_except_for_headers(islands: int, reachable: int) -> None:
     async def scene() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
             swarm.add("bootstrap", trains=False, founds=True)
@@ -75,7 +75,7 @@ def test_a_peer_announces_what_it_moves_but_for_headers(islands: int, reachable:
 
 
 def print_and_compare(who: str, rows: Sequence[tuple[float, ...]]) -> None:
-    """Compare means, for owners take turns."""
+    """Compare means, because owners take turns."""
     up, down, sent, received = (fmean(column) for column in zip(*rows, strict=True))
     print(
         f"\n{who}: up {up / 1e6:.3f} said, {sent / 1e6:.3f} moved "

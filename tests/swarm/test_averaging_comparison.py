@@ -1,4 +1,4 @@
-"""A whole bench of two systems, with few parameters; and one in which a peer is killed."""
+"""A whole benchmark of two systems with few parameters, and one in which a peer is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = ComparisonPlan(systems=(OURS, GLOO), num_peers=2, parameters=1 << 16, cod
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_systems_play_in_turn_and_nothing_is_left(stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_take_turns_and_no_process_is_left(stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "can_all_stay", lambda *words: stays)
     plan = PLAN if stays else replace(PLAN, repeats=1)  # starting takes long
     witness, said = Witness(), list[str]()
@@ -46,7 +46,7 @@ def test_systems_play_in_turn_and_nothing_is_left(stays: bool, monkeypatch: pyte
     witness.check_all_gone()
 
 
-def test_a_peer_that_dies_ends_the_bench_with_a_sentence_and_all_processes() -> None:
+def test_a_peer_that_dies_ends_the_benchmark_with_a_sentence_and_all_processes() -> None:
     witness = Witness()
 
     def say(text: str) -> None:
@@ -60,7 +60,7 @@ def test_a_peer_that_dies_ends_the_bench_with_a_sentence_and_all_processes() -> 
     witness.check_all_gone()
 
 
-def test_an_opponent_that_dies_is_started_again() -> None:
+def test_an_opponent_that_dies_is_restarted() -> None:
     witness, said = Witness(), list[str]()
 
     def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""gloo's ranks end with the same bytes, and what they send is counted."""
+"""gloo's ranks end with the same bytes, and their traffic is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hivemind's averager forms its group, averages, and goes with all its processes."""
+"""hivemind's averager forms its group, averages, and ends with all its processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAN = ComparisonPlan(
 )
 
 
-def test_two_peers_average_in_float16_over_processes_of_their_own(tmp_path: Path) -> None:
+def test_two_peers_average_in_float16_in_their_own_processes(tmp_path: Path) -> None:
     witness = Witness()
     with ready_pool(PLAN, HIVEMIND_FLOAT16, tmp_path, show=lambda text: None) as pool:
         turn = play_turn(pool, [], PLAN.turn_seconds)

@@ -1,4 +1,4 @@
-"""Peers of ours exchange over the real transport and end with the same bytes."""
+"""Our peers exchange over the real transport and end with the same bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_three_peers_exchange_everything_and_hold_the_same_bytes(tmp_path: Path)
     for turn in turns:
         assert turn.results_equal
         assert 0.0 < turn.wall_seconds < plan.turn_seconds
-        if is_private:  # what reducers get and owners hand down: 2 (N - 1) / N vectors, and some words
+        if is_private:  # contributions to reducers and entries from owners: 2 (N - 1) / N vectors, and a few bytes
             vector = 0.53125 * 4 / 3
             assert vector <= turn.wire_bytes / plan.parameters / plan.num_peers < vector + 0.4
     witness.check_all_gone()

@@ -1,4 +1,4 @@
-"""What one peer does to the others: bad frames, unsound vectors, stalls. They say who it was, and go on."""
+"""Bad frames, unsound vectors and stalls of one peer: the others name it and continue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_all(swarm: Simulation) -> None:
 
 
 def act(scene: Callable[[Simulation], Coroutine[Any, Any, None]]) -> None:
-    """Play a scene with four members that train; at its end all must agree."""
+    """Run a scene with four members that train; at its end all must agree."""
 
     async def whole() -> None:
         async with Simulation(rules=RULES, as_bytes=False) as swarm:
@@ -57,7 +57,7 @@ def act(scene: Callable[[Simulation], Coroutine[Any, Any, None]]) -> None:
 
 
 def send(swarm: Simulation, to: Machine, message: Message) -> None:
-    """Send a message from the villain behind its node's back."""
+    """Send a message from the villain, bypassing its node."""
     transport = swarm.machines[VILLAIN].transport
     assert transport is not None
     lane = Lane.BULK if is_bulk(message) else Lane.CONTROL
@@ -95,7 +95,7 @@ BAD_FRAMES = {
 }
 
 
-def test_a_sender_of_a_bad_frame_is_named_and_hung_up_and_rounds_go_on() -> None:
+def test_the_sender_of_a_bad_frame_is_named_and_hung_up_and_rounds_continue() -> None:
     async def scene(swarm: Simulation) -> None:
         target = swarm.machines["p0"]
         for number, (name, (frame, lane, says)) in enumerate(BAD_FRAMES.items()):
@@ -132,7 +132,7 @@ def test_a_peer_that_serves_numbers_that_are_not_finite_is_named_and_hung_up() -
 # -- rosters
 
 
-def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender_is_refused() -> None:
+def test_a_roster_with_the_vote_of_one_member_changes_nothing_and_its_sender_is_refused() -> None:
     async def scene(swarm: Simulation) -> None:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
         parent = target.running.book.in_force
@@ -163,7 +163,7 @@ def test_a_roster_that_one_member_voted_for_alone_changes_nothing_and_its_sender
     act(scene)
 
 
-# -- what people see
+# -- text shown to users
 
 
 def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_counted() -> None:
@@ -203,7 +203,7 @@ def far_too_long(encoded: EncodedSpan) -> EncodedSpan:
 
 
 def largest_scale(bits: int) -> Callable[[EncodedSpan], EncodedSpan]:
-    """Return what makes of a contribution the largest finite numbers that such a scale gives."""
+    """Return a function that fills a contribution with the largest finite numbers of this scale."""
 
     def spoil(encoded: EncodedSpan) -> EncodedSpan:
         return replace(encoded, payload=bits.to_bytes(2, "little") + b"\x77" * (len(encoded.payload) - 2))
@@ -212,7 +212,7 @@ def largest_scale(bits: int) -> Callable[[EncodedSpan], EncodedSpan]:
 
 
 @pytest.mark.parametrize("bits", [0x7E12, 0x5E12], ids=["3e38", "2^64"])
-def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_training_goes_on(bits: int) -> None:
+def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_training_continues(bits: int) -> None:
     async def scene() -> None:
         async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
             add_all(swarm)
@@ -237,7 +237,7 @@ def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_trai
 
 
 @pytest.mark.parametrize("spoil", [not_finite, far_too_long])
-def test_an_unsound_contribution_is_dropped_by_name_and_the_round_goes_on(
+def test_an_unsound_contribution_is_dropped_by_name_and_the_round_continues(
     spoil: Callable[[EncodedSpan], EncodedSpan],
 ) -> None:
     async def scene(swarm: Simulation) -> None:
@@ -247,7 +247,7 @@ def test_an_unsound_contribution_is_dropped_by_name_and_the_round_goes_on(
         dropped = all_texts(others(swarm), "contribution-dropped")
         assert dropped
         assert all(short_peer_id(villain.peer) in text for text in dropped)
-        assert len(dropped) <= 4 * len(others(swarm)), "one sentence for a round, not one for a span"
+        assert len(dropped) <= 4 * len(others(swarm)), "one line per round, not per span"
         closed = list(others(swarm)[0].closed)[-2:]
         assert [round.num_entries for round in closed] == [8, 8]
         assert all(round.num_included <= 8 * (NUM_PEERS - 1) + 2 for round in closed)
@@ -256,7 +256,7 @@ def test_an_unsound_contribution_is_dropped_by_name_and_the_round_goes_on(
     act(scene)
 
 
-def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_goes_on() -> None:
+def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_continues() -> None:
     async def scene(swarm: Simulation) -> None:
         villain = swarm.machines[VILLAIN]
         contribute(swarm, wrong_size)
@@ -293,7 +293,7 @@ def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
         (closed,) = [closed for closed in witness.closed if closed.round == this_round]
         assert closed.num_entries == 8 - 2
         assert closed.num_included == (8 - 2) * (NUM_PEERS - 1)
-        # A roster without the stalled one comes, and no span is void any more.
+        # A roster without the stalled peer is certified, and no span is skipped any more.
         await swarm.until(lambda: swarm.members("p0") == {machine.name for machine in others(swarm)}, within=120.0)
         await swarm.run_to_round(swarm.round + 2)
         await swarm.run(0.1)
@@ -304,7 +304,7 @@ def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
     act(scene)
 
 
-def test_void_spans_are_one_piece_of_news_per_round() -> None:
+def test_skipped_spans_are_reported_once_per_round() -> None:
     async def scene(swarm: Simulation) -> None:
         witness = swarm.machines["p0"]
         await swarm.run_to_round(swarm.round + 1)

@@ -1,4 +1,4 @@
-"""What processes hold is seen from outside: peaks for ever, averages from a moment on."""
+"""Memory of processes is measured from outside: peaks over all time, averages from a given moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_peak_is_seen_after_it_is_over_and_when_its_process_is_gone() -> None:
+def test_a_peak_is_kept_after_it_is_over_and_after_its_process_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None
     assert child.stdout is not None

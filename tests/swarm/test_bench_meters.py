@@ -1,4 +1,4 @@
-"""What the kernel counts is what processes have used."""
+"""The kernel's counters match the resources that processes used."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def gone_pid() -> int:
     return process.pid
 
 
-def test_cores_are_counted_finer_than_ticks_and_who_is_gone_counts_nothing() -> None:
+def test_processor_time_is_finer_than_ticks_and_a_process_that_is_gone_counts_nothing() -> None:
     before, began = cpu_seconds([os.getpid()]), time.process_time()
     while time.process_time() - began < 0.003:
         pass
     assert cpu_seconds([os.getpid(), gone_pid()]) - before == pytest.approx(0.003, abs=0.002)
 
 
-def test_a_family_is_a_process_and_all_below_it() -> None:
+def test_a_family_is_a_process_and_all_its_descendants() -> None:
     child = subprocess.Popen(SLEEPER)
     try:
         assert {process.pid for process in family_of(os.getpid())} >= {os.getpid(), child.pid}
@@ -49,7 +49,7 @@ def test_a_family_is_a_process_and_all_below_it() -> None:
     assert family_of(child.pid) == []
 
 
-def test_a_peak_is_remembered_until_it_is_forgotten() -> None:
+def test_a_peak_is_kept_until_it_is_reset() -> None:
     me = [os.getpid()]
     forget_peaks(me)
     before = peak_rss_bytes(me)
@@ -61,7 +61,7 @@ def test_a_peak_is_remembered_until_it_is_forgotten() -> None:
     assert peak_rss_bytes(me) - before < 48 * MIB
 
 
-def test_loopback_counts_what_is_sent() -> None:
+def test_loopback_counts_sent_bytes() -> None:
     before = loopback_bytes(os.getpid())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver, socket.socket(type=socket.SOCK_DGRAM) as sender:
         receiver.bind(("127.0.0.1", 0))
@@ -70,5 +70,5 @@ def test_loopback_counts_what_is_sent() -> None:
     assert loopback_bytes(os.getpid()) - before >= 100 * 1000
 
 
-def test_bytes_sent_are_the_ninth_figure() -> None:
+def test_sent_bytes_are_the_ninth_figure() -> None:
     assert sent_bytes("  10  1 0 0 0 0 0 0  20 2 0 0 0 0 0 0") == 20

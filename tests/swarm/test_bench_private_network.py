@@ -1,4 +1,4 @@
-"""A network of one's own counts nobody else's bytes, and ends with us."""
+"""A private network counts no foreign bytes, and ends with its creator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALKER = (
 )
 
 
-def test_what_runs_in_it_is_counted_in_it_alone() -> None:
+def test_traffic_in_a_private_network_is_counted_only_there() -> None:
     with PrivateNetwork() as network, PrivateNetwork() as other:
         if not (network.is_private and other.is_private):
             pytest.skip("this machine lets nobody make networks of its own")
@@ -34,7 +34,7 @@ def test_what_runs_in_it_is_counted_in_it_alone() -> None:
         loopback_bytes(holder)
 
 
-def test_where_none_can_be_made_it_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_the_machines_network_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_network.shutil, "which", lambda tool: None)
     with PrivateNetwork() as network:
         assert not network.is_private

@@ -1,4 +1,4 @@
-"""Swarm time of a peer on stage runs in turns only. That such peers exchange is tested where benches use them."""
+"""Swarm time of a staged peer runs only in its turns. That such peers exchange is tested with the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from p2p_diloco.ids import PeerId
 pytestmark = pytest.mark.wall_clock
 
 
-def test_swarm_time_runs_from_an_agreed_moment_on() -> None:
+def test_swarm_time_runs_from_an_agreed_moment() -> None:
     stage = StageClock(100.0)
     at = time.monotonic() + 50.0
     stage.set(200.0, at)
     assert stage.raw() == pytest.approx(150.0, abs=1.0)
 
 
-def test_swarm_time_stands_still_at_the_end_of_a_turn() -> None:
+def test_swarm_time_stops_at_the_end_of_a_turn() -> None:
     stage = StageClock(100.0)
     stage.set(200.0, time.monotonic() - 50.0, until=220.0)
     assert stage.raw() == 220.0
     assert stage.raw() == 220.0
 
 
-def test_no_offset_to_others_leads_beyond_the_end_of_a_turn() -> None:
+def test_no_offset_to_others_goes_beyond_the_end_of_a_turn() -> None:
     stage = StageClock(100.0)
     clock, other = StagedSwarmClock(stage), PeerId(bytes(32))
     clock.listen_to((other,), is_voice=True, takes_part=True)

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc"),
 ]
 
-# A worker with a child in its group and one in a session of its own, which only its parent's death may end.
+# A worker with one child in its process group and one in its own session, which ends only if its parent dies.
 ACTOR = """
 import json, os, subprocess, sys, time
 order = json.loads(sys.stdin.readline())
@@ -44,7 +44,7 @@ def pool_in(folder: Path) -> WorkerPool:
     return WorkerPool("acting", [{}, {}], folder, command=("-c", ACTOR))
 
 
-def test_answers_come_in_order_however_long(tmp_path: Path) -> None:
+def test_answers_of_any_length_come_in_order(tmp_path: Path) -> None:
     witness = Witness()
     with pool_in(tmp_path) as pool:
         answers = pool.ask({"do": "talk"}, 20.0)
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_reported_by_the_next_command(tmp_path: Path) -> None
     witness.check_all_gone()
 
 
-def test_one_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_worker_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
     witness = Witness()
     with pool_in(tmp_path) as pool:
         pool.ask({"do": "start"}, 20.0)

@@ -1,4 +1,4 @@
-"""Peers whose line has a cap, in virtual time: they contribute what fits, follow every entry, and hold nobody up."""
+"""Peers with a cap, in virtual time: they contribute the spans that fit, follow every entry, and delay nobody."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.transport.rate_limit import WIRE_SHARE
 
 ELEMENTS = 16384
-"""Vectors outweigh heartbeats, as in real runs."""
+"""Elements per span: vectors outweigh heartbeats, as in real runs."""
 SPANS = 8
 STEP_SECONDS = 1.5
 OTHERS = ("ada", "ben", "cleo")
@@ -32,13 +32,13 @@ def flow_of(swarm: Simulation, *, is_reachable: bool) -> Flow:
 
 
 def included(machine: Machine, since: int) -> float:
-    """Return how many contributions an entry included, of the spans of all rounds since."""
+    """Return the mean number of contributions in an entry, over the spans of all rounds since."""
     closed = [closed for closed in machine.closed if closed.round >= since]
     return sum(one.num_included for one in closed) / sum(one.num_spans for one in closed)
 
 
 async def begin(swarm: Simulation, *, share: float, dialable: bool) -> tuple[Machine, int]:
-    """Let three peers and one whose upload is that share of what the run needs train; return it and a whole round."""
+    """Let three peers and one with this share of the needed upload train; return that one and the first whole round."""
     for name in OTHERS:
         swarm.add(name, founds=name == "ada", step_seconds=STEP_SECONDS)
     cap = share * upload_needed(flow_of(swarm, is_reachable=dialable), swarm.rules.clock.round_seconds)
@@ -46,13 +46,13 @@ async def begin(swarm: Simulation, *, share: float, dialable: bool) -> tuple[Mac
     place = OPEN if dialable else OUTBOUND_ONLY
     late = swarm.add("late", place=place, limits=limits, step_seconds=STEP_SECONDS)
     await swarm.until(swarm.all_ready, 400.0)
-    first = swarm.round + 3  # a cycle as a newcomer, whose contributions are included all the same
+    first = swarm.round + 3  # after a cycle as a newcomer, whose contributions are included as well
     await swarm.run_to_round(first + ROUNDS)
     await swarm.run(0.5)
     return late, first
 
 
-def test_a_peer_that_only_contributes_takes_part_with_the_share_that_its_cap_carries_and_voids_nothing() -> None:
+def test_a_peer_that_only_contributes_sends_the_share_that_its_cap_allows_and_no_span_is_skipped() -> None:
     async def scene() -> None:
         async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
             late, first = await begin(swarm, share=0.25, dialable=False)
@@ -65,7 +65,7 @@ def test_a_peer_that_only_contributes_takes_part_with_the_share_that_its_cap_car
             await swarm.run_to_round(swarm.round + 4)
             rate = (late.transport.counters.bulk.bytes_sent - before) / (swarm.now - began)
             assert 0.2 * cap < WIRE_SHARE * rate < cap
-            # In some rounds reducers wait for it until they stop waiting for anybody; none is void for that.
+            # In some rounds reducers wait for it until they stop waiting; no span is skipped for that.
             height = swarm.machines["ada"].height()
             await swarm.run(0.8 * swarm.rules.clock.round_seconds)
             assert swarm.machines["ada"].height() - height == SPANS
@@ -74,15 +74,16 @@ def test_a_peer_that_only_contributes_takes_part_with_the_share_that_its_cap_car
     play(scene)
 
 
-def test_a_peer_that_reduces_hands_out_its_entries_before_it_contributes() -> None:
+def test_a_reducing_peer_sends_its_entries_before_it_contributes() -> None:
     async def scene() -> None:
         async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
             _, first = await begin(swarm, share=0.75, dialable=True)
             ada = swarm.machines["ada"]
             closed = [closed for closed in ada.closed if closed.round >= first]
-            assert all(one.num_entries == SPANS for one in closed), "no span is void for the cap"
-            # Reducing takes half of what is needed and its headers their part, so less than half of a contribution is
-            # left to send; a quarter of the spans it reduces itself.
+            assert all(one.num_entries == SPANS for one in closed), "no span is skipped because of the cap"
+            # Reducing takes half of the need and headers take their part, so less than half of a contribution is left
+            # to
+            # send; a quarter of the spans it reduces itself.
             assert 3.25 < included(ada, first) < 3.65
             await swarm.finish()
 

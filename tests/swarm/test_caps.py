@@ -1,6 +1,6 @@
-"""Caps on the line, over real daemons: on loopback by our counters, and between two networks by the line's own.
+"""Caps with real daemons: on loopback by our counters, and between two networks by the counters of the line.
 
-`make caps` runs all of it, two minutes of it flooding a line, and prints measured rates against the caps.
+`make caps` runs all of it, including two minutes of flooding a line, and prints measured rates against the caps.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ class TestLibp2p(RateContract):
 
 
 def wire_bytes(network: ThinNetwork) -> tuple[int, int]:
-    """Return bytes that the line has carried from here to there and back, Ethernet headers told."""
+    """Return the bytes that the line has carried from here to there and back, with Ethernet headers."""
     table = subprocess.run([*network.here, "cat", "/proc/net/dev"], check=True, capture_output=True, text=True).stdout
     fields = next(line for line in table.splitlines() if "thin0:" in line).partition(":")[2].split()
     return int(fields[8]), int(fields[0])
 
 
 def send_single_packets(network: ThinNetwork) -> None:
-    """Let no packet be longer than an Ethernet one: a line between namespaces would carry 64 KiB behind one header."""
+    """Limit packets to the length of Ethernet: a line between namespaces would carry 64 KiB with one header."""
     for side, device in ((network.here, "thin0"), (network.there, "thin1")):
         subprocess.run([*side, "ip", "link", "set", device, "gso_max_segs", "1"], check=True)
 
 
 @contextlib.contextmanager
 def rate_peer(side: tuple[str, ...], *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a peer on one side; return its process and address."""
+    """Start a peer on one side; yield its process and address."""
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
     command = [*side, sys.executable, str(SCRIPT), *words]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

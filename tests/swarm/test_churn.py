@@ -1,6 +1,6 @@
-"""Peers come and go without pause: real processes, started and killed every twelve seconds, their bootstrap killed too.
+"""Peers come and go constantly: real processes, started and killed every twelve seconds; the bootstrap peer dies too.
 
-`make churn` plays ten minutes. CHURN_SECONDS and CHURN_SEED name another length and another draw.
+`make churn` runs ten minutes. CHURN_SECONDS and CHURN_SEED set another length and another seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Life:
 
 @dataclass
 class Churn:
-    """Draws what happens next, and remembers what did."""
+    """Chooses the next event at random, and records the events."""
 
     swarm: ProcessSwarm
     draw: random.Random
@@ -71,7 +71,7 @@ class Churn:
         print(f"{time.time() - self.begin:6.1f} s  {text}")
 
     def look(self) -> None:
-        """Note who has become ready; a process that ended by itself fails the test."""
+        """Record which peers have become ready; a peer that ended by itself fails the test."""
         for life in self.living():
             process = self.swarm.peers[life.name].process
             assert process is not None
@@ -82,14 +82,14 @@ class Churn:
                 self.say(f"{life.name} is ready after {life.ready - life.started:.1f} s")
 
     def step(self) -> None:
-        """Start a peer or kill one; whoever alone holds the state is spared, for nobody could restore a run without."""
+        """Start or kill a peer, but never the only one that is ready: nobody could restore a run without it."""
         living = self.living()
         ready = [life for life in living if life.ready is not None]
         starts = len(living) <= LEAST or (len(living) < MOST and self.draw.random() < START_SHARE)
         if not starts:
             self.kill(self.draw.choice([life for life in living if len(ready) > 1 or life not in ready]))
         elif (dead := self.dead()) and self.draw.random() < RESTART_SHARE:
-            self.start(self.draw.choice(dead))  # with the founder's first line, which names the bootstrap alone
+            self.start(self.draw.choice(dead))  # with the founder's first invite, which names only the bootstrap peer
         elif ready:
             invite = self.swarm.peers[self.draw.choice(ready).name].status.invite
             self.start(f"p{len({life.name for life in self.lives})}", invite)
@@ -100,7 +100,7 @@ class Churn:
             time.sleep(0.25)
 
     def late(self) -> list[Life]:
-        """Return who has lived long enough without becoming ready in time."""
+        """Return the lives that were long enough but did not become ready in time."""
         return [
             life
             for life in self.lives
@@ -112,9 +112,9 @@ class Churn:
         return min((life.ready for life in self.lives if life.ready is not None), default=self.begin)
 
     def gaps(self, begin: float, end: float) -> list[tuple[float, float, int, int]]:
-        """Return pauses between two rounds with entries: length, when, members that train and how many of them lived.
+        """Return pauses between two rounds with entries: length, time, trainers on the roster, how many lived.
 
-        The roster is the newest one that anybody had when the pause began.
+        The roster is the newest one that any peer had when the pause began.
         """
         peers = self.swarm.peers.values()
         rounds = {closed.round for peer in peers for closed in peer.rounds() if closed.num_entries}
@@ -139,7 +139,7 @@ class Churn:
 def rosters_of(peer: PeerProcess, names: dict[str, str]) -> list[tuple[float, int, frozenset[str]]]:
     """Return when a peer adopted each roster, with its number and members.
 
-    The first event names all members, later ones only those that are new or gone.
+    The first event names all members, later ones only the changes.
     """
     found: list[tuple[float, int, frozenset[str]]] = []
     members: frozenset[str] = frozenset()
@@ -157,7 +157,7 @@ def rosters_of(peer: PeerProcess, names: dict[str, str]) -> list[tuple[float, in
     return found
 
 
-def test_who_lives_a_minute_becomes_ready_though_peers_and_their_bootstrap_die() -> None:
+def test_a_peer_that_lives_a_minute_becomes_ready_although_peers_and_their_bootstrap_peer_die() -> None:
     with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=180.0) as swarm:
         churn = Churn(swarm, random.Random(SEED))
         swarm.start("boot", founds=True, trains=False)
@@ -189,7 +189,7 @@ def test_who_lives_a_minute_becomes_ready_though_peers_and_their_bootstrap_die()
 
 
 def print_figures(churn: Churn, end: float) -> None:
-    """Print what the run showed."""
+    """Print the results of the run."""
     waits = sorted(life.ready - life.started for life in churn.lives if life.ready is not None)
     names = {life.name for life in churn.lives}
     num_kills = sum(life.ended is not None for life in churn.lives)
@@ -203,6 +203,6 @@ def print_figures(churn: Churn, end: float) -> None:
 
 
 def too_long(gap: tuple[float, float, int, int]) -> bool:
-    """Return whether a pause was longer than what a run may stand still, with or without a majority alive."""
+    """Return whether a pause was longer than allowed, with or without a majority alive."""
     length, _, members, lived = gap
     return length > (GAP_SECONDS if 2 * lived > members else GAP_WITHOUT_MAJORITY_SECONDS)

@@ -1,4 +1,4 @@
-"""Children of the demo never outlive it, nor do their files."""
+"""Neither children of the demo nor their files outlive it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
 
 pytestmark = pytest.mark.wall_clock
 
-# Starts a grandchild in a session of its own, as peers start their daemon, and tells its number.
+# Starts a grandchild in its own session, as peers start their daemon, and prints its process id.
 FAMILY = (
     sys.executable,
     "-c",
@@ -28,7 +28,7 @@ FAMILY = (
 
 
 def output_of(children: ChildProcesses, name: str) -> list[str]:
-    """Return the words of the first line once it is whole."""
+    """Return the words of the first line once it is complete."""
     path = children.folder(name) / OUTPUT_FILE
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -72,14 +72,14 @@ def fail_with_children(started: list[int]) -> None:
         raise ZeroDivisionError
 
 
-def test_an_exception_leaves_nothing_either() -> None:
+def test_an_exception_leaves_no_process_either() -> None:
     started: list[int] = []
     with pytest.raises(ZeroDivisionError):
         fail_with_children(started)
     wait_until_dead(*started)
 
 
-def test_a_kill_ends_one_process_alone() -> None:
+def test_a_kill_ends_only_one_process() -> None:
     with ChildProcesses((sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)")) as children:
         for name in ("peer-1", "peer-2"):
             children.start(name, [])

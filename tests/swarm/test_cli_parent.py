@@ -1,4 +1,4 @@
-"""A child that was told to ends with its parent, however the parent ends."""
+"""A child that asked for it ends with its parent, however the parent ends."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         child = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        # Where nobody reaps orphans it stays a zombie, which is as dead.
+        # If nobody reaps orphans, it stays a zombie, which counts as ended.
         gone, alive = psutil.wait_procs([child], timeout=10)
         assert gone or alive[0].status() == psutil.STATUS_ZOMBIE

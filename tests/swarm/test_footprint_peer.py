@@ -1,4 +1,4 @@
-"""A peer of the bench says what is wrong."""
+"""A peer of the footprint benchmark reports errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.wall_clock
 ORDER = orders_of(FootprintPlan(num_peers=1, parameters=(200_000,)), 200_000)[0]
 
 
-def test_an_invite_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_invite_is_refused(tmp_path: Path) -> None:
     peer = SwarmPeer({**ORDER, "place": 1, "folder": str(tmp_path)})
     assert peer.do({"do": "found", "seconds": 1.0}) == {}
     with pytest.raises(ConfigError):
         peer.do({"do": "join", "invite": "none"})
 
 
-def test_what_does_not_come_is_named() -> None:
+def test_a_missing_exchange_is_named() -> None:
     peer = SwarmPeer({**ORDER, "place": 1, "folder": "unused"})
     with pytest.raises(NetworkError, match="an exchange did not happen within 0 s; last events of the peer: nothing"):
         peer.do({"do": "exchange", "rounds": 1, "seconds": 0.05})

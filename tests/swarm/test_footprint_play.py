@@ -1,4 +1,4 @@
-"""Real peers train and exchange, and what they hold is measured beside training alone."""
+"""Memory of real peers that train and exchange, compared with training alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_two_peers_exchange_and_hold_no_more_than_they_should() -> None:
+def test_two_peers_exchange_and_use_no_more_memory_than_expected() -> None:
     witness = Witness()
     size, *more = measure_footprints(FootprintPlan(num_peers=2, parameters=(4_000_000,)), lambda text: witness.look())
     assert not more

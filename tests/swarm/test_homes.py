@@ -1,6 +1,6 @@
-"""Peers behind home routers: they reach the bootstrap and not each other, and training works through whom they reach.
+"""Peers behind home routers reach the bootstrap peer but not each other, and train through the peers they reach.
 
-`make homes` plays these and prints the figures. The routers are those of `home_network.py`.
+`make homes` runs these and prints the figures. The routers are those of `home_network.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUND_SECONDS = 3.0
 
 
 class Machine:
-    """One machine of the README: a home folder of its own, and a place in the network."""
+    """One machine of the README: its own home folder, and a place in the network."""
 
     def __init__(self, folder: Path, place: Place) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Machine:
         return {**kept, "HOME": str(self.folder), "PYTHONPATH": str(PROJECT), "TMPDIR": str(self.folder)}
 
     def start(self, *words: str) -> Path:
-        """Start a command of the program; return what it prints into."""
+        """Start a command of the program; return the file with its output."""
         path = self.folder / f"{words[0]}.log"
         self._logs.append(path.open("w"))
         self._running.append(
@@ -106,7 +106,7 @@ def wait(what: str, is_so: Callable[[], Any], seconds: float, story: Callable[[]
 
 
 def join_command(log: Path) -> list[str]:
-    """Return the words of the join command, which is the first line that a bootstrap prints."""
+    """Return the words of the join command, which is the first line that a bootstrap peer prints."""
     wait("the bootstrap prints the join command", lambda: "\n" in log.read_text(), 60.0, log.read_text)
     words = shlex.split(log.read_text().splitlines()[0])
     assert tuple(words[:-2]) == PROGRAM
@@ -150,7 +150,7 @@ def test_two_homes_learn_from_each_other_with_the_commands_of_the_readme() -> No
 
 
 def spans_with_entries(peer: PeerProcess, *, cycles: int, since: float) -> float:
-    """Return the share of spans that got an entry, in rounds that ended in so many cycles after `since`."""
+    """Return the share of spans with entries, in rounds that ended within `cycles` cycles after `since`."""
     until = since + cycles * FRAGMENTS * ROUND_SECONDS
     rounds = [closed for closed in peer.rounds(since) if closed.time < until]
     assert rounds
@@ -158,7 +158,7 @@ def spans_with_entries(peer: PeerProcess, *, cycles: int, since: float) -> float
 
 
 @pytest.mark.parametrize(("num_peers", "num_open"), [(4, 1), (8, 2)])
-def test_a_few_that_can_be_reached_average_for_all(num_peers: int, num_open: int) -> None:
+def test_a_few_reachable_peers_average_for_all(num_peers: int, num_open: int) -> None:
     are_open = [number < num_open for number in range(num_peers)]
     with home_network(*are_open) as network, ProcessSwarm(patience_seconds=180.0, round_seconds=ROUND_SECONDS) as swarm:
         middle = network.middle
@@ -221,8 +221,8 @@ asyncio.run(listen(Path(sys.argv[1])))
 
 
 @pytest.mark.parametrize("word", ["map", "do not"])
-def test_a_port_that_the_router_opened_is_among_the_addresses_unless_that_is_off(word: str, tmp_path: Path) -> None:
-    """The router is a NAT-PMP server of a few lines: no real router stands behind these tests, and no UPnP."""
+def test_a_port_opened_by_the_router_is_announced_unless_that_is_off(word: str, tmp_path: Path) -> None:
+    """The router is a short NAT-PMP server: no real router is used in these tests, and no UPnP."""
     with home_network(False) as network:
         router = subprocess.Popen([*network.middle.entrance, sys.executable, "-c", ROUTER])
         try:

@@ -1,4 +1,4 @@
-"""What real daemons add to the contract: strangers' bytes on real streams, the daemon's death, several daemons."""
+"""Real daemons beyond the contract: strangers' bytes on real streams, the daemon's death, several daemons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make(directory: Path, name: str, limits: TransportLimits | None = None) -> t
 
 @asynccontextmanager
 async def stranger(directory: Path) -> AsyncIterator[tuple[PeerId, DaemonClient]]:
-    """A daemon that is driven by hand, to say what no transport would."""
+    """Yield a daemon that is controlled directly, to send what no transport would."""
     path = directory / "stranger.key"
     key = load_or_create_identity(path)
     async with Daemon(DaemonSettings(identity_path=path, host_maddrs=())) as daemon:
@@ -89,11 +89,11 @@ async def is_closed(reader: ByteReader, seconds: float = 5.0) -> bool:
 
 
 RELAY_RESERVE = b"\x02\x08\x00"
-"""A request for a place at a relay. Source: libp2p specs, relay/circuit-v2: HopMessage of type RESERVE."""
+"""A request to reserve a relay slot. Source: libp2p specs, relay/circuit-v2: HopMessage of type RESERVE."""
 
 
-def test_a_peer_relays_for_nobody_who_asks_it_to(tmp_path: Path) -> None:
-    """The daemon grants places to strangers, whatever its flags say."""
+def test_a_peer_refuses_to_relay(tmp_path: Path) -> None:
+    """The daemon grants relay slots to strangers, whatever its flags are."""
 
     async def scene() -> None:
         async with make(tmp_path, "target")[0] as target, stranger(tmp_path) as (_, client):
@@ -117,7 +117,7 @@ def test_a_peer_relays_for_nobody_who_asks_it_to(tmp_path: Path) -> None:
         (b"\xff\xff\xff\xff" * 9 + b"\x00\x00", "closed the connection within the length of a control frame"),
     ],
 )
-def test_a_stranger_who_breaks_the_framing_loses_its_link_and_is_named(
+def test_a_stranger_that_breaks_the_framing_loses_its_link_and_is_named(
     tmp_path: Path, bytes_sent: bytes, reason: str
 ) -> None:
     async def scene() -> None:
@@ -139,10 +139,8 @@ def test_a_stranger_who_breaks_the_framing_loses_its_link_and_is_named(
 
 
 @pytest.mark.parametrize("num_crossed", [1, 2])
-def test_calls_that_crossed_are_made_again_once(
-    num_crossed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two that dial each other at one moment may meet on one connection as two callers; it takes luck to see it."""
+def test_crossed_dials_are_repeated_once(num_crossed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two peers that dial each other at the same moment may, rarely, both act as callers on one connection."""
     monkeypatch.setattr(libp2p, "_BACKOFF_SECONDS", 0.0)
 
     async def scene() -> None:
@@ -181,7 +179,7 @@ def test_a_frame_that_never_ends_is_given_up(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_a_stranger_who_does_not_greet_or_opens_one_lane_gets_no_link(
+def test_a_stranger_that_does_not_greet_or_opens_one_lane_gets_no_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libp2p, "_GREETING_SECONDS", 1.5)
@@ -202,7 +200,7 @@ def test_a_stranger_who_does_not_greet_or_opens_one_lane_gets_no_link(
     play(scene())
 
 
-def test_a_stranger_cannot_pile_up_streams(tmp_path: Path) -> None:
+def test_a_stranger_cannot_accumulate_streams(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host")
         async with transport, stranger(tmp_path) as (_, client):
@@ -212,7 +210,7 @@ def test_a_stranger_cannot_pile_up_streams(tmp_path: Path) -> None:
             for _, writer in more:
                 writer.write(GREETING)
             closed = await asyncio.gather(*(is_closed(reader, 2.0) for reader, _ in more))
-            assert sum(closed) == 8 - 3  # one stream of the lane was there, four are allowed
+            assert sum(closed) == 8 - 3  # the lane had one stream, four are allowed
             assert heard.kinds() == ["up"]
             for _, writer in (*pairs.values(), *more):
                 writer.transport.abort()
@@ -220,7 +218,7 @@ def test_a_stranger_cannot_pile_up_streams(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_another_stream_of_a_lane_takes_over_when_one_breaks(tmp_path: Path) -> None:
+def test_another_stream_of_a_lane_takes_over_if_one_breaks(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host")
         async with transport, stranger(tmp_path) as (peer, client):
@@ -231,7 +229,7 @@ def test_another_stream_of_a_lane_takes_over_when_one_breaks(tmp_path: Path) -> 
             await heard.wait_until(lambda it: len(it.frames) == 1)
             pairs[Lane.BULK][1].transport.abort()
             hearing = asyncio.create_task(spare_reader.readexactly(9))
-            while not hearing.done():  # what is written before the break is noticed is lost with it
+            while not hearing.done():  # bytes written before the break is detected are lost with it
                 assert transport.post(peer, b"hello", lane=Lane.BULK, deadline=in_seconds(5))
                 await asyncio.wait({hearing}, timeout=0.05)
             assert await hearing == b"\x00\x00\x00\x05hello"
@@ -242,14 +240,14 @@ def test_another_stream_of_a_lane_takes_over_when_one_breaks(tmp_path: Path) -> 
     play(scene())
 
 
-def test_who_closes_one_lane_is_heard_to_the_end_on_the_other(tmp_path: Path) -> None:
+def test_a_peer_that_closes_one_lane_is_read_to_the_end_on_the_other(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=20))
         async with transport, stranger(tmp_path) as (peer, client):
             pairs = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
             pairs[Lane.CONTROL][1].write_eof()
-            for index in range(8):  # for 0.4 s more it talks on the other lane
+            for index in range(8):  # it sends on the other lane for 0.4 s more
                 pairs[Lane.BULK][1].write(b"\x00\x00\x00\x01" + bytes([index]))
                 await asyncio.sleep(0.05)
             pairs[Lane.BULK][1].write_eof()
@@ -262,14 +260,14 @@ def test_who_closes_one_lane_is_heard_to_the_end_on_the_other(tmp_path: Path) ->
     play(scene())
 
 
-def test_who_closes_one_lane_is_heard_for_as_long_as_the_other_brings_something(tmp_path: Path) -> None:
+def test_a_peer_that_closes_one_lane_is_read_as_long_as_the_other_delivers(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=1))
         async with transport, stranger(tmp_path) as (peer, client):
             pairs = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
             pairs[Lane.CONTROL][1].write_eof()
-            for index in range(25):  # for two and a half times as long as anybody lingers
+            for index in range(25):  # for two and a half times the linger time
                 pairs[Lane.BULK][1].write(b"\x00\x00\x40\x00" + bytes([index]) * 0x4000)
                 await asyncio.sleep(0.1)
             pairs[Lane.BULK][1].write_eof()
@@ -291,7 +289,7 @@ def test_a_peer_that_ends_both_lanes_loses_the_link_at_once_and_both_streams_are
             pairs[Lane.BULK][1].write(b"\x00\x00\x00\x01x" + END + b"\x00\x00\x00\x01y")
             pairs[Lane.CONTROL][1].write(END)
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], seconds=5)
-            assert heard.payloads(Lane.BULK) == [b"x"], "nothing after the end counts"
+            assert heard.payloads(Lane.BULK) == [b"x"], "bytes after the end are ignored"
             assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
             assert [await is_closed(reader) for reader, _ in pairs.values()] == [True, True]
             for _, each in pairs.values():
@@ -301,9 +299,7 @@ def test_a_peer_that_ends_both_lanes_loses_the_link_at_once_and_both_streams_are
 
 
 @pytest.mark.parametrize("half_closes", [True, False])
-def test_who_closes_one_lane_and_not_the_other_loses_the_link_in_bounded_time(
-    half_closes: bool, tmp_path: Path
-) -> None:
+def test_a_peer_that_closes_only_one_lane_loses_the_link_in_bounded_time(half_closes: bool, tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.2))
         async with transport, stranger(tmp_path) as (peer, client):
@@ -322,7 +318,7 @@ def test_who_closes_one_lane_and_not_the_other_loses_the_link_in_bounded_time(
     play(scene())
 
 
-def test_who_comes_back_before_its_old_link_is_read_to_the_end_gets_a_new_one(tmp_path: Path) -> None:
+def test_a_peer_that_returns_before_its_old_link_is_read_to_the_end_gets_a_new_one(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.5))
         async with transport, stranger(tmp_path) as (_, client):
@@ -342,7 +338,7 @@ def test_who_comes_back_before_its_old_link_is_read_to_the_end_gets_a_new_one(tm
     play(scene())
 
 
-def test_the_death_of_the_daemon_is_told_once_and_clearly(tmp_path: Path) -> None:
+def test_the_death_of_the_daemon_is_reported_once_and_clearly(tmp_path: Path) -> None:
     async def scene() -> None:
         (one, one_heard), (two, two_heard) = make(tmp_path, "one"), make(tmp_path, "two")
         async with one, two:
@@ -362,13 +358,13 @@ def test_the_death_of_the_daemon_is_told_once_and_clearly(tmp_path: Path) -> Non
     play(scene())
 
 
-def test_a_stopped_daemon_holds_neither_dialling_nor_closing(tmp_path: Path) -> None:
+def test_a_stopped_daemon_delays_neither_dialling_nor_closing(tmp_path: Path) -> None:
     async def scene() -> None:
         (one, _), (two, _) = make(tmp_path, "one"), make(tmp_path, "two")
         async with two:
             async with one:
                 os.kill(one.daemon.pid, signal.SIGSTOP)
-                os.waitid(os.P_PID, one.daemon.pid, os.WSTOPPED | os.WNOWAIT)  # until then its threads may answer
+                os.waitid(os.P_PID, one.daemon.pid, os.WSTOPPED | os.WNOWAIT)  # its threads may answer until then
                 with pytest.raises(PeerError, match="no answer by the deadline"):
                     await one.dial(two.peer, two.listen_addresses(), in_seconds(0.5))
                 begun = in_seconds(0)
@@ -378,7 +374,7 @@ def test_a_stopped_daemon_holds_neither_dialling_nor_closing(tmp_path: Path) -> 
     play(scene())
 
 
-def test_a_key_of_another_peer_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+def test_the_key_of_another_peer_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     async def scene() -> None:
         other = load_or_create_identity(tmp_path / "other.key")
         load_or_create_identity(tmp_path / "own.key")
@@ -393,7 +389,7 @@ def test_a_key_of_another_peer_is_refused_and_nothing_stays(tmp_path: Path) -> N
     play(scene())
 
 
-def test_the_daemon_refuses_in_its_own_words(tmp_path: Path) -> None:
+def test_a_refusal_of_the_daemon_is_raised(tmp_path: Path) -> None:
     async def scene() -> None:
         async with stranger(tmp_path) as (_, client):
             with pytest.raises(DaemonRefusal):
@@ -406,7 +402,7 @@ def test_the_daemon_refuses_in_its_own_words(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_announced_addresses_are_told_instead_of_the_own(tmp_path: Path) -> None:
+def test_announced_addresses_replace_the_own_ones(tmp_path: Path) -> None:
     async def scene() -> None:
         path = tmp_path / "peer.key"
         key = load_or_create_identity(path)

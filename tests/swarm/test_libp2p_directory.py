@@ -1,4 +1,4 @@
-"""The directory among real daemons: joining, finding, strangers' records, bootstraps that are late or gone."""
+"""The directory among real daemons: joining, finding, records of strangers, bootstrap peers that are late or gone."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ async def wait_for_record(directory: Libp2pDirectory, record: PeerRecord) -> Non
 
 async def wait_for_neighbours(directory: Libp2pDirectory, count: int) -> None:
     while directory.num_neighbours() < count:
-        await directory.peers()  # whoever is asked becomes a neighbour
+        await directory.peers()  # every peer asked becomes a neighbour
         await asyncio.sleep(0.05)
 
 
-def test_peers_find_each_other_through_one_they_know(tmp_path: Path) -> None:
+def test_peers_find_each_other_through_a_known_one(tmp_path: Path) -> None:
     async def scene() -> None:
         (boot, boot_key), (one, one_key) = make(tmp_path, "boot"), make(tmp_path, "one")
         hidden, hidden_key = make(tmp_path, "hidden", dial_out_only=True)
@@ -118,7 +118,7 @@ def test_peers_find_each_other_through_one_they_know(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_when_nobody_answers_the_text_says_what_happened_where(tmp_path: Path) -> None:
+def test_if_nobody_answers_the_error_explains_each_attempt(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, key = make(tmp_path, "one", dial_out_only=True)
         nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{format_peer_id(SigningKey(bytes(32)).peer)}"
@@ -150,7 +150,7 @@ def test_a_joiner_whose_first_peers_are_dead_joins_the_directory_through_another
     play(scene())
 
 
-def test_a_bootstrap_that_comes_late_is_joined_without_help(tmp_path: Path) -> None:
+def test_a_late_bootstrap_peer_is_joined_automatically(tmp_path: Path) -> None:
     async def scene() -> None:
         port = free_port()
         boot, boot_key = make(tmp_path, "boot", host_maddr=f"/ip4/127.0.0.1/tcp/{port}")
@@ -163,12 +163,12 @@ def test_a_bootstrap_that_comes_late_is_joined_without_help(tmp_path: Path) -> N
                 await at_one.wait_until_joined(in_seconds(20))
                 await at_boot.announce(record_of(boot, boot_key), time.time() + 600)
                 await wait_for_peers(at_one, 2)
-                await wait_for_peers(at_boot, 2)  # what was stored alone was handed over
+                await wait_for_peers(at_boot, 2)  # the record stored alone was handed over
 
     play(scene())
 
 
-def test_two_directories_meet_through_a_peer_that_knows_both(tmp_path: Path) -> None:
+def test_two_directories_merge_through_a_peer_that_knows_both(tmp_path: Path) -> None:
     async def scene() -> None:
         (one, one_key), (two, two_key), (both, _) = (make(tmp_path, name) for name in ("one", "two", "both"))
         async with one, two, both, Libp2pDirectory(one) as at_one, Libp2pDirectory(two) as at_two:
@@ -183,14 +183,12 @@ def test_two_directories_meet_through_a_peer_that_knows_both(tmp_path: Path) -> 
                     await wait_for_neighbours(place, 2)
             later = record_of(one, one_key)
             await at_one.announce(later, time.time() + 700)
-            await wait_for_record(at_two, later)  # the go-between has gone
+            await wait_for_record(at_two, later)  # the peer that connected them is gone
 
     play(scene())
 
 
-def test_a_bootstrap_that_comes_late_brings_its_directory_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_bootstrap_peer_merges_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libp2p_directory, "_REVISIT_SECONDS", 0.5)
 
     async def scene() -> None:
@@ -234,17 +232,17 @@ async def send_store(
     )
     try:
         return list((await stub.rpc_store(request, timeout=5)).store_ok)
-    except Exception as error:  # hivemind hands the host's complaint back as an error
+    except Exception as error:  # hivemind returns the host's error as an exception
         return type(error).__name__
     finally:
         await p2p.shutdown()
 
 
-def test_what_strangers_store_neither_crashes_nor_stays(tmp_path: Path) -> None:
+def test_invalid_records_of_strangers_neither_crash_nor_stay(tmp_path: Path) -> None:
     async def scene() -> None:
         (host, host_key), (stranger, key) = make(tmp_path, "host"), make(tmp_path, "stranger", dial_out_only=True)
         async with host, stranger, Libp2pDirectory(host) as directory:
-            for subkey in (b"", msgpack.packb(bytes(32))):  # a whole dictionary, one entry of it
+            for subkey in (b"", msgpack.packb(bytes(32))):  # a whole dictionary, and one entry of it
                 for value in (b"\x91" * 1900 + b"\xc0", msgpack.packb(b"unsigned")):
                     assert await send_store(stranger, host, subkey, value) in ([False], "P2PHandlerError")
             subkey, value = msgpack.packb(key.peer), msgpack.packb(record_of(stranger, key).encode())
@@ -253,7 +251,7 @@ def test_what_strangers_store_neither_crashes_nor_stays(tmp_path: Path) -> None:
             assert await directory.peers() == ()
             await directory.announce(record_of(host, host_key), time.time() + 600)
             assert len(await directory.peers()) == 1
-            assert await send_store(stranger, host, subkey, value, shard=own) == [True], "its own record is welcome"
+            assert await send_store(stranger, host, subkey, value, shard=own) == [True], "its own record is accepted"
             assert len(await directory.peers()) == 2
 
     play(scene())

@@ -1,4 +1,4 @@
-"""A loop of one's own is tried without a network, as the docs show it."""
+"""A custom loop can be tried without a network, as the docs show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ assert threading.enumerate() == [threading.main_thread()]
 """
 
 
-def test_the_example_of_the_docs_ends_with_equal_bytes_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_example_of_the_docs_ends_with_equal_bytes_and_leaves_nothing(tmp_path: Path) -> None:
     (example,) = [part.partition("```")[0] for part in PAGE.read_text().split("```python\n") if "local_swarm()" in part]
     done = subprocess.run(
         [sys.executable, "-c", example + NOTHING_IS_LEFT],
@@ -38,7 +38,7 @@ def test_the_example_of_the_docs_ends_with_equal_bytes_and_leaves_nothing_behind
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_who_joins_before_the_run_is_founded_is_told_what_to_do() -> None:
+def test_joining_before_the_run_is_founded_is_refused_with_advice() -> None:
     with local_swarm() as local, pytest.raises(p2p_diloco.ConfigError, match="has no founder yet; call found first"):
         local.join(torch.nn.Linear(2, 1))
 

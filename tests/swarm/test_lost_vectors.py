@@ -1,4 +1,4 @@
-"""The real shell where vectors are lost or late, and openings are there: no round is void for it, all hold the same."""
+"""The real node with lost or late vectors but all openings: no span is skipped, and all hold the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2p_diloco.transport.link import Lane
 NUM_SPANS = 8
 NUM_ROUNDS = 8
 LATE_SECONDS = 11.0
-"""Behind the moment at which reducers stop waiting, within the round."""
+"""A delay after which reducers no longer wait, but within the round."""
 RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
@@ -38,7 +38,7 @@ def lose_vectors(chance: random.Random, share: float) -> Mutator:
 
 
 def delay_vectors(swarm: Simulation, machine: Machine) -> Mutator:
-    """Let a machine's vectors go out late, behind its back."""
+    """Delay a machine's vectors, bypassing its node."""
 
     def send(to: PeerId, frame: bytes) -> None:
         transport = machine.transport
@@ -55,7 +55,7 @@ def delay_vectors(swarm: Simulation, machine: Machine) -> Mutator:
 
 
 async def play_rounds(swarm: Simulation) -> tuple[list[int], int]:
-    """Return how many spans moved in each of some rounds, and how many contributions were included in all of them."""
+    """Return the number of spans with entries in each of some rounds, and the total of included contributions."""
     await swarm.run_to_round(swarm.round + 1)
     begin = swarm.round
     await swarm.run_to_round(begin + NUM_ROUNDS)
@@ -65,7 +65,7 @@ async def play_rounds(swarm: Simulation) -> tuple[list[int], int]:
 
 
 async def is_mended(swarm: Simulation, machines: list[Machine]) -> None:
-    assert swarm.all_ready(), "nobody is taken off a roster for vectors that were lost or late"
+    assert swarm.all_ready(), "no member is dropped for lost or late vectors"
     for machine in machines:
         machine.lie(None)
     await swarm.until(swarm.agreed, within=64.0)
@@ -73,7 +73,7 @@ async def is_mended(swarm: Simulation, machines: list[Machine]) -> None:
 
 @pytest.mark.parametrize("num_peers", [1, 2, 3, 4])
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_lost_vectors_make_no_round_void_and_all_hold_the_same_bytes(num_peers: int, share: float) -> None:
+def test_lost_vectors_skip_no_span_and_all_hold_the_same_bytes(num_peers: int, share: float) -> None:
     async def scene() -> None:
         async with Simulation(rules=RULES, as_bytes=False) as swarm:
             await found(swarm, num_peers)
@@ -83,14 +83,14 @@ def test_lost_vectors_make_no_round_void_and_all_hold_the_same_bytes(num_peers: 
             moved, included = await play_rounds(swarm)
             assert moved == [NUM_SPANS] * NUM_ROUNDS
             if share == 1.0:
-                assert included == NUM_SPANS * NUM_ROUNDS, "of every span its reducer's own contribution alone"
+                assert included == NUM_SPANS * NUM_ROUNDS, "for every span only its reducer's own contribution"
             await is_mended(swarm, swarm.running())
 
     play(scene)
 
 
 @pytest.mark.parametrize("num_peers", [2, 3, 4])
-def test_a_peer_that_sends_too_slowly_is_there_and_holds_nobody_beyond_the_deadline(num_peers: int) -> None:
+def test_a_peer_that_sends_too_slowly_counts_as_present_and_delays_nobody_beyond_the_deadline(num_peers: int) -> None:
     async def scene() -> None:
         async with Simulation(rules=RULES, as_bytes=False) as swarm:
             await found(swarm, num_peers)
@@ -100,7 +100,7 @@ def test_a_peer_that_sends_too_slowly_is_there_and_holds_nobody_beyond_the_deadl
             assert moved == [NUM_SPANS] * NUM_ROUNDS
             own = NUM_SPANS // num_peers + 1
             assert included <= NUM_ROUNDS * (NUM_SPANS * (num_peers - 1) + own), (
-                "in the mean of what it reduces itself only"
+                "only in the means that it reduces itself"
             )
             await is_mended(swarm, [slow])
 

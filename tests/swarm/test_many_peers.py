@@ -1,4 +1,4 @@
-"""The real shell in bad weather: twenty peers in four rows, a tenth of all messages lost, all from one seed."""
+"""The real node in bad weather: twenty peers in four rows, a tenth of all messages lost, all from one seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_PEERS, NUM_LATE, GROUP_SIZE, NUM_ROWS = 20, 2, 4, 4
 
 
 class Outcome(NamedTuple):
-    """What is left of a scene once its loop is gone."""
+    """The result of a scene, without its loop."""
 
     names: tuple[str, ...]
     heights: frozenset[int]
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 
 async def come_and_go(seed: int) -> Outcome:
-    """Twenty peers, of which some come late, some leave, some die and come again; then all agree."""
+    """Run twenty peers: some join late, some leave, some die and return; then all agree."""
     rules = run_rules(
         num_spans=(12, 12), group_size=GROUP_SIZE, stalled_cycles=8, heartbeat_seconds=8.0, round_seconds=32.0
     )
@@ -61,6 +61,6 @@ async def come_and_go(seed: int) -> Outcome:
 @pytest.mark.long
 def test_twenty_peers_that_come_and_go_hold_the_same_bytes() -> None:
     outcome = play(lambda: come_and_go(2))
-    assert len(outcome.names) == 18, "p4 left, p18 died, all others live, the ones that came again too"
+    assert len(outcome.names) == 18, "p4 left and p18 died; all others are alive, including those that returned"
     assert min(outcome.heights) > 250, "most rounds had entries for most spans"
     assert outcome.num_rows == NUM_ROWS

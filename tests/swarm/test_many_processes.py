@@ -1,4 +1,4 @@
-"""A grid of real processes: as many as this machine carries, all killed at once, all started again."""
+"""A grid of real processes: as many as this machine can run, all killed at once, all restarted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_a
         end_together(swarm, names)
 
 
-def test_whoever_freezes_in_a_grid_holds_nobody_and_costs_only_its_column() -> None:
+def test_a_frozen_peer_in_a_grid_delays_nobody_and_costs_only_its_column() -> None:
     values = {"membership": {"heartbeat_seconds": 0.5, "stalled_cycles": 4, "group_size": 3}}
     names = ["ada", "ben", "cleo", "dora", "emil", "fay"]
     with ProcessSwarm(values, patience_seconds=180.0, round_seconds=3.0) as swarm:
@@ -61,8 +61,8 @@ def test_whoever_freezes_in_a_grid_holds_nobody_and_costs_only_its_column() -> N
             frozen = swarm.freeze(victim, with_daemon=place % 2 == 0)
             swarm.sleep_rounds(3.5)
             woken = swarm.wake(victim)
-            # Half of the members is not more than half: without its reducer a row lacks its spans, and the other alone
-            # cannot make them entries. Columns are two, since one of six accepts no connection.
+            # Half of the members is not a majority: without its reducer a row lacks its spans, and the other row alone
+            # cannot make them entries. There are two columns, because one of six peers accepts no connection.
             for other in others:
                 check_only_own_spans_were_void(swarm, other, frozen - 3.0, woken, most_owned(2))
             check_nobody_was_held(swarm, others, frozen - 3.0, woken)
@@ -71,7 +71,7 @@ def test_whoever_freezes_in_a_grid_holds_nobody_and_costs_only_its_column() -> N
 
 
 def last_round(swarm: ProcessSwarm, name: str) -> int:
-    """Return the last round that a peer closed with entries for at least one cycle behind it."""
+    """Return the last round with entries that a peer closed, after at least one cycle of such rounds."""
     rounds = [closed.round for closed in swarm.peers[name].rounds() if closed.num_entries]
     assert len(rounds) >= FRAGMENTS, swarm.story()
     return rounds[-1]

@@ -1,7 +1,7 @@
-"""A line without a cap that turns thin, upwards, between two networks: it shows what it carries, and gets that.
+"""An uncapped line between two networks whose uplink turns thin: its rate is measured and used.
 
-Its peer contributes what fits and averages less, nobody loses a link, the others go on, and once the line is wide again
-all is as before.
+Its peer contributes the spans that fit and averages less, nobody loses a link, and the others continue. Once the line
+is wide again, everything is as before.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ RUN = {
     "model": {"layers": 4, "width": 320, "heads": 5, "feed_forward": 864, "context": 16},
     "inner": {"optimizer": "adamw", "batch": 1},
 }
-"""Vectors of a length that a queue does not swallow, and steps that leave the cores to them."""
+"""Vectors too long for a queue to hold, and steps that leave the cores to them."""
 ROUND_SECONDS = 4.0
 THIN = 0.25e6
-"""Bytes per second; the run asks twice that of each member."""
+"""Bytes per second; the run needs twice that of each member."""
 WIDE = 12.5e6
 SETTLING_ROUNDS, JUDGED_ROUNDS = 6, 8
 
 
-def test_what_a_thin_line_has_shown_is_what_its_peer_sends() -> None:
+def test_a_peer_sends_at_the_rate_that_its_thin_line_showed() -> None:
     with thin_network() as network, ProcessSwarm(RUN, round_seconds=ROUND_SECONDS, patience_seconds=180.0) as swarm:
         network.set_rate(WIDE)
         for name in OTHERS:

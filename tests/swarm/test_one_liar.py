@@ -1,4 +1,4 @@
-"""The real shell where one peer lies about the state: a stranger, or one member of four. Nobody believes it alone."""
+"""The real node with one peer that lies about the state, a stranger or one member of four: no peer believes it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), stalled_cycles=8, heartbeat_
 
 
 async def begin(swarm: Simulation, names: Sequence[str] = NAMES) -> None:
-    """Let four peers, or those that are named, become members and train."""
+    """Let four peers, or the named ones, become members and train."""
     swarm.add("bootstrap", trains=False, founds=True)
     for number, name in enumerate(names):
         swarm.add(name, step_seconds=0.9 + 0.1 * number)
@@ -49,7 +49,7 @@ async def begin(swarm: Simulation, names: Sequence[str] = NAMES) -> None:
 
 
 def note_replaced_spans(machines: Sequence[Machine]) -> list[tuple[str, SpanId]]:
-    """Return a list that gets every span that is replaced at these machines from now on."""
+    """Return a list that records every span replaced at these machines from now on."""
     noted: list[tuple[str, SpanId]] = []
 
     def watch(machine: Machine) -> None:
@@ -76,7 +76,7 @@ FALSE_HEAD = false_head(SpanHead(digest=sha256(b""), height=9, round=0, roster=s
 
 
 def answer(message: Message) -> Iterable[Message]:
-    """Answer whatever is asked with a state of one's own."""
+    """Answer every request with an invented state."""
     match message:
         case HeadsRequest():
             yield HeadsReply(fragment=message.fragment, heads=(FALSE_HEAD,) * NUM_SPANS)
@@ -112,9 +112,10 @@ def test_a_strangers_tips_and_spans_change_nothing_at_a_ready_member(is_listed: 
                         stranger.say(machine.peer, beat)
                     await swarm.run(1.0)
                 assert replaced == []
-                # Who is voted in, as happens in an open run, is no stranger any more, but one liar among five members.
+                # A peer that is voted in, as happens in an open run, is no longer a stranger but one liar among five
+                # members.
                 asked = [m for _, m in stranger.heard if any(True for _ in answer(m))]
-                assert not is_listed or asked == [], "from strangers nothing is learnt"
+                assert not is_listed or asked == [], "strangers are asked nothing"
             await swarm.until(lambda: swarm.agreed(NAMES), within=128.0)
 
     play(scene)
@@ -124,7 +125,7 @@ def test_a_strangers_tips_and_spans_change_nothing_at_a_ready_member(is_listed: 
 
 
 def lie_with(machine: Machine, change: Callable[[Message], Message]) -> None:
-    """Let everything that a machine sends be changed."""
+    """Change all messages that a machine sends."""
 
     def mutate(to: PeerId, message: Message) -> list[bytes]:
         return [encode_message(change(message))]
@@ -188,7 +189,7 @@ def test_one_lying_member_of_four_moves_nobody(change: Callable[[SpanHead], Span
             await swarm.run_to_round(begun + 20)
             assert replaced == [], [machine.reports for machine in swarm.running()]
             entries = [closed.num_entries for closed in honest.closed if begun < closed.round < begun + 20]
-            assert sum(entries) >= 0.9 * NUM_SPANS * len(entries), "nor does it stop the run"
+            assert sum(entries) >= 0.9 * NUM_SPANS * len(entries), "the run is not stopped"
             assert all(swarm.machines[name].running.ready for name in HONEST)
 
     play(scene)
@@ -234,7 +235,7 @@ def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_le
 
 
 def invent_contents(machine: Machine, message: Message) -> Message:
-    """Serve garbage at the true tips, and name its true digests, also in answers that are carried for others."""
+    """Serve garbage at the true tips, and name its true digests, also in answers that are forwarded for others."""
     if not isinstance(message, ContentReply | SignedContent):
         return wrong_bytes(message)
     heads = machine.running.chains.heads
@@ -243,7 +244,7 @@ def invent_contents(machine: Machine, message: Message) -> Message:
 
 
 async def join_with_few_links(swarm: Simulation, name: str, links: Sequence[str]) -> Machine:
-    """Start a peer that reaches these and nobody else."""
+    """Start a peer that reaches only these peers."""
     joiner = swarm.add(name, start=False)
     reached = [swarm.machines[link] for link in links]
     swarm.network.split([joiner.peer], [m.peer for m in swarm.machines.values() if m not in (joiner, *reached)])
@@ -253,7 +254,7 @@ async def join_with_few_links(swarm: Simulation, name: str, links: Sequence[str]
 
 
 def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -> None:
-    """They say nothing of their bytes at first; later both name another tip, with garbage, at once."""
+    """At first they do not name their bytes; later both name another tip at once, with garbage."""
     has_begun = False
 
     def lie(machine: Machine, message: Message) -> Message | None:
@@ -297,7 +298,7 @@ def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -
 
 @pytest.mark.parametrize("honest_link", ["p0", "p5"])
 def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_state(honest_link: str) -> None:
-    """The honest one brings what the voters that it cannot reach have signed."""
+    """The honest one forwards the signed answers of the voters that the joiner cannot reach."""
     liars, joins = ("p3", "p4"), "p6"
 
     async def scene() -> None:
@@ -309,7 +310,7 @@ def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_s
             joiner = await join_with_few_links(swarm, joins, (honest_link, *liars))
             seconds = await swarm.until(lambda: joiner.running.ready, within=400.0)
             assert seconds <= 10 * swarm.rules.clock.round_seconds
-            assert not joiner.texts("majority"), "a majority was heard, if through another peer"
+            assert not joiner.texts("majority"), "a majority was heard through another peer"
             for span, head in joiner.running.chains.heads.items():
                 held = joiner.vectors.span_state(span)
                 assert held is not None

@@ -1,4 +1,4 @@
-"""Loops of one's own in one process, each with a swarm in a thread of its own: over libp2p, and without a network."""
+"""Custom loops in one process, each with a swarm in its own thread: over libp2p, and without a network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tm
     events: list[p2p_diloco.Event] = []
 
     async def in_a_loop_that_runs() -> p2p_diloco.Swarm:
-        """As in a notebook, where a call may come while a loop runs in this thread."""
+        """Found as in a notebook, where a call may come while a loop runs in this thread."""
         where = {"state_directory": tmp_path / "ada", **HOME}
         return p2p_diloco.found(run, ada.model, ada.optimizer, settings=where, until_round=UNTIL_ROUND)
 
@@ -86,17 +86,17 @@ def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tm
     assert ben.losses[-1] < 0.2 * ada.losses[0]
     assert "ready" in {event.topic for event in events}
     traffic = next(event.text for event in events if event.topic == "traffic")
-    assert traffic.endswith("limit this with max_upload and max_download"), "the names that this caller would write"
+    assert traffic.endswith("limit this with max_upload and max_download"), "names as this caller writes them"
 
 
-def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_afterwards(
+def test_the_anchor_is_in_the_model_only_inside_the_block_and_the_model_is_free_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(api, "LEAVE_SECONDS", 1.0)  # of ten: all of them pass where a round takes longer
+    monkeypatch.setattr(api, "LEAVE_SECONDS", 1.0)  # instead of ten, which pass completely if a round takes longer
     loop = Loop(0)
     start = [parameter.detach().clone() for parameter in loop.model.parameters()]
     with local_swarm(rounds={"round_seconds": 60.0}) as local, local.found(loop.model) as swarm:
-        loop.learn()  # the swarm is told of no step, so there is nothing to contribute and the anchor stays
+        loop.learn()  # the swarm gets no step, so there is nothing to contribute and the anchor stays
         own = [parameter.detach().clone() for parameter in loop.model.parameters()]
         with swarm.anchor():
             assert all(torch.equal(one, two) for one, two in zip(start, loop.model.parameters(), strict=True))
@@ -106,8 +106,8 @@ def test_the_anchor_is_in_the_model_inside_the_block_only_and_the_model_is_free_
             p2p_diloco.join(swarm.invite, loop.model)
         began = time.monotonic()
         swarm.leave()
-    assert time.monotonic() - began < 16.0, "a round of a minute is not waited for"
-    assert not loop.step(swarm), "and the loop is told"
+    assert time.monotonic() - began < 16.0, "leaving does not wait for a round of a minute"
+    assert not loop.step(swarm), "the loop is asked to stop"
 
 
 class Reader(nn.Module):
@@ -158,7 +158,7 @@ def test_an_export_and_a_saved_file_hold_the_whole_shared_model(tmp_path: Path) 
     assert re.search(r"\| training loss \| [0-9.]+, of", card)
 
 
-def test_nobody_who_answers_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_invite_without_an_answer_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     loop = Loop(0)
     nobody = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{nobody}"
@@ -167,7 +167,7 @@ def test_nobody_who_answers_is_an_error_and_leaves_nothing_behind(tmp_path: Path
             p2p_diloco.join(invite, loop.model, settings={"state_directory": tmp_path / "ada", **HOME}, timeout=2.0)
 
 
-def test_the_command_and_another_model_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
+def test_the_command_and_another_model_are_refused_and_leave_no_files(tmp_path: Path) -> None:
     ada, run = Loop(0), tmp_path / "run.toml"
     p2p_diloco.new_run(run, ada.model, rounds={"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2})
     with p2p_diloco.found(run, ada.model, settings={"state_directory": tmp_path / "ada", **HOME}) as swarm:
@@ -181,7 +181,7 @@ def test_the_command_and_another_model_are_refused_and_leave_nothing_behind(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ada", "organiser.key", "run.toml"]
 
 
-def test_settings_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_invalid_settings_are_named(tmp_path: Path) -> None:
     invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     model = Loop(0).model
     for _ in range(2):

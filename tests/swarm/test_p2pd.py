@@ -1,4 +1,4 @@
-"""The daemon's life: it starts, tells why it cannot, and never outlives us."""
+"""Life of the daemon: it starts, reports why it cannot, and never outlives its parent."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_daemon_starts_and_leaves_nothing(identity: Path, run: Callable[[Corou
             pid, directory = daemon.pid, daemon.directory
             assert is_running(pid)
             assert daemon.control_path.exists()
-            assert os.getsid(pid) != os.getsid(0)  # Ctrl-C in a terminal is not for the daemon
+            assert os.getsid(pid) != os.getsid(0)  # Ctrl-C in a terminal must not reach the daemon
         await daemon.stop()
         assert not is_running(pid)
         assert not directory.exists()
@@ -118,7 +118,7 @@ def test_killing_the_parent_leaves_no_daemon_no_janitor_and_no_file(identity: Pa
     assert wait_until(lambda: not Path(directory).exists())
 
 
-def test_a_daemon_that_dies_says_so(identity: Path, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+def test_the_death_of_a_daemon_is_reported(identity: Path, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def main() -> None:
         async with Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,))) as daemon:
             os.kill(daemon.pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_a_daemon_that_dies_says_so(identity: Path, run: Callable[[Coroutine[Any
     run(main())
 
 
-def test_a_port_that_another_program_holds_is_named(identity: Path) -> None:
+def test_a_port_used_by_another_program_is_named(identity: Path) -> None:
     with taken_port() as port:
         settings = DaemonSettings(identity_path=identity, host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",))
         with pytest.raises(
@@ -138,8 +138,8 @@ def test_a_port_that_another_program_holds_is_named(identity: Path) -> None:
             asyncio.run(Daemon(settings).__aenter__())
 
 
-def test_a_port_that_another_daemon_holds_is_named_too(tmp_path: Path, identity: Path) -> None:
-    """Daemons share ports by default, and would steal each other's callers without a word."""
+def test_a_port_used_by_another_daemon_is_named_too(tmp_path: Path, identity: Path) -> None:
+    """Daemons share ports by default, and would silently take each other's callers."""
     with taken_port() as port:
         pass
     address = f"/ip4/127.0.0.1/tcp/{port}"
@@ -168,8 +168,10 @@ def test_addresses_that_cannot_be_listened_on_are_explained(maddr: str, kind: ty
         check_ports_are_free([maddr])
 
 
-def test_a_daemon_that_cannot_start_tells_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as place:  # short enough for a socket; nobody else's folders come and go there
+def test_a_daemon_that_cannot_start_is_reported_with_its_last_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as place:  # short enough for a socket, and used by nobody else
         monkeypatch.setattr(tempfile, "tempdir", place)
         settings = DaemonSettings(identity_path=tmp_path / "missing.key", host_maddrs=(LOOPBACK,))
         with pytest.raises(NetworkError, match=r"ended during its start \(exit code 1, last output: .*no such file"):
@@ -188,14 +190,14 @@ def test_a_daemon_that_hangs_is_given_up(identity: Path, tmp_path: Path, monkeyp
     assert [child.name() for child in psutil.Process().children()] == []
 
 
-def test_a_machine_without_the_daemon_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_daemon_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_p2pd().name == "p2pd"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"reinstall with: pip install hivemind==1\.1\.12"):
         find_p2pd()
 
 
-def test_a_daemon_of_another_machine_is_told_what_to_install(
+def test_with_a_daemon_of_another_machine_the_error_names_what_to_install(
     identity: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alien = tmp_path / "p2pd"

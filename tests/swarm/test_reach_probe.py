@@ -1,4 +1,4 @@
-"""A fresh dial with the identity checked: a real daemon proves who it is, anything else is told apart."""
+"""A fresh dial checks the identity: a real daemon proves it, and everything else is rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def probe_server(answering: Answering, seconds: float = 5.0) -> None:
         try:
             await probe(SOMEBODY, server.sockets[0].getsockname()[1], seconds)
         finally:
-            await asyncio.sleep(0.05)  # for the other end to close
+            await asyncio.sleep(0.05)  # lets the other end close
 
 
 def free_port() -> int:
@@ -40,7 +40,7 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def test_a_daemon_is_told_from_another_one_behind_the_same_port(tmp_path: Path) -> None:
+def test_a_daemon_is_distinguished_from_another_one_at_the_same_port(tmp_path: Path) -> None:
     async def scene() -> None:
         key, port = load_or_create_identity(tmp_path / "key"), free_port()
         settings = DaemonSettings(identity_path=tmp_path / "key", host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",))
@@ -67,7 +67,7 @@ def test_a_daemon_is_told_from_another_one_behind_the_same_port(tmp_path: Path) 
         b"",
     ],
 )
-def test_what_does_not_prove_an_identity_is_no_peer(said: bytes) -> None:
+def test_an_answer_that_does_not_prove_an_identity_is_not_a_peer(said: bytes) -> None:
     async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1024)
         writer.write(said)
@@ -80,7 +80,7 @@ def test_what_does_not_prove_an_identity_is_no_peer(said: bytes) -> None:
         asyncio.run(probe_server(answering))
 
 
-def test_who_takes_the_connection_and_says_nothing_is_waited_for_no_longer_than_told() -> None:
+def test_a_server_that_accepts_and_sends_nothing_times_out() -> None:
     async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -89,7 +89,7 @@ def test_who_takes_the_connection_and_says_nothing_is_waited_for_no_longer_than_
         asyncio.run(probe_server(answering, seconds=0.3))
 
 
-def test_this_machines_addresses_are_known_from_others() -> None:
+def test_this_machines_addresses_are_distinguished_from_others() -> None:
     assert is_own_host("127.0.0.1")
     assert not is_own_host("45.10.0.2")
     assert not is_own_host("2a01:4f8::1")

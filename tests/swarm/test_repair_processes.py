@@ -26,7 +26,7 @@ def run_folder(swarm: ProcessSwarm, name: str) -> Path:
 
 
 def entries_on_disk(swarm: ProcessSwarm, name: str, folder: Path | None = None) -> dict[tuple[SpanId, Digest], Entry]:
-    """Return the entries that a peer has kept, by span and parent."""
+    """Return a peer's stored entries, by span and parent."""
     path = folder if folder is not None else run_folder(swarm, name) / "entries"
     copy = swarm.peers[name].folder / "copy of entries"
     shutil.copytree(path, copy)
@@ -51,7 +51,7 @@ def last_entries(entries: dict[tuple[SpanId, Digest], Entry]) -> dict[SpanId, En
     return newest
 
 
-def test_all_are_killed_at_once_and_no_round_is_lost() -> None:
+def test_killing_all_peers_at_once_loses_no_round() -> None:
     names = ["ada", "ben", "cleo"]
     with ProcessSwarm() as swarm:
         started(swarm, *names)
@@ -63,12 +63,12 @@ def test_all_are_killed_at_once_and_no_round_is_lost() -> None:
             before |= entries_on_disk(swarm, name)
         newest = last_entries(before)
         assert max(entry.round for entry in newest.values()) >= swarm.round_at(killed) - 1, swarm.story()
-        # One comes back with its first checkpoint only, one without its entries.
+        # One returns with only its first checkpoint, one without its entries.
         for late in sorted(run_folder(swarm, "ben").glob("checkpoint-*"))[1:]:
             late.unlink()
         shutil.rmtree(run_folder(swarm, "cleo") / "entries")
 
-        # All have new ports, so the others must be told where one of them is.
+        # All have new ports, so the others must get the address of one of them.
         swarm.start("ada", founds=True)
         swarm.wait("where ada is", lambda: swarm.peers["ada"].status.updated > killed)
         for name in ("ben", "cleo"):
@@ -91,7 +91,7 @@ def wait_until_said(swarm: ProcessSwarm, name: str, words: str, since: float, pa
 
 
 @pytest.mark.parametrize("names", [["ada", "ben"], ["ada", "ben", "cleo"]], ids=["two", "three"])
-def test_a_flipped_bit_is_found_said_and_mended_within_a_scrub_period(names: Sequence[str]) -> None:
+def test_a_flipped_bit_is_found_reported_and_repaired_within_a_scrub_period(names: Sequence[str]) -> None:
     with ProcessSwarm({"limits": {"scrub_cycles": SCRUB_CYCLES}}) as swarm:
         started(swarm, *names)
         flipped = swarm.flip_a_bit("ben")
@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_found_said_and_mended_within_a_scrub_period(names: Seq
         end_together(swarm, names)
 
 
-def test_a_donor_is_killed_half_way_and_the_joiner_goes_on_with_the_others() -> None:
+def test_a_joiner_continues_with_other_donors_after_one_was_killed_half_way() -> None:
     with ProcessSwarm() as swarm:
         for name in ("ada", "ben", "cleo"):
             swarm.start(name, founds=name == "ada", serves_slowly=0.1)

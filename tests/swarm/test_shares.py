@@ -1,4 +1,4 @@
-"""Real peers, one of which has a thin line: it averages less, contributes what fits, and nobody waits for it."""
+"""Real peers, one with a thin line: it averages less, contributes the spans that fit, and nobody waits for it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_thin_on_roster(swarm: ProcessSwarm) -> bool:
 
 
 def owners(swarm: ProcessSwarm) -> list[tuple[int, str]]:
-    """Return for each entry that ada kept its round and who owned it."""
+    """Return the round and the owner of each entry on ada's disk."""
     rules = plan_run(swarm.manifest).rules
     rosters = {}
     names = {}

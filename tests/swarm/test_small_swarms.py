@@ -1,4 +1,4 @@
-"""One, two and three peers, whoever can be dialled: founded, joined, left, bereaved, asleep for a weekend and awake."""
+"""One, two and three peers, reachable or not: founding, joining, leaving, deaths, a weekend asleep and waking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ in_company = pytest.mark.parametrize(("count", "who"), COMPANY)
 
 
 def act(count: int, who: str, scene: Callable[[Simulation], Awaitable[None]]) -> None:
-    """Let `count` peers join one by one, the first one open when `who` is "one"; play a scene; see training go on."""
+    """Let `count` peers join one by one, only the first open if `who` is "one"; run a scene; check that all train."""
 
     async def whole() -> None:
         async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
@@ -51,7 +51,7 @@ def test_a_run_is_founded_and_joined_one_by_one(count: int, who: str) -> None:
 
 
 @in_company
-def test_a_member_says_good_bye_and_comes_again(count: int, who: str) -> None:
+def test_a_member_leaves_and_returns(count: int, who: str) -> None:
     async def scene(swarm: Simulation) -> None:
         leaver = f"p{count - 1}"
         await swarm.depart(leaver)
@@ -63,11 +63,11 @@ def test_a_member_says_good_bye_and_comes_again(count: int, who: str) -> None:
 
 
 @in_company
-def test_a_member_dies_and_comes_again_with_nothing(count: int, who: str) -> None:
+def test_a_member_dies_and_returns_without_its_files(count: int, who: str) -> None:
     async def scene(swarm: Simulation) -> None:
         late = f"p{count - 1}"
         swarm.wipe(late)
-        # Of two, one is no majority: the other waits for eight void cycles.
+        # One of two is no majority: the other waits for eight cycles without entries.
         await swarm.until(swarm.all_ready, within=90.0 if count > 2 else 450.0)
         await swarm.grows("p0")
         swarm.start(late)
@@ -78,7 +78,7 @@ def test_a_member_dies_and_comes_again_with_nothing(count: int, who: str) -> Non
 @everywhere
 @pytest.mark.parametrize("stands_still", [True, False], ids=["clock-stood-still", "clock-went-on"])
 @pytest.mark.parametrize("finds_links", [True, False], ids=["linked", "links-broken"])
-def test_everybody_sleeps_for_a_weekend_and_training_goes_on(
+def test_training_continues_after_all_slept_for_a_weekend(
     count: int, who: str, stands_still: bool, finds_links: bool
 ) -> None:
     async def scene(swarm: Simulation) -> None:
@@ -91,14 +91,16 @@ def test_everybody_sleeps_for_a_weekend_and_training_goes_on(
         for name in swarm.machines if not finds_links else ():
             swarm.break_links(name)
         await swarm.until(swarm.all_ready, within=600.0)
-        assert all(machine.running.book.num_degraded() == 0 for machine in swarm.running()), "nobody gave the others up"
+        assert all(machine.running.book.num_degraded() == 0 for machine in swarm.running()), (
+            "no peer continued without the others"
+        )
 
     act(count, who, scene)
 
 
 @everywhere
 @pytest.mark.parametrize("polite", [False, True], ids=["killed", "left"])
-def test_everybody_stops_and_comes_again(count: int, who: str, polite: bool) -> None:
+def test_training_continues_after_all_stopped_and_returned(count: int, who: str, polite: bool) -> None:
     async def scene(swarm: Simulation) -> None:
         await swarm.grows("p0")
         names = [machine.name for machine in swarm.running()]

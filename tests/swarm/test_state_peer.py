@@ -1,4 +1,4 @@
-"""A newcomer fetches everything from real donors over the real transport, though one is killed half-way."""
+"""A newcomer fetches everything from real donors over the real transport, although one is killed half-way."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_all_comes_once_and_is_equal_though_a_donor_is_killed(killed: int, tmp_path: Path) -> None:
+def test_all_bytes_arrive_once_and_equal_although_a_donor_is_killed(killed: int, tmp_path: Path) -> None:
     plan = TransferPlan(megabytes=40, donors=3, killed=killed, repeats=1)
     transfer = play_transfer(plan, tmp_path)
     assert transfer.is_equal
-    assert transfer.received_bytes < 1.05 * plan.megabytes * 1e6, "gone on with, not begun again"
+    assert transfer.received_bytes < 1.05 * plan.megabytes * 1e6, "resumed, not restarted"
     assert 0.0 < transfer.installed_seconds <= transfer.seconds < 30.0
     assert transfer.peak_joiner_bytes > plan.megabytes * 1e6

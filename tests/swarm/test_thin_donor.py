@@ -1,4 +1,4 @@
-"""A community whose first peer has a thin line grows, with real processes: who comes later is not kept out."""
+"""A community whose first peer has a thin line grows, with real processes: later peers can join."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(420)
 ROUND_SECONDS = 5.0
 LATE_ROUNDS = 5
 MOST_SECONDS = 240.0
-"""Three times what it took on two cores (docs/decisions/0021)."""
+"""Three times the time that it took on two cores (docs/decisions/0021)."""
 MOST_CONTROL_SHARE = 0.1
 
 
-def test_two_newcomers_come_in_behind_a_thin_line() -> None:
+def test_two_newcomers_join_although_the_first_peer_has_a_thin_line() -> None:
     values = {
         "model": {"size": "tiny"},
         "inner": {"batch": 4},

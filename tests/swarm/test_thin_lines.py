@@ -1,4 +1,4 @@
-"""Joining over a thin line, in virtual time: a line of 1.5 times the rate of entries is enough (I7), whoever dies."""
+"""Joining over a thin line, in virtual time: 1.5 times the rate of entries is enough (I7), even if a donor dies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from p2p_diloco.testing.run import run_rules
 from p2p_diloco.testing.simulation import Simulation, play
 
 ELEMENTS = 4096
-"""A span's state is some ten times as long as its entries, as in real runs, and travels in pieces."""
+"""Elements per span: its state is about ten times as long as its entries, as in real runs, and is sent in pieces."""
 PIECE_BYTES = 2048
 MARGIN = 1.5
 OTHERS = ("ada", "ben", "cleo")
 RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0, span_elements=ELEMENTS)
 STATE_BYTES = 8 * ELEMENTS * len(RULES.span_elements)
 ENTRY_BYTES_PER_SECOND = (max(RULES.entry_bytes.values()) + 300) * RULES.num_spans[0] / RULES.clock.round_seconds
-"""That a listener must follow, frames included."""
+"""The rate that a listener must follow, with frames."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def join(swarm: Simulation, factor: float) -> Machine:
-    """Let three peers train, and a fourth join over a line of so many times the rate of entries."""
+    """Let three peers train, and a fourth join over a line of `factor` times the rate of entries."""
     for name in OTHERS:
         swarm.add(name, founds=name == "ada")
     await swarm.until(swarm.all_ready, 200.0)
@@ -48,13 +48,13 @@ def test_a_joiner_whose_line_exceeds_the_rate_of_entries_becomes_ready() -> None
             cycle = swarm.rules.clock.num_fragments * swarm.rules.clock.round_seconds
             await swarm.until(lambda: late.running.ready, 40 * cycle)
             assert transferred(late) < 1.3 * STATE_BYTES
-            assert late.texts("donor") == [], "nobody was suspected for the thinness of the line"
+            assert late.texts("donor") == [], "no donor was blamed for the thin line"
             await swarm.finish()
 
     play(scene)
 
 
-def test_when_a_donor_dies_half_way_the_next_one_goes_on_where_it_ended() -> None:
+def test_after_a_donor_died_half_way_the_next_one_continues_there() -> None:
     async def scene() -> None:
         async with Simulation(seed=11, rules=RULES, as_bytes=False) as swarm:
             late = await join(swarm, 20.0)

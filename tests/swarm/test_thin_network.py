@@ -1,4 +1,4 @@
-"""A joiner behind a really thin line, in a network namespace of its own: 1.5 times the rate of entries is enough."""
+"""A joiner with a really thin line, in its own network namespace: 1.5 times the rate of entries is enough."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OTHERS = ["ada", "ben", "cleo"]
 
 
 def entry_bytes_per_second(swarm: ProcessSwarm) -> float:
-    """Return the mean rate of entries, as they lie on ada's disk."""
+    """Return the mean rate of entries, from the files on ada's disk."""
     folder: Path = swarm.peers["ada"].folder / swarm.manifest.digest().hex()[:16] / "entries"
     sizes = sorted(path.stat().st_size for path in folder.iterdir())
     return sizes[len(sizes) // 2] / (FRAGMENTS * ROUND_SECONDS)
 
 
-def test_a_joiner_on_one_and_a_half_times_the_rate_of_entries_becomes_ready() -> None:
+def test_a_joiner_with_one_and_a_half_times_the_rate_of_entries_becomes_ready() -> None:
     with thin_network() as network, ProcessSwarm({"model": MODEL}) as swarm:
         for name in OTHERS:
             swarm.start(name, founds=name == "ada", within=network.here, host=HERE)

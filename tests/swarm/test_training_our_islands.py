@@ -1,4 +1,4 @@
-"""Islands train all the time, exchange when they are told to, and a blocking one waits for it."""
+"""Islands train all the time and exchange on request; a blocking island waits for the exchange."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def windows_of(system: str, bits_per_second: float | None) -> tuple[Window, Wind
 
 
 @pytest.mark.parametrize("system", [OURS, OWN_LOOP])
-def test_islands_train_on_while_they_exchange(system: str) -> None:
+def test_islands_continue_training_while_they_exchange(system: str) -> None:
     exchanging, alone, taken = windows_of(system, None)
     assert taken is not None
     assert 0.0 < taken < CYCLE_SECONDS
@@ -53,7 +53,7 @@ def test_islands_train_on_while_they_exchange(system: str) -> None:
 
 
 def test_a_blocking_island_waits_for_a_thin_line() -> None:
-    # Half of a million parameters at 8.5 bits take more than four of the six seconds.
+    # Half a million parameters at 8.5 bits take more than four of the six seconds.
     exchanging, alone, _ = windows_of(BLOCKING, 1e6)
     assert steps_per_second(exchanging) < 0.8 * steps_per_second(alone)
     assert min(island.steps for island in alone) > 0.0

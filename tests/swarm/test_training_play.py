@@ -1,4 +1,4 @@
-"""A whole bench of a small model on a thin line: every system has its row, and nothing is left."""
+"""A whole benchmark of a small model on a thin line: every system has a row, and no process is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_each_system_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_system_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(play, "WINDOW_SECONDS", 3.0)
     plan = TrainingPlan(
         systems=(OURS, BLOCKING),
@@ -40,7 +40,7 @@ def test_each_system_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     document = document_of(played.setting, played.rows)
     rows = {(row["uplink"], row["system"]): row for row in document["rows"]}
     assert set(rows) == {(uplink.name, system) for uplink in plan.uplinks for system in plan.systems}
-    # A million parameters at 4.25 bits each way, half of them to the other one.
+    # A million parameters at 4.25 bits each way, half of them to the other island.
     assert rows["5mbit", OURS]["transmission_seconds"] == pytest.approx(0.85 * document["parameters"] / 1e6, rel=0.03)
     for row in rows.values():
         assert row["cycle_seconds"] == pytest.approx(4 * row["transmission_seconds"])

@@ -1,4 +1,4 @@
-"""Each place reaches each other one, and sends no faster than its uplink lets it."""
+"""Each place reaches all others, and sends no faster than its uplink allows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bits_per_second(network: StarNetwork) -> float:
     return float(subprocess.run(sent, check=True, capture_output=True, text=True).stdout)
 
 
-def test_an_uplink_is_as_thin_as_it_was_made() -> None:
+def test_an_uplink_is_as_thin_as_configured() -> None:
     try:
         with StarNetwork(2) as network:
             sink = subprocess.Popen(
@@ -57,7 +57,7 @@ def test_an_uplink_is_as_thin_as_it_was_made() -> None:
     assert thick > 1.5 * thin
 
 
-def test_where_no_network_can_be_made_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_created_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_network.shutil, "which", lambda tool: None)
     with pytest.raises(ConfigError, match="cannot create network namespaces"), StarNetwork(2):
         pass

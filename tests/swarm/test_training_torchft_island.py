@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def test_replicas_exchange_after_as_many_steps_as_they_are_told() -> None:
+def test_replicas_exchange_after_the_given_number_of_steps() -> None:
     try:
         interpreter = torchft_interpreter()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The libp2p transport keeps the contract of all transports: real daemons on loopback, real time, one uvloop."""
+"""The libp2p transport fulfils the contract of all transports: real daemons on loopback, real time, uvloop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.wall_clock
 
 @dataclass
 class Libp2pStage(Stage):
-    """Peers with daemons of their own, all in this process; remotes in processes of their own."""
+    """Peers with their own daemons, all in this process; remotes are in their own processes."""
 
     directory: Path = field(default_factory=Path)
     num_peers: int = 0
@@ -57,7 +57,7 @@ class Libp2pStage(Stage):
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
-        # After the process its pipe: helpers of a killed one hold it a moment longer than it lives.
+        # After the process, wait for its pipe: helpers of a killed process keep it open a moment longer.
         self.exits.push_async_callback(process.stdout.read)
         self.exits.push_async_callback(process.wait)
         self.exits.callback(process.stdin.close)

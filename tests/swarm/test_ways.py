@@ -1,4 +1,4 @@
-"""Three ways through the code, as docs/how-it-works.md lists them: of a pseudo-gradient, a heartbeat and a joiner."""
+"""Three ways through the code, as listed in docs/how-it-works.md: of a pseudo-gradient, a heartbeat and a joiner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Way = list[tuple[str, str]]
 
 
 def ways() -> dict[str, Way]:
-    """Return the lists of the page by the first word that tells them apart."""
+    """Return the lists of the page, by their first words."""
     text = (PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("## The way through the code")[1]
     blocks = re.findall(r"\n\n(A [\w-]+)[^`]*?\n```\n(.*?)```", text, re.DOTALL)
     return {name: [tuple(line.split()[:2]) for line in lines.splitlines()] for name, lines in blocks}  # type: ignore[misc]
@@ -55,7 +55,7 @@ class Loop:
 
 @pytest.fixture(scope="module")
 def calls() -> Way:
-    """Return what is called in this package while a second peer joins the first and trains with it, in order."""
+    """Return the calls in this package, in order, while a second peer joins the first and trains with it."""
     called: Way = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

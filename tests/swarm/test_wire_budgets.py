@@ -1,4 +1,4 @@
-"""What one stranger's messages make a peer do: ask, answer, send, check."""
+"""Limits on the work that one stranger's messages cause: requests, answers, sending, checking."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def entry(roster: Digest, number: int) -> Entry:
     )
 
 
-def test_a_flood_of_entries_of_unknown_rosters_costs_a_few_questions_and_no_work() -> None:
+def test_a_flood_of_entries_of_unknown_rosters_causes_a_few_requests_and_no_work() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         for number in range(2000):
             caller.say(founder.peer, entry(sha256(b"roster %d" % number), number))
             await swarm.run(SECONDS / 2000)
         beats = SECONDS / min(swarm.rules.heartbeat_seconds, ASK_AGAIN_SECONDS)
-        assert 1 <= len(caller.of(RosterRequest)) <= beats + 1, "one and the same question, once a heartbeat"
+        assert 1 <= len(caller.of(RosterRequest)) <= beats + 1, "the same request, once per heartbeat"
 
     act(scene)
 
 
-def test_a_peer_is_asked_a_few_questions_for_rosters_at_once_and_again_when_it_answers() -> None:
+def test_a_peer_gets_a_few_roster_requests_at_once_and_more_when_it_answers() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         refusal = Refusal(round=0, newer_roster=True, reason=b"")
         for _ in range(50):
@@ -80,7 +80,7 @@ def test_a_peer_is_asked_a_few_questions_for_rosters_at_once_and_again_when_it_a
     act(scene)
 
 
-def test_a_flood_of_questions_gets_answers_up_to_a_budget_and_one_line() -> None:
+def test_a_flood_of_requests_gets_answers_up_to_a_budget_and_one_line() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         for _ in range(2000):
             caller.say(founder.peer, RosterRequest(known=()))
@@ -92,12 +92,12 @@ def test_a_flood_of_questions_gets_answers_up_to_a_budget_and_one_line() -> None
         name = short_peer_id(caller.peer)
         assert text.startswith("in the last minute ")
         assert text.endswith(f" messages of {name} were dropped because it sends too many")
-        assert founder.peer in caller.transport.linked_peers(), "it has said nothing that no honest peer says"
+        assert founder.peer in caller.transport.linked_peers(), "an honest peer could have sent all this"
 
     act(scene)
 
 
-def test_who_links_again_and_again_is_told_of_others_a_few_times() -> None:
+def test_a_peer_that_links_repeatedly_gets_a_few_introductions() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         for _ in range(50):
             caller.transport.hang_up(founder.peer)
@@ -109,7 +109,7 @@ def test_who_links_again_and_again_is_told_of_others_a_few_times() -> None:
     act(scene)
 
 
-# -- runs that list who may take part
+# -- runs that list their members
 
 QUESTIONS: list[tuple[Message, type[Message]]] = [
     (RosterRequest(known=()), RosterReply),
@@ -120,7 +120,7 @@ QUESTIONS: list[tuple[Message, type[Message]]] = [
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_an_unlisted_peer_gets_the_manifest_and_one_sentence_and_nothing_else(is_listed: bool) -> None:
+def test_an_unlisted_peer_gets_only_the_manifest_and_one_sentence(is_listed: bool) -> None:
     async def whole() -> None:
         people = {key_named("founder").peer, *([key_named("caller").peer] if is_listed else ())}
         rules = replace(RULES, listed=frozenset(people))

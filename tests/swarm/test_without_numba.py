@@ -1,4 +1,4 @@
-"""A peer without numba trains along with one that has it, and holds the same bytes."""
+"""A peer without numba trains with one that has it, and holds the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong clocks and lies about the time, through the real shell: who moves swarm time, and by how much."""
+"""Wrong clocks and lies about the time, in the real node: which peers move swarm time, and by how much."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def simulation(seed: int) -> Simulation:
 
 
 def lies(swarm: Simulation, ahead: float, peer: PeerId, message: Message) -> Iterable[Pong]:
-    """Answer a ping at once, and all else with as many unasked answers; a time beyond reason is said as it is."""
+    """Answer a ping at once, and all else with many unsolicited pongs; an extreme value is sent as it is."""
     says = ahead if abs(ahead) > 1e12 else swarm.loop.true_seconds() + ahead
     for nonce in (message.nonce,) if isinstance(message, Ping) else range(1, 9):
         yield Pong(nonce=nonce, clock_seconds=says)
 
 
 def swarm_offset(swarm: Simulation, machine: Machine) -> float:
-    """Return how far swarm time at a machine is from true time."""
+    """Return the offset of a machine's swarm time from true time."""
     return machine.swarm_now() - swarm.loop.true_seconds()
 
 
@@ -43,12 +43,12 @@ def set_wall_forward(swarm: Simulation, machine: Machine, seconds: float) -> Non
 
 
 def jump(swarm: Simulation, name: str, seconds: float) -> None:
-    """Set all clocks of a machine forward, so that it cannot know."""
+    """Set all clocks of a machine forward, so that it cannot detect it."""
     swarm.machines[name].clock.jump(swarm.loop.true_seconds(), seconds)
 
 
 @pytest.mark.parametrize("said", [DAY, 1e300, -1e300], ids=["a day ahead", "1e300", "-1e300"])
-def test_eight_strangers_that_answer_pings_move_nothing_and_a_lone_founder_goes_on(said: float) -> None:
+def test_eight_strangers_that_answer_pings_move_nothing_and_a_lone_founder_continues(said: float) -> None:
     async def scene() -> None:
         async with simulation(4) as swarm, AsyncExitStack() as exits:
             founder = swarm.add("founder", founds=True)
@@ -82,7 +82,7 @@ def test_a_joiner_whose_clock_is_wrong_takes_the_founders_time_and_the_founder_d
     play(scene)
 
 
-def test_one_lying_member_among_four_moves_swarm_time_no_further_than_honest_clocks_are_apart() -> None:
+def test_one_lying_member_of_four_moves_swarm_time_no_further_than_honest_clocks_differ() -> None:
     async def scene() -> None:
         async with simulation(6) as swarm:
             swarm.add("bootstrap", trains=False, founds=True)
@@ -100,7 +100,7 @@ def test_one_lying_member_among_four_moves_swarm_time_no_further_than_honest_clo
 
 @pytest.mark.parametrize("who_errs", ["first", "second"])
 @pytest.mark.parametrize("how", ["ahead", "behind"])
-def test_of_two_whose_clocks_part_none_sees_time_step_back(who_errs: str, how: str) -> None:
+def test_neither_of_two_peers_sees_time_step_back_when_their_clocks_diverge(who_errs: str, how: str) -> None:
     async def scene() -> None:
         async with simulation(7) as swarm:
             first = swarm.add("first", founds=True)
@@ -118,7 +118,7 @@ def test_of_two_whose_clocks_part_none_sees_time_step_back(who_errs: str, how: s
                 now = [first.swarm_now(), second.swarm_now()]
                 assert all(before < after for before, after in zip(last, now, strict=True))
                 last = now
-            assert abs(last[0] - last[1]) < 0.2, "they meet all the same"
+            assert abs(last[0] - last[1]) < 0.2, "their times meet nevertheless"
             await swarm.grows("first")
 
     play(scene)
@@ -135,7 +135,7 @@ async def begin(
     has_bootstrap: bool = False,
     counts_sleep: bool = False,
 ) -> None:
-    """Let a swarm become two minutes old, with entries; its first peer founds it, and trains or is a bootstrap."""
+    """Run a swarm with entries for two minutes; its first peer founds it, and trains or is a bootstrap peer."""
     first = swarm.add("p0", founds=True, trains=not has_bootstrap, wall_offset=founder_ahead, counts_sleep=counts_sleep)
     await swarm.run(1.0)
     for number in range(1, num_peers):
@@ -146,7 +146,7 @@ async def begin(
 
 
 async def restart(swarm: Simulation, set_forward: dict[str, float]) -> None:
-    """Kill machines, set their wall clocks forward by so many seconds, and start them again."""
+    """Kill machines, set their wall clocks forward by the given seconds, and restart them."""
     for name in set_forward:
         swarm.kill(name)
     await swarm.run(0.1)
@@ -156,13 +156,13 @@ async def restart(swarm: Simulation, set_forward: dict[str, float]) -> None:
 
 
 async def goes_on(swarm: Simulation, *, since: float | None = None) -> None:
-    """Claim that the next entry comes within two cycles of the event, which is now, and that soon all are there.
+    """Check that the next entry comes within two cycles of the event, which is now, and that soon all are ready.
 
     Args:
-        since: the second of the event, if it was not now.
+        since: time of the event, if it was not now.
     """
     since = swarm.now if since is None else since
-    machines = [machine for machine in swarm.machines.values() if machine.trains]  # a bootstrap may be needed no more
+    machines = [machine for machine in swarm.machines.values() if machine.trains]  # a bootstrap may be superfluous
     heights = [machine.height() for machine in machines]
 
     def grew(entries: int) -> list[bool]:
@@ -180,12 +180,12 @@ SIZES = pytest.mark.parametrize(
     [(1, False), (2, False), (3, False), (4, False), (2, True), (3, True), (4, True)],
     ids=["1", "2", "3", "4", "bootstrap and 1", "bootstrap and 2", "bootstrap and 3"],
 )
-"""How many peers, the first one included; and whether the first one is a bootstrap, the others volunteers."""
+"""Number of peers including the first, and whether the first is a bootstrap peer and the others volunteers."""
 
 
 @SIZES
 @pytest.mark.parametrize("ahead", [600.0, DAY])
-def test_a_founder_ahead_that_is_started_again_with_the_right_clock_keeps_the_runs_time(
+def test_a_founder_ahead_that_restarts_with_a_corrected_clock_keeps_the_runs_time(
     num_peers: int, has_bootstrap: bool, ahead: float
 ) -> None:
     async def scene() -> None:
@@ -200,7 +200,7 @@ def test_a_founder_ahead_that_is_started_again_with_the_right_clock_keeps_the_ru
 
 @SIZES
 @pytest.mark.parametrize("ahead", [600.0, DAY])
-def test_a_founder_ahead_whose_wall_clock_is_set_right_while_it_runs_keeps_the_runs_time(
+def test_a_founder_ahead_whose_wall_clock_is_corrected_while_it_runs_keeps_the_runs_time(
     num_peers: int, has_bootstrap: bool, ahead: float
 ) -> None:
     async def scene() -> None:
@@ -214,9 +214,7 @@ def test_a_founder_ahead_whose_wall_clock_is_set_right_while_it_runs_keeps_the_r
 
 
 @SIZES
-def test_a_wall_clock_that_was_set_while_a_peer_ran_is_known_at_its_next_start(
-    num_peers: int, has_bootstrap: bool
-) -> None:
+def test_a_wall_clock_set_while_a_peer_ran_is_known_at_its_next_start(num_peers: int, has_bootstrap: bool) -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
             await begin(swarm, num_peers, has_bootstrap=has_bootstrap, founder_ahead=DAY)
@@ -231,7 +229,7 @@ def test_a_wall_clock_that_was_set_while_a_peer_ran_is_known_at_its_next_start(
 
 @SIZES
 @pytest.mark.parametrize("by", [600.0, -600.0])
-def test_one_of_many_that_starts_again_with_a_wrong_wall_clock_moves_nobody(
+def test_one_of_many_that_restarts_with_a_wrong_wall_clock_moves_nobody(
     num_peers: int, has_bootstrap: bool, by: float
 ) -> None:
     async def scene() -> None:
@@ -251,7 +249,7 @@ def test_one_of_many_that_starts_again_with_a_wrong_wall_clock_moves_nobody(
     [(-HOUR, -HOUR, -HOUR, -HOUR), (-HOUR, 600.0, 0.0, -30.0)],
     ids=["an hour back, all", "each by another"],
 )
-def test_all_start_again_with_other_wall_clocks(
+def test_the_run_continues_after_all_restart_with_other_wall_clocks(
     num_peers: int, has_bootstrap: bool, set_forward: tuple[float, ...]
 ) -> None:
     async def scene() -> None:
@@ -267,7 +265,7 @@ def test_all_start_again_with_other_wall_clocks(
 
 @SIZES
 @pytest.mark.parametrize("by", [600.0, -600.0, DAY])
-def test_a_wall_clock_that_is_set_wrong_while_the_first_peer_runs_moves_nobody(
+def test_a_wall_clock_set_wrong_while_the_first_peer_runs_moves_nobody(
     num_peers: int, has_bootstrap: bool, by: float
 ) -> None:
     async def scene() -> None:
@@ -282,7 +280,7 @@ def test_a_wall_clock_that_is_set_wrong_while_the_first_peer_runs_moves_nobody(
 
 @pytest.mark.parametrize("ahead", [600.0, DAY])
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["while it runs", "and it is started again"])
-def test_a_lone_founder_ahead_is_set_right_and_then_somebody_joins(ahead: float, is_restarted: bool) -> None:
+def test_a_joiner_is_accepted_after_a_lone_founder_ahead_was_corrected(ahead: float, is_restarted: bool) -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
             await begin(swarm, 1, founder_ahead=ahead)
@@ -299,8 +297,8 @@ def test_a_lone_founder_ahead_is_set_right_and_then_somebody_joins(ahead: float,
 
 @SIZES
 @pytest.mark.parametrize("stands_still", ["none", "one", "all", "none, and timers do"])
-def test_a_night_asleep(num_peers: int, has_bootstrap: bool, stands_still: str) -> None:
-    """The steady clocks of none, one or all machines stand still meanwhile; on Linux only timers do."""
+def test_the_run_continues_after_a_night_asleep(num_peers: int, has_bootstrap: bool, stands_still: str) -> None:
+    """The steady clocks of none, one or all machines stop meanwhile; on Linux only timers do."""
 
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -322,7 +320,7 @@ def test_a_night_asleep(num_peers: int, has_bootstrap: bool, stands_still: str) 
 
 
 AWAY = pytest.mark.parametrize("how", ["stopped", "asleep", "asleep, and its steady clock stood still", "paused"])
-"""A stopped process and a sleeping Linux keep the time; a pause of a virtual machine makes all its clocks wrong."""
+"""A stopped process and a sleeping Linux keep the time; after a pause of a virtual machine all its clocks are wrong."""
 
 
 async def be_away(swarm: Simulation, name: str, how: str, seconds: float) -> None:
@@ -336,7 +334,7 @@ async def be_away(swarm: Simulation, name: str, how: str, seconds: float) -> Non
 
 
 async def comes_back(swarm: Simulation) -> None:
-    """Claim that the next entry comes within two cycles of now, and that within these all have the right time."""
+    """Check that the next entry comes within two cycles of now, and that by then all have the right time."""
     trainers = [machine for machine in swarm.machines.values() if machine.trains]
     heights = {machine.name: machine.height() for machine in trainers}
     end = swarm.now + 2 * swarm.rules.clock.num_fragments * swarm.rules.clock.round_seconds
@@ -358,7 +356,7 @@ async def comes_back(swarm: Simulation) -> None:
         pytest.param(3, True, id="bootstrap and 2"),
     ],
 )
-def test_one_machine_is_away_for_ten_minutes_and_takes_the_others_time(
+def test_a_machine_that_was_away_for_ten_minutes_takes_the_others_time(
     num_peers: int, has_bootstrap: bool, how: str, name: str
 ) -> None:
     async def scene() -> None:
@@ -372,7 +370,7 @@ def test_one_machine_is_away_for_ten_minutes_and_takes_the_others_time(
 
 @AWAY
 @pytest.mark.parametrize("num_peers", [2, 3, pytest.param(4, marks=pytest.mark.long)])
-def test_a_laptop_that_was_away_while_the_others_went_on_is_one_of_them_again(num_peers: int, how: str) -> None:
+def test_a_laptop_that_was_away_while_the_others_continued_becomes_a_member_again(num_peers: int, how: str) -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
             await begin(swarm, num_peers)
@@ -386,8 +384,8 @@ def test_a_laptop_that_was_away_while_the_others_went_on_is_one_of_them_again(nu
 
 @pytest.mark.parametrize("how", ["jumps ahead", "paused"])
 @pytest.mark.parametrize("num_peers", [2, 3])
-def test_members_of_one_home_agree_on_the_time_without_the_bootstrap(num_peers: int, how: str) -> None:
-    """Nobody has proved that they can be dialled, so none reduces; but they have links to each other."""
+def test_members_of_one_home_agree_on_the_time_without_the_bootstrap_peer(num_peers: int, how: str) -> None:
+    """None is proved reachable, so none reduces; but they have links to each other."""
 
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -407,14 +405,15 @@ def test_members_of_one_home_agree_on_the_time_without_the_bootstrap(num_peers: 
                 offsets = [swarm_offset(swarm, machine) for machine in machines]
                 return max(offsets) - min(offsets) < 0.3 and all(m.height() >= height + 8 for m in machines)
 
-            # Of two the one behind goes ahead after a while; of three the one that is ahead goes at half speed.
+            # The one of two that is behind moves ahead after a while; the one of three that is ahead runs at half
+            # speed.
             await swarm.until(is_well, within=1500.0)
 
     play(scene)
 
 
-def test_a_machine_that_wakes_up_tells_nobody_the_time_before_it_has_heard_the_others() -> None:
-    """Its steady clock stood still. Questions for its clock are the first thing that reaches it."""
+def test_a_machine_that_wakes_up_sends_no_settled_time_before_it_has_heard_the_others() -> None:
+    """Its steady clock stood still. The first messages that it receives are pings."""
 
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -437,7 +436,7 @@ def test_a_machine_that_wakes_up_tells_nobody_the_time_before_it_has_heard_the_o
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["asleep", "asleep, and its steady clock stood still"])
 @pytest.mark.parametrize("num_peers", [2, 3])
-def test_one_laptop_sleeps_a_night_while_the_others_go_on(num_peers: int, how: str) -> None:
+def test_one_laptop_sleeps_a_night_while_the_others_continue(num_peers: int, how: str) -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
             await begin(swarm, num_peers)
@@ -450,7 +449,7 @@ def test_one_laptop_sleeps_a_night_while_the_others_go_on(num_peers: int, how: s
 
 
 @pytest.mark.parametrize("num_volunteers", [1, 2])
-def test_a_bootstrap_is_paused_and_then_a_time_service_sets_its_wall_clock_right(num_volunteers: int) -> None:
+def test_the_run_continues_after_a_paused_bootstrap_peers_wall_clock_is_corrected(num_volunteers: int) -> None:
     async def scene() -> None:
         async with simulation(8) as swarm:
             await begin(swarm, 1 + num_volunteers, has_bootstrap=True)
@@ -462,8 +461,8 @@ def test_a_bootstrap_is_paused_and_then_a_time_service_sets_its_wall_clock_right
     play(scene)
 
 
-def test_a_member_that_starts_first_and_alone_an_hour_behind_the_logs_of_the_others_moves_nobody() -> None:
-    """Its disk is old and its wall clock is wrong: the others' logs say that its time cannot be."""
+def test_a_member_that_starts_alone_an_hour_behind_the_others_logs_moves_nobody() -> None:
+    """Its disk is old and its wall clock is wrong: the others' logs show that its time is impossible."""
 
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -486,8 +485,8 @@ def test_a_member_that_starts_first_and_alone_an_hour_behind_the_logs_of_the_oth
     play(scene)
 
 
-def test_a_lone_voter_that_starts_ahead_certifies_no_roster_of_a_round_to_come() -> None:
-    """One of three others answers, so it listens until its patience ends: by its own clock in a voting round."""
+def test_a_lone_voter_that_starts_ahead_certifies_no_roster_of_a_future_round() -> None:
+    """One of three others answers, so it listens until its patience ends, by its own clock in a voting round."""
 
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -507,8 +506,8 @@ def test_a_lone_voter_that_starts_ahead_certifies_no_roster_of_a_round_to_come()
     play(scene)
 
 
-def test_two_voters_ahead_that_hear_only_who_reduces_go_back_where_a_member_without_a_vote_keeps_that_one() -> None:
-    """It hears two voters on each side, and a newcomer on its own: that is a median, and no majority of any round."""
+def test_two_voters_ahead_that_hear_only_the_reducer_go_back_although_a_member_without_a_vote_keeps_its_time() -> None:
+    """It hears two voters on each side, and a newcomer on its own: that is a median, but no majority of any round."""
 
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -529,7 +528,7 @@ def test_two_voters_ahead_that_hear_only_who_reduces_go_back_where_a_member_with
     play(scene)
 
 
-def test_one_of_four_that_starts_again_beside_a_liar_moves_nobody() -> None:
+def test_one_of_four_that_restarts_next_to_a_liar_moves_nobody() -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
             await begin(swarm, 4)
@@ -546,7 +545,7 @@ def test_one_of_four_that_starts_again_beside_a_liar_moves_nobody() -> None:
     play(scene)
 
 
-def test_a_member_whose_clock_jumps_only_listens_until_it_agrees_and_says_so() -> None:
+def test_a_member_whose_clock_jumps_only_listens_until_it_agrees_and_reports_it() -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
             await begin(swarm, 3)
@@ -565,7 +564,7 @@ def test_a_member_whose_clock_jumps_only_listens_until_it_agrees_and_says_so() -
     play(scene)
 
 
-def test_members_that_nobody_can_dial_keep_together_through_the_bootstraps_clock() -> None:
+def test_unreachable_members_stay_together_through_the_bootstrap_peers_clock() -> None:
     async def scene() -> None:
         async with simulation(9) as swarm:
             bootstrap = swarm.add("bootstrap", trains=False, founds=True, wall_offset=600.0)

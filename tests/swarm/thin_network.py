@@ -1,4 +1,4 @@
-"""Two network namespaces and a thin line between them, where the machine lets one make such things."""
+"""Two network namespaces and a thin line between them, if the machine permits it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ThinNetwork:
     there: tuple[str, ...]
 
     def set_rate(self, bytes_per_second: float, *, back: float | None = None) -> None:
-        """Give both directions this rate, or the one from there to here another."""
+        """Set the rate of both directions, or another one from there to here."""
         for side, device, wanted in ((self.here, "thin0", None), (self.there, "thin1", back)):
             rate = f"{int(8 * (wanted or bytes_per_second))}bit"
             tbf = ["tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", f"{QUEUE_MILLISECONDS}ms"]
@@ -32,7 +32,7 @@ class ThinNetwork:
 
 @contextlib.contextmanager
 def thin_network() -> Iterator[ThinNetwork]:
-    """Make two namespaces, linked by one line; skip the test where that is not permitted."""
+    """Make two namespaces, linked by one line; skip the test if that is not permitted."""
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}, to make networks of its own")
@@ -56,7 +56,7 @@ def thin_network() -> Iterator[ThinNetwork]:
 
 
 def _wait_for_namespaces(here: tuple[str, ...], there: tuple[str, ...]) -> None:
-    """Wait until both holders have left the namespace that they were started in."""
+    """Wait until both holders have left the namespace in which they were started."""
     outside = _run("readlink", "/proc/self/ns/net")
     for _ in range(200):
         if outside not in {_run(*side, "readlink", "/proc/self/ns/net") for side in (here, there)}:

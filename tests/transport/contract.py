@@ -1,7 +1,7 @@
-"""What every transport promises, as tests: subclass `LinkContract` and give it a stage.
+"""The contract of all transports, as tests: subclass `LinkContract` and give it a stage.
 
-Played by `tests/transport/test_contract.py` (memory, virtual time) and `tests/swarm/test_transport_contract.py`
-(libp2p, real processes); what happens with bad peers is in `failure_contract.py`.
+It runs in `tests/transport/test_contract.py` (memory, virtual time) and in `tests/swarm/test_transport_contract.py`
+(libp2p, real processes). Behaviour with bad peers is in `failure_contract.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SMALL = TransportLimits(control_frame_bytes=4 * KIB, bulk_frame_bytes=64 * KIB)
 
 
 class LinkContract(ABC):
-    """The tests. Each takes a stage, all time is loop time."""
+    """The tests. Each takes a stage; all time is loop time."""
 
     @abstractmethod
     def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         """Run `scene` on a fresh stage, in a fresh loop, and close everything."""
 
-    def test_frames_of_a_lane_come_whole_and_in_order(self) -> None:
+    def test_frames_of_a_lane_arrive_whole_and_in_order(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, _), (two, heard) = await stage.add(), await stage.add()
             await link(one, two, heard)
@@ -40,7 +40,7 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_a_frame_in_two_parts_comes_as_one(self) -> None:
+    def test_a_frame_in_two_parts_arrives_as_one(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, _), (two, heard) = await stage.add(), await stage.add()
             await link(one, two, heard)
@@ -53,14 +53,14 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_a_linked_peer_is_dialled_afresh_where_it_is_seen_and_one_that_only_dials_out_is_not_reached(self) -> None:
+    def test_a_probe_dials_a_linked_peer_afresh_and_fails_if_it_only_dials_out(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, _), (two, heard) = await stage.add(), await stage.add()
             await link(one, two, heard)
             (host,) = (await one.remote_hosts())[two.peer]
             (port,) = two.listen_ports()
             await one.probe(two.peer, host, port, in_seconds(5))
-            assert one.linked_peers() == {two.peer}, "no second link comes of it"
+            assert one.linked_peers() == {two.peer}, "the probe opens no second link"
             hidden, _ = await stage.add(can_be_dialled=False)
             assert hidden.listen_ports() == ()
             await link(hidden, two, heard)
@@ -70,10 +70,10 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_what_waits_for_a_peer_can_be_counted(self) -> None:
+    def test_waiting_bytes_are_counted_per_peer(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, _), (two, heard) = await stage.add(), await stage.add()
-            assert one.waiting_bytes(two.peer, Lane.BULK) == 0, "without a link nothing does"
+            assert one.waiting_bytes(two.peer, Lane.BULK) == 0, "nothing waits without a link"
             await link(one, two, heard)
             for _ in range(30):
                 assert one.post(two.peer, bytes(MIB), lane=Lane.BULK, deadline=in_seconds(30))
@@ -114,7 +114,7 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_control_frames_do_not_wait_behind_vectors(self) -> None:
+    def test_control_frames_do_not_wait_for_vectors(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, _), (two, heard) = await stage.add(), await stage.add()
             await link(one, two, heard)
@@ -154,7 +154,7 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_a_peer_that_cannot_be_dialled_dials_out_and_hears_answers(self) -> None:
+    def test_a_peer_that_cannot_be_dialled_dials_out_and_receives_answers(self) -> None:
         async def scene(stage: Stage) -> None:
             (hidden, hidden_heard), (two, two_heard) = await stage.add(can_be_dialled=False), await stage.add()
             assert hidden.listen_addresses() == ()
@@ -165,7 +165,7 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_hanging_up_is_heard_once_at_both_ends(self) -> None:
+    def test_hanging_up_is_reported_once_at_both_ends(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
             await link(one, two, two_heard)
@@ -187,7 +187,7 @@ class LinkContract(ABC):
 
         self.play(scene)
 
-    def test_a_full_queue_takes_no_more(self) -> None:
+    def test_a_full_queue_accepts_no_more(self) -> None:
         async def scene(stage: Stage) -> None:
             limits = TransportLimits(bulk_queue_bytes=4 * MIB, linger_seconds=0.01)
             (one, _), (two, heard) = await stage.add(limits=limits), await stage.add()

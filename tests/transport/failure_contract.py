@@ -1,4 +1,4 @@
-"""What every transport promises when peers misbehave, stop, die, or are not there."""
+"""The contract of all transports for peers that misbehave, stop, die, or are absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = TransportLimits(control_frame_bytes=4 * KIB, bulk_frame_bytes=64 * KIB)
 
 
 class FailureContract(ABC):
-    """The tests. Each takes a stage, all time is loop time."""
+    """The tests. Each takes a stage; all time is loop time."""
 
     @abstractmethod
     def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
@@ -50,7 +50,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_an_address_where_nobody_listens_is_refused(self) -> None:
+    def test_an_address_without_a_listener_is_refused(self) -> None:
         async def scene(stage: Stage) -> None:
             one, _ = await stage.add()
             nobody = PeerId(sha256(b"nobody"))
@@ -59,7 +59,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_a_peer_without_addresses_of_its_own_cannot_be_dialled(self) -> None:
+    def test_a_peer_without_its_own_addresses_cannot_be_dialled(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, _), (two, _) = await stage.add(), await stage.add()
             nobody = PeerId(sha256(b"nobody"))
@@ -69,7 +69,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_nobody_dials_itself(self) -> None:
+    def test_a_peer_cannot_dial_itself(self) -> None:
         async def scene(stage: Stage) -> None:
             one, _ = await stage.add()
             with pytest.raises(PeerError, match="is this peer itself"):
@@ -77,7 +77,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_closing_sends_what_waits_and_tells_the_others(self) -> None:
+    def test_closing_sends_waiting_frames_and_notifies_the_others(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
             leaver, leaver_heard = stage.make(limits=TransportLimits(linger_seconds=20)), Recorder()
@@ -125,7 +125,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_a_listener_that_objects_to_a_frame_closes_the_link(self) -> None:
+    def test_a_listener_that_refuses_a_frame_closes_the_link(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
             await link(one, two, two_heard)
@@ -136,7 +136,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_a_bug_of_the_listener_is_reported_and_harms_no_link(self) -> None:
+    def test_a_bug_in_the_listener_is_reported_and_closes_no_link(self) -> None:
         async def scene(stage: Stage) -> None:
             reported: list[BaseException] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
@@ -172,7 +172,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_more_links_than_allowed_are_turned_away(self) -> None:
+    def test_links_beyond_the_limit_are_refused(self) -> None:
         async def scene(stage: Stage) -> None:
             one, one_heard = await stage.add(limits=TransportLimits(links=1))
             (two, two_heard), (three, three_heard) = await stage.add(), await stage.add()
@@ -188,7 +188,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_who_is_not_welcome_is_turned_away(self) -> None:
+    def test_unwelcome_peers_are_refused(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, _), (three, _) = await stage.add(), await stage.add(), await stage.add()
             one.is_welcome = lambda peer: peer != three.peer
@@ -199,7 +199,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_a_stopped_peer_costs_its_link_and_holds_nobody(self) -> None:
+    def test_a_stopped_peer_loses_its_link_and_delays_nobody(self) -> None:
         async def scene(stage: Stage) -> None:
             remote = await stage.add_remote()
             hasty = TransportLimits(frame_seconds=2.0, slowest_bytes_per_second=1.0 * MIB)
@@ -237,7 +237,7 @@ class FailureContract(ABC):
 
         self.play(scene)
 
-    def test_a_killed_peer_is_noticed_at_once(self) -> None:
+    def test_a_killed_peer_is_detected_at_once(self) -> None:
         async def scene(stage: Stage) -> None:
             remote = await stage.add_remote()
             one, heard = await stage.add()

@@ -1,7 +1,7 @@
-"""What every transport promises of caps on the line, as tests: subclass `RateContract` and give it a stage.
+"""The contract of all transports for caps, as tests: subclass `RateContract` and give it a stage.
 
-Played by `tests/transport/test_contract.py` (memory, virtual time: a minute costs nothing) and, for other seconds,
-by `tests/swarm/test_caps.py` (libp2p, real processes).
+It runs in `tests/transport/test_contract.py` (memory, virtual time: a minute costs nothing) and, with fewer seconds, in
+`tests/swarm/test_caps.py` (libp2p, real processes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def capped(direction: Direction, bytes_per_second: float = CAP) -> TransportLimi
 
 
 async def keep_full(sender: Transport, receiver: Transport, seconds: float) -> None:
-    """Have frames wait all the time."""
+    """Keep frames waiting all the time."""
     end = in_seconds(seconds)
     while in_seconds(0) < end:
         while sender.counters.bulk.bytes_waiting < 3 * FRAME_BYTES:
@@ -40,7 +40,7 @@ async def keep_full(sender: Transport, receiver: Transport, seconds: float) -> N
 
 
 async def measured_rate(stage: Stage, direction: Direction, seconds: float, rate: float = CAP) -> float:
-    """Return bytes per second on the wire, of frames that came whole, from two that send to one or from one to two."""
+    """Return the wire rate of complete frames, in bytes per second, from two peers to one or from one to two."""
     hub, _ = await stage.add(limits=capped(direction, rate))
     others = [await stage.add(limits=TransportLimits(linger_seconds=0.01)) for _ in range(2)]
     for other, heard in others:
@@ -54,7 +54,7 @@ async def measured_rate(stage: Stage, direction: Direction, seconds: float, rate
 
 
 class RateContract(ABC):
-    """The tests. Each takes a stage, all time is loop time."""
+    """The tests. Each takes a stage; all time is loop time."""
 
     SECONDS = 60.0
 
@@ -89,7 +89,7 @@ class RateContract(ABC):
 
         self.play(scene)
 
-    def test_a_flood_from_one_peer_does_not_hold_another(self) -> None:
+    def test_a_flood_from_one_peer_does_not_delay_another(self) -> None:
         async def scene(stage: Stage) -> None:
             (flood, _), (small, _) = await stage.add(), await stage.add()
             hub, heard = await stage.add(limits=capped("download"))
@@ -99,11 +99,11 @@ class RateContract(ABC):
                 assert flood.post(hub.peer, bytes(MIB), lane=Lane.BULK, deadline=in_seconds(600))
             assert small.post(hub.peer, bytes(100 * KIB), lane=Lane.BULK, deadline=in_seconds(10))
             await heard.wait_until(lambda it: any(peer == small.peer for peer, _, _ in it.frames))
-            assert len(heard.frames) < 10, "a flood of twenty frames was under way"
+            assert len(heard.frames) < 10, "twenty frames of the flood were posted before"
 
         self.play(scene)
 
-    def test_a_stopped_peer_holds_nobody_under_a_cap(self) -> None:
+    def test_a_stopped_peer_delays_nobody_under_a_cap(self) -> None:
         async def scene(stage: Stage) -> None:
             remote = await stage.add_remote()
             one, one_heard = await stage.add(limits=capped("upload"))

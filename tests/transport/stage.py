@@ -1,4 +1,4 @@
-"""Where transports are put to the test: listeners that remember, peers that can be stopped, a stage to close."""
+"""A stage for tests of transports: listeners that record, peers that can be stopped, and resources to close."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER_RUN = sha256(b"another run")
 
 
 class Recorder:
-    """A listener that remembers, and lets a test wait for what it will hear."""
+    """A listener that records, and lets a test wait for what it receives."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[PeerId, Lane, bytes]] = []
@@ -77,7 +77,7 @@ class Remote:
 
 @dataclass
 class Stage(ABC):
-    """Where the transports of one test live."""
+    """The transports of one test."""
 
     exits: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -115,6 +115,6 @@ async def link(dialler: Transport, acceptor: Transport, heard: Recorder) -> None
 
 
 async def act(stage: Stage, scene: Callable[[Any], Awaitable[None]]) -> None:
-    """Play `scene` and close all that it put on the stage."""
+    """Run `scene` and close everything that it opened."""
     async with stage.exits:
         await scene(stage)

@@ -1,4 +1,4 @@
-"""Which addresses are dialled, and what people read when that fails."""
+"""Choice of addresses to dial, and error texts if that fails."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_address_gets_its_reason() -> None:
     )
 
 
-def test_a_refusal_without_addresses_is_told_as_it_is_but_short() -> None:
+def test_a_refusal_without_addresses_is_shown_shortened() -> None:
     assert explain_refusal("dial backoff") == "it failed a moment ago; libp2p waits before it tries again"
     assert explain_refusal("something\n  else") == "something else"
     assert len(explain_refusal("long " * 1000)) == 600
@@ -81,7 +81,7 @@ def test_a_refusal_without_addresses_is_told_as_it_is_but_short() -> None:
         ("failed to dial: * [/ip4/127.0.0.1/tcp/9] dial tcp4: connect: connection refused", False),
     ],
 )
-def test_calls_that_crossed_are_told_from_those_that_nobody_took(words: str, crossed: bool) -> None:
+def test_crossed_dials_are_distinguished_from_refused_ones(words: str, crossed: bool) -> None:
     assert have_crossed(words) is crossed
 
 
@@ -96,7 +96,7 @@ def test_hosts_and_ports_are_read_from_tcp_addresses_and_never_from_relayed_ones
     assert tcp_address("45.10.0.2", 5) == "/ip4/45.10.0.2/tcp/5"
 
 
-def test_loopback_is_told_only_when_nothing_else_exists() -> None:
+def test_loopback_is_kept_only_if_there_is_nothing_else() -> None:
     near, far = ("/ip4/127.0.0.1/tcp/1/p2p/x", "/ip6/::1/tcp/1/p2p/x"), "/ip4/192.168.1.7/tcp/1/p2p/x"
     assert without_loopback((*near, far)) == (far,)
     assert without_loopback(near) == near

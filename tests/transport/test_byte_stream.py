@@ -1,4 +1,4 @@
-"""What is written at one end of a connection is read at the other, however it is cut up, in bounded memory."""
+"""Bytes written at one end of a connection are read at the other, in any pieces and in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Scene = Callable[[ByteStream, asyncio.StreamReader, asyncio.StreamWriter], Await
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scene], None]:
-    """Play a scene over a real socket: the stream, and the other end as asyncio has it."""
+    """Return a function that runs a scene over a real socket: the stream, and asyncio's streams at the other end."""
 
     async def over_a_socket(scene: Scene) -> None:
         accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
@@ -45,7 +45,7 @@ LENGTHS = [4, 1, 0, AHEAD_BYTES - 1, AHEAD_BYTES, AHEAD_BYTES + 1, 4, 100_000, 3
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_reads_of_all_lengths_see_the_bytes_in_order(play: Callable[[Scene], None], seed: int) -> None:
+def test_reads_of_all_lengths_return_the_bytes_in_order(play: Callable[[Scene], None], seed: int) -> None:
     rng = random.Random(seed)
     lengths = rng.sample(LENGTHS, len(LENGTHS))
     content = rng.randbytes(sum(lengths))
@@ -71,7 +71,7 @@ def test_reads_of_all_lengths_see_the_bytes_in_order(play: Callable[[Scene], Non
     play(scene)
 
 
-def test_who_does_not_read_makes_the_other_end_wait(play: Callable[[Scene], None]) -> None:
+def test_a_reader_that_does_not_read_makes_the_other_end_wait(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(bytes(8 * FIRST_BYTES))
         with pytest.raises(TimeoutError):
@@ -84,7 +84,7 @@ def test_who_does_not_read_makes_the_other_end_wait(play: Callable[[Scene], None
 
 
 @pytest.mark.parametrize("length", [10, AHEAD_BYTES + 10, 3 * FIRST_BYTES])
-def test_a_stream_that_ends_early_says_what_came(play: Callable[[Scene], None], length: int) -> None:
+def test_a_stream_that_ends_early_returns_what_arrived(play: Callable[[Scene], None], length: int) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"x" * (length - 3))
         writer.write_eof()
@@ -96,7 +96,7 @@ def test_a_stream_that_ends_early_says_what_came(play: Callable[[Scene], None], 
     play(scene)
 
 
-def test_some_bytes_are_some_bytes(play: Callable[[Scene], None]) -> None:
+def test_read_returns_the_available_bytes(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
         assert await stream.read(2) == b"he"
@@ -105,18 +105,18 @@ def test_some_bytes_are_some_bytes(play: Callable[[Scene], None]) -> None:
         stream.write_eof()
         assert await reader.read() == b"so long"
         writer.write(b"you too")
-        assert await stream.readexactly(7) == b"you too", "one end that has said all still hears the other"
+        assert await stream.readexactly(7) == b"you too", "an end that has finished writing can still read"
         writer.close()
         assert await stream.read(1) == b""
 
     play(scene)
 
 
-def test_memory_for_a_long_read_comes_with_its_bytes(play: Callable[[Scene], None]) -> None:
+def test_memory_for_a_long_read_grows_with_its_bytes(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await stream.readexactly(1 << 50)  # no machine has so much
+                await stream.readexactly(1 << 50)  # no machine has that much
         writer.write(b"after")
         assert await stream.readexactly(5) == b"after"
 
@@ -144,7 +144,7 @@ def test_writing_waits_for_room_and_ends_with_the_connection(play: Callable[[Sce
     play(scene)
 
 
-def test_a_broken_connection_is_not_its_end(play: Callable[[Scene], None]) -> None:
+def test_a_broken_connection_is_not_the_end_of_the_stream(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         broken = ConnectionResetError("gone")
         stream.connection_lost(broken)
@@ -157,7 +157,7 @@ def test_a_broken_connection_is_not_its_end(play: Callable[[Scene], None]) -> No
     play(scene)
 
 
-def test_who_writes_to_a_lost_connection_hears_it_of_every_loop(play: Callable[[Scene], None]) -> None:
+def test_writing_to_a_lost_connection_raises_on_every_loop(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def write_on() -> None:
             for _ in range(100):
@@ -165,7 +165,7 @@ def test_who_writes_to_a_lost_connection_hears_it_of_every_loop(play: Callable[[
                 await stream.drain()
 
         stream.transport.abort()
-        assert not stream.has_room(), "who is told that there is room does not wait"
+        assert not stream.has_room(), "no room, so that writers wait"
         with pytest.raises(ConnectionResetError, match="the connection is lost"):
             await write_on()
         with pytest.raises(ConnectionResetError, match="the connection is lost"):
@@ -176,7 +176,7 @@ def test_who_writes_to_a_lost_connection_hears_it_of_every_loop(play: Callable[[
     play(scene)
 
 
-def test_a_stream_that_is_lost_before_a_link_has_it_is_closed_like_any_other(play: Callable[[Scene], None]) -> None:
+def test_a_stream_lost_before_its_link_is_made_can_be_closed_as_usual(play: Callable[[Scene], None]) -> None:
     async def scene(stream: ByteStream, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream.transport.abort()
         with pytest.raises(asyncio.IncompleteReadError):

@@ -1,4 +1,4 @@
-"""The memory transport keeps the contract of all transports, in virtual time."""
+"""The memory transport fulfils the contract of all transports, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to p2pd, answered by a fake of it."""
+"""Requests to p2pd, answered by a fake daemon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def read_request(reader: asyncio.StreamReader) -> Any:
 
 @asynccontextmanager
 async def fake_daemon(directory: Path, answer: Answer) -> AsyncIterator[tuple[DaemonClient, list[Any]]]:
-    """A socket on which every request is kept, then handed to `answer`."""
+    """Yield a client of a socket on which each request is recorded, then handed to `answer`."""
     requests: list[Any] = []
     writers: list[asyncio.StreamWriter] = []
 
@@ -88,7 +88,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 20))
 
 
-def test_the_daemon_tells_who_it_is(tmp_path: Path) -> None:
+def test_the_daemon_reports_its_identity(tmp_path: Path) -> None:
     identity = response(
         identify=lambda: p2pd_messages().IdentifyResponse(
             id=PEER_BYTES, addrs=[Multiaddr(ADDRESS).to_bytes(), b"\xff\xff\xff"]
@@ -114,7 +114,7 @@ def test_connecting_and_disconnecting_name_the_peer(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_a_refusal_carries_the_daemons_words(tmp_path: Path) -> None:
+def test_a_refusal_carries_the_daemons_text(tmp_path: Path) -> None:
     async def scene() -> None:
         async with fake_daemon(tmp_path, answering(refusal("no such peer"))) as (client, _):
             with pytest.raises(DaemonRefusal, match="no such peer"):
@@ -155,7 +155,7 @@ def test_an_opened_stream_carries_bytes(tmp_path: Path) -> None:
         (b"\x12\x20" + bytes(32), r"a peer whose key is not Ed25519 \(34 bytes of id\) is not supported"),
     ],
 )
-def test_a_stream_to_somebody_else_is_refused(tmp_path: Path, peer_bytes: bytes, text: str) -> None:
+def test_a_stream_to_another_peer_is_refused(tmp_path: Path, peer_bytes: bytes, text: str) -> None:
     async def scene() -> None:
         async with fake_daemon(tmp_path, answering(stream_to(peer_bytes))) as (client, _):
             with pytest.raises(PeerError, match=text):
@@ -173,7 +173,7 @@ def test_a_stream_to_somebody_else_is_refused(tmp_path: Path, peer_bytes: bytes,
         (b"", "closed the connection within a message"),
     ],
 )
-def test_a_daemon_that_talks_nonsense_is_refused(tmp_path: Path, said: bytes, text: str) -> None:
+def test_invalid_answers_of_the_daemon_are_refused(tmp_path: Path, said: bytes, text: str) -> None:
     async def answer(_: Any, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         writer.close()
@@ -191,7 +191,7 @@ def test_a_missing_daemon_is_a_refusal(tmp_path: Path) -> None:
         run(DaemonClient(tmp_path / "none.sock").disconnect(PEER))
 
 
-def test_a_call_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_cancelled_call_leaves_nothing_open(tmp_path: Path) -> None:
     closed = []
 
     async def answer(_: Any, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
@@ -209,7 +209,7 @@ def test_a_call_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_streams_of_others_are_handed_over_with_their_authenticated_peer(tmp_path: Path) -> None:
+def test_incoming_streams_are_handed_over_with_their_authenticated_peer(tmp_path: Path) -> None:
     handed: list[tuple[PeerId, str, StreamPair]] = []
     place = tmp_path / "streams.sock"
 
@@ -243,7 +243,7 @@ def test_streams_of_others_are_handed_over_with_their_authenticated_peer(tmp_pat
     run(scene())
 
 
-def test_a_stream_that_nobody_has_announced_ends_with_those_who_accept_them(tmp_path: Path) -> None:
+def test_an_incoming_stream_without_announcement_is_closed_with_the_acceptor(tmp_path: Path) -> None:
     place = tmp_path / "streams.sock"
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""Signed records and the noticeboard within one process."""
+"""Signed records and the directory within one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record_of(key: SigningKey = KEY, *, issued_at: float = 1000.0, addresses: tu
     st.sampled_from(PeerRole),
     st.floats(allow_nan=False, allow_infinity=False),
 )
-def test_a_record_comes_back_as_it_was_signed(addresses: tuple[str, ...], role: PeerRole, issued_at: float) -> None:
+def test_a_record_is_decoded_as_it_was_signed(addresses: tuple[str, ...], role: PeerRole, issued_at: float) -> None:
     record = sign_record(KEY, run=RUN, addresses=addresses, can_be_dialled=True, role=role, issued_at=issued_at)
     assert record.is_authentic()
     assert len(record.encode()) <= MAX_RECORD_BYTES
@@ -47,14 +47,14 @@ def test_a_record_comes_back_as_it_was_signed(addresses: tuple[str, ...], role: 
     assert len(record.addresses) <= MAX_ADDRESSES
 
 
-def test_addresses_beyond_what_a_record_takes_are_left_out() -> None:
+def test_addresses_beyond_the_limits_of_a_record_are_left_out() -> None:
     addresses = tuple(f"/ip4/203.0.113.{index}/tcp/31337{END}" for index in range(40))
     assert record_of(addresses=addresses).addresses == addresses[:MAX_ADDRESSES]
     assert record_of(addresses=("x" * 300, *addresses[:2])).addresses == addresses[:2]
 
 
 @pytest.mark.parametrize("index", range(0, len(record_of(addresses=(END,)).encode()), 7))
-def test_a_changed_byte_anywhere_is_noticed(index: int) -> None:
+def test_a_changed_byte_anywhere_is_detected(index: int) -> None:
     encoded = bytearray(record_of(addresses=(END,)).encode())
     encoded[index] ^= 0x10
     with pytest.raises(FrameError):
@@ -67,7 +67,7 @@ def test_any_bytes_are_refused(encoded: bytes) -> None:
         decode_record(encoded)
 
 
-def test_the_signature_of_somebody_else_does_not_count() -> None:
+def test_a_signature_of_another_peer_does_not_count() -> None:
     other = SigningKey(sha256(b"other"))
     stolen = dataclasses.replace(record_of(), peer=other.peer)
     with pytest.raises(FrameError, match=r"a peer record of 12D3\.\..* is not signed by it"):
@@ -120,7 +120,7 @@ def test_the_directory_keeps_the_newest_record_of_each_peer_until_it_expires() -
     asyncio.run(main())
 
 
-def test_a_directory_that_is_down_says_so() -> None:
+def test_a_directory_that_is_down_raises_an_error() -> None:
     async def main() -> None:
         directory = MemoryDirectory(lambda: 0.0)
         directory.is_down = True
@@ -132,7 +132,7 @@ def test_a_directory_that_is_down_says_so() -> None:
     asyncio.run(main())
 
 
-def test_the_directory_takes_signed_records_only() -> None:
+def test_the_directory_accepts_only_signed_records() -> None:
     async def main() -> None:
         unsigned = dataclasses.replace(record_of(), signature=bytes(64))
         with pytest.raises(FrameError, match="is not signed by it"):

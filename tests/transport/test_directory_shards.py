@@ -1,4 +1,4 @@
-"""Where records lie in the DHT, and what is accepted there."""
+"""Places of records in the DHT, and which records are accepted there."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ def test_the_shard_of_a_peer_never_changes() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_every_peer_has_a_shard_that_readers_look_at(peer: bytes) -> None:
+def test_every_peer_has_a_shard_that_readers_look_up(peer: bytes) -> None:
     assert directory_key(RUN, shard_of(PeerId(peer))) in directory_keys(RUN)
 
 
-def test_no_two_shards_nor_runs_share_a_key() -> None:
+def test_no_two_shards_or_runs_share_a_key() -> None:
     keys = (*directory_keys(RUN), *directory_keys(sha256(b"other run")))
     assert len(set(keys)) == 2 * SHARDS
 
 
-# -- how much of a shard is taken
+# -- how much of a shard is read
 
 
 @given(st.sets(st.binary(min_size=32, max_size=32), max_size=20), st.binary(max_size=16))
-def test_all_of_a_shard_that_is_not_flooded_is_taken(peers: set[bytes], draw: bytes) -> None:
+def test_a_shard_that_is_not_flooded_is_read_completely(peers: set[bytes], draw: bytes) -> None:
     assert set(choose_some(peers, draw)) == peers
 
 
-def test_of_a_flooded_shard_a_bounded_sample_is_taken_each_time_another() -> None:
+def test_a_flooded_shard_is_read_as_a_bounded_sample_that_differs_each_time() -> None:
     samples = [set(choose_some(CROWD, bytes([draw]))) for draw in range(32)]
     assert {len(sample) for sample in samples} == {MOST_IN_SHARD}
     assert all(sample < set(CROWD) for sample in samples)
-    assert set().union(*samples) == set(CROWD), "nobody is left out for ever"
-    assert set.intersection(*samples) == set(), "and nobody always taken"
+    assert set().union(*samples) == set(CROWD), "no peer is always left out"
+    assert set.intersection(*samples) == set(), "and none is always taken"
 
 
 # -- what is accepted
@@ -89,7 +89,7 @@ def test_a_signed_record_in_its_place_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("shard", sorted(set(range(SHARDS)) - {SHARD}))
-def test_a_record_in_another_shard_is_not(shard: int) -> None:
+def test_a_record_in_another_shard_is_refused(shard: int) -> None:
     assert not is_acceptable(place(RUN, shard), SUBKEY, VALUE, ISSUED_AT + 600, ISSUED_AT)
 
 
@@ -116,10 +116,10 @@ def test_a_record_in_another_shard_is_not(shard: int) -> None:
         (PLACE, SUBKEY, 7, ISSUED_AT),
     ],
 )
-def test_anything_else_is_not(where: bytes, subkey: bytes, value: bytes, expires_at: float) -> None:
+def test_anything_else_is_refused(where: bytes, subkey: bytes, value: bytes, expires_at: float) -> None:
     assert not is_acceptable(where, subkey, value, expires_at, ISSUED_AT)
 
 
 @pytest.mark.parametrize(("ahead", "is_taken"), [(-60.0, True), (600.0, True), (3600.0, True), (3601.0, False)])
-def test_a_record_of_the_future_is_not(ahead: float, is_taken: bool) -> None:
+def test_a_record_of_the_future_is_refused(ahead: float, is_taken: bool) -> None:
     assert is_acceptable(PLACE, SUBKEY, VALUE, ISSUED_AT + 600, ISSUED_AT - ahead) == is_taken

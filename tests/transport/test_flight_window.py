@@ -1,4 +1,4 @@
-"""What is under way on a lane is bounded by what comes within a moment, and all is accounted for."""
+"""Unread bytes on a lane are bounded by what arrives within a moment, and all bytes are accounted for."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ KIB = 1024
 
 
 def carry(window: FlightWindow, rate: float, frame_bytes: int, seconds: float, start: float = 0.0) -> tuple[float, int]:
-    """Send frames as fast as the window lets them go over a line of `rate` bytes per second.
+    """Send frames as fast as the window allows over a line of `rate` bytes per second.
 
     Returns:
-        the longest time that a frame of the second half took, and how many bytes came in all.
+        the longest time that a frame of the second half took, and the number of bytes that arrived.
     """
     line: deque[tuple[float, float, int]] = deque()
     free, now, came, longest = start, start, 0, 0.0
@@ -42,7 +42,7 @@ def carry(window: FlightWindow, rate: float, frame_bytes: int, seconds: float, s
     return longest, came
 
 
-def test_a_frame_goes_when_nothing_else_does_however_long_it_is() -> None:
+def test_a_frame_of_any_length_is_sent_if_nothing_else_is_in_flight() -> None:
     window = FlightWindow()
     assert window.has_room(10 * FIRST_BYTES)
     window.send(10 * FIRST_BYTES, 0.0, 60.0)
@@ -59,13 +59,13 @@ def test_on_a_thin_line_frames_take_a_moment_and_the_line_is_used(rate: float) -
     assert came >= 0.95 * rate * 120.0
 
 
-def test_on_a_wide_line_the_window_opens_and_no_further_than_it_may() -> None:
+def test_on_a_wide_line_the_window_opens_up_to_its_limit() -> None:
     window = FlightWindow()
     carry(window, 1e9, 256 * KIB, 2.0)
     assert window.window_bytes == MOST_BYTES
 
 
-def test_a_line_that_turns_thin_is_noticed_by_what_was_under_way() -> None:
+def test_a_line_that_turns_thin_is_detected_from_the_bytes_in_flight() -> None:
     window = FlightWindow()
     carry(window, 50e6, 64 * KIB, 10.0)
     wide = window.window_bytes
@@ -74,7 +74,7 @@ def test_a_line_that_turns_thin_is_noticed_by_what_was_under_way() -> None:
     assert window.window_bytes == pytest.approx(200e3 * MOMENT_SECONDS, rel=0.35)
 
 
-def test_what_never_fills_the_window_does_not_open_it() -> None:
+def test_a_window_that_is_never_full_does_not_open() -> None:
     window = FlightWindow()
     for second in range(1000):
         window.send(FIRST_BYTES // 4, float(second), 1e9)
@@ -82,7 +82,7 @@ def test_what_never_fills_the_window_does_not_open_it() -> None:
     assert window.window_bytes == FIRST_BYTES
 
 
-def test_the_first_that_comes_late_of_a_flood_tells_the_rate() -> None:
+def test_the_first_late_frame_of_a_flood_gives_the_rate() -> None:
     window = FlightWindow()
     for _ in range(16):
         window.send(FIRST_BYTES // 16, 0.0, 60.0)
@@ -92,20 +92,20 @@ def test_the_first_that_comes_late_of_a_flood_tells_the_rate() -> None:
         assert window.window_bytes == pytest.approx(expected)
 
 
-def test_what_comes_neither_at_once_nor_late_changes_nothing() -> None:
+def test_a_frame_that_is_neither_prompt_nor_late_changes_nothing() -> None:
     window = FlightWindow()
     window.send(FIRST_BYTES, 0.0, 60.0)
     window.read(FIRST_BYTES, (AT_ONCE_SECONDS + MOMENT_SECONDS) / 2)
     assert window.window_bytes == FIRST_BYTES
 
 
-def test_a_stream_that_is_lost_takes_what_was_under_way_with_it() -> None:
+def test_a_lost_stream_discards_its_bytes_in_flight() -> None:
     window = FlightWindow()
     window.send(1000, 0.0, 60.0)
     window.lose()
     assert (window.bytes_under_way, window.oldest) == (0, None)
     window.send(500, 1.0, 60.0)
-    assert window.read(1000, 1.1) == 500, "of which half was sent on the stream that is gone: nobody can tell"
+    assert window.read(1000, 1.1) == 500, "half of it may have been sent on the lost stream"
     assert (window.bytes_under_way, window.oldest) == (0, None)
 
 
@@ -114,7 +114,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2**31), st.floats(0.0, 
 
 
 @given(STEPS)
-def test_whatever_the_other_end_says_the_books_are_right(steps: list[Step]) -> None:
+def test_the_accounts_are_right_whatever_the_other_end_reports(steps: list[Step]) -> None:
     window, now = FlightWindow(), 0.0
     under_way: deque[int] = deque()
     for sends, num_bytes, seconds in steps:

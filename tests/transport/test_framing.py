@@ -1,4 +1,4 @@
-"""Frames on a stream: reads that are bounded, writes that are bounded."""
+"""Frames on a stream: bounded reads and bounded writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = TransportLimits(bulk_frame_bytes=100, frame_seconds=3.0, slowest_bytes_
 
 
 class FakeWriter:
-    """Keeps what is written; `drain` is what the test says."""
+    """A writer that keeps what is written; its `drain` is the test's."""
 
     def __init__(self, drain: Callable[[], object] = lambda: None) -> None:
         self.written = b""
@@ -74,23 +74,23 @@ def write(frame: Frame, drain: Callable[[], object] = lambda: None) -> bytes:
     return run_virtual(main())
 
 
-def test_a_frame_comes_as_it_was_written() -> None:
+def test_a_frame_is_read_as_it_was_written() -> None:
     assert read(write(b"payload")) == b"payload"
     long = bytes(range(256)) * 300
     assert write(long) == len(long).to_bytes(4, "big") + long
     assert write(SplitFrame(b"head", memoryview(long))) == (4 + len(long)).to_bytes(4, "big") + b"head" + long
 
 
-def test_the_end_between_frames_is_no_error() -> None:
+def test_an_end_between_frames_is_not_an_error() -> None:
     assert read() is None
 
 
-def test_a_length_beyond_the_limit_is_refused_before_its_bytes_come() -> None:
+def test_a_length_beyond_the_limit_is_refused_before_its_bytes_arrive() -> None:
     with pytest.raises(FrameError, match=r"12D3\.\..* announced a bulk frame of 4294967295 bytes where 1 to 100 are"):
         read(b"\xff\xff\xff\xff", ends=False)
 
 
-def test_on_the_control_lane_a_length_with_its_highest_bit_says_what_was_read() -> None:
+def test_on_the_control_lane_a_length_with_its_highest_bit_set_is_a_read_count() -> None:
     async def main(said: bytes) -> object:
         reader = stream(said + b"\x00\x00\x00\x02ok", ends=False)
         first = await read_frame(reader, sender=PEER, lane=Lane.CONTROL, limits=LIMITS)
@@ -115,7 +115,7 @@ def test_a_cut_off_frame_is_refused() -> None:
         read(b"\x00\x00\x00\x08abc")
 
 
-def test_a_frame_that_trickles_in_is_given_up() -> None:
+def test_a_frame_that_arrives_too_slowly_is_given_up() -> None:
     with pytest.raises(PeerError, match=r"did not finish a bulk frame of 50 bytes in 8\.0 s"):
         read(b"\x00\x00\x00\x32abc", ends=False)
 
@@ -128,22 +128,22 @@ async def read_until_reset(start: bytes) -> object:
     return await reading
 
 
-def test_a_connection_that_breaks_within_a_frame_is_the_peers_error() -> None:
+def test_a_connection_that_breaks_within_a_frame_is_a_peer_error() -> None:
     with pytest.raises(PeerError, match=r"the connection to .* broke: Connection reset by peer"):
         run_virtual(read_until_reset(b"\x00\x00\x00\x08"))
 
 
 def test_a_reset_between_frames_is_the_end_of_the_stream() -> None:
-    """A daemon resets a stream whose other end is closed if it has not passed on all that was written to it."""
+    """A daemon resets a stream whose other end is closed if it has not forwarded all that was written to it."""
     assert run_virtual(read_until_reset(b"")) is None
 
 
-def test_a_write_that_nobody_reads_ends_at_its_deadline() -> None:
+def test_an_unread_write_ends_at_its_deadline() -> None:
     with pytest.raises(PeerError, match="did not read a bulk frame by its deadline"):
         write(b"payload", drain=lambda: asyncio.get_running_loop().create_future())
 
 
-def test_a_write_that_is_read_slowly_goes_on_and_ends_when_it_is_read_no_more() -> None:
+def test_a_slowly_read_write_continues_and_ends_once_reading_stops() -> None:
     class SlowWriter(FakeWriter):
         async def drain(self) -> None:
             while self.left > 0:
@@ -164,7 +164,7 @@ def test_a_write_that_is_read_slowly_goes_on_and_ends_when_it_is_read_no_more() 
         run_virtual(write_to(SlowWriter()))
 
 
-def test_a_write_to_a_broken_connection_is_the_peers_error() -> None:
+def test_a_write_to_a_broken_connection_is_a_peer_error() -> None:
     def fail() -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -185,7 +185,7 @@ def test_greetings_are_exchanged() -> None:
     ("answer", "text"),
     [(b"HTTP", "did not begin with a greeting"), (b"\x00", "closed before the greeting"), (b"", "before the greeting")],
 )
-def test_a_stream_without_greeting_is_refused(answer: bytes, text: str) -> None:
+def test_a_stream_without_a_greeting_is_refused(answer: bytes, text: str) -> None:
     async def main() -> None:
         await greet(stream(answer), cast(asyncio.StreamWriter, FakeWriter()))
 

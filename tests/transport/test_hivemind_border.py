@@ -1,4 +1,4 @@
-"""hivemind behind its border: silent, and guarded against what strangers send."""
+"""hivemind behind its wrapper: silent, and guarded against messages from strangers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2p_diloco.transport import hivemind_border
 from p2p_diloco.transport.hivemind_border import load_hivemind, p2pd_messages
 
 
-def test_hivemind_speaks_through_our_logger_only(
+def test_hivemind_logs_only_through_our_logger(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load_hivemind()
@@ -53,7 +53,7 @@ def test_the_dictionary_of_the_dht_passes_the_guard() -> None:
 
 
 @pytest.mark.parametrize(("size", "latest"), [("many", 4e9), (-1, 4e9), ([], 4e9), (None, "never"), (None, None)])
-def test_what_a_strangers_dictionary_says_of_itself_is_put_right(size: object, latest: object) -> None:
+def test_an_invalid_header_of_a_strangers_dictionary_is_corrected(size: object, latest: object) -> None:
     load_hivemind()
     storage = importlib.import_module("hivemind.dht.storage")
     serializer = importlib.import_module("hivemind.utils.serializer").MSGPackSerializer
@@ -65,7 +65,7 @@ def test_what_a_strangers_dictionary_says_of_itself_is_put_right(size: object, l
     assert sorted(key for key, _ in dictionary.items()) == [b"one", b"three", b"two"]
 
 
-def test_the_messages_of_the_daemon_are_there() -> None:
+def test_the_messages_of_the_daemon_are_available() -> None:
     messages = p2pd_messages()
     assert messages.Request(type=messages.Request.IDENTIFY).SerializeToString() == b"\x08\x00"
 
@@ -89,6 +89,6 @@ assert hivemind.__version__
 """
 
 
-def test_only_parts_are_imported_and_the_whole_for_who_asks() -> None:
+def test_only_parts_are_imported_and_the_whole_package_on_request() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", PARTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""One stream's reader: the cap on the line and the pace of the lane hold, and nobody is blamed for them."""
+"""The reader of one stream keeps the cap and the pace of its lane, and blames no peer for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 100.0 * KIB
 
 
 class NoWriter:
-    """The other half of a stream; nobody writes."""
+    """The write half of a stream on which nothing is written."""
 
     @property
     def transport(self) -> NoWriter:
@@ -32,7 +32,7 @@ class NoWriter:
         return False
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Take no note."""
+        """Do nothing."""
 
 
 def now() -> float:
@@ -50,7 +50,7 @@ def feed(reader: asyncio.StreamReader, *frames: bytes) -> None:
         reader.feed_data(len(frame).to_bytes(4, "big") + frame)
 
 
-def test_frames_come_whole_until_the_stream_ends() -> None:
+def test_frames_arrive_whole_until_the_stream_ends() -> None:
     async def main() -> None:
         for limits in (TransportLimits(), TransportLimits(download_bytes_per_second=RATE)):
             reader, lane = make(Lane.BULK, limits)
@@ -73,7 +73,7 @@ def test_bulk_frames_are_read_at_the_rate_of_the_cap() -> None:
     run_virtual(main())
 
 
-def test_the_sender_is_not_blamed_for_the_time_that_our_own_cap_takes() -> None:
+def test_the_sender_is_not_blamed_for_the_time_of_our_own_cap() -> None:
     async def main() -> None:
         limits = TransportLimits(download_bytes_per_second=RATE, frame_seconds=1.0, slowest_bytes_per_second=MIB)
         reader, lane = make(Lane.BULK, limits)
@@ -91,7 +91,7 @@ async def trickle(reader: asyncio.StreamReader, chunk: bytes, seconds: float) ->
 
 
 @pytest.mark.parametrize("cap", [None, RATE])
-def test_who_sends_a_byte_a_second_is_given_up_in_bounded_time(cap: float | None) -> None:
+def test_a_sender_of_a_byte_a_second_is_given_up_in_bounded_time(cap: float | None) -> None:
     async def main() -> None:
         reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=cap))
         reader.feed_data((1024 * KIB).to_bytes(4, "big"))
@@ -105,7 +105,7 @@ def test_who_sends_a_byte_a_second_is_given_up_in_bounded_time(cap: float | None
 
 
 @pytest.mark.parametrize("cap", [None, RATE])
-def test_who_stops_at_the_last_hundredth_of_a_frame_is_given_up_in_bounded_time(cap: float | None) -> None:
+def test_a_sender_that_stops_at_the_last_hundredth_of_a_frame_is_given_up_in_bounded_time(cap: float | None) -> None:
     async def main() -> None:
         reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=cap))
         reader.feed_data((1000 * KIB).to_bytes(4, "big") + bytes(990 * KIB))
@@ -116,7 +116,7 @@ def test_who_stops_at_the_last_hundredth_of_a_frame_is_given_up_in_bounded_time(
     run_virtual(main())
 
 
-def test_a_frame_that_is_cut_off_under_a_cap_says_how_much_of_it_came() -> None:
+def test_an_incomplete_frame_under_a_cap_is_reported_with_its_received_bytes() -> None:
     async def main() -> None:
         reader, lane = make(Lane.BULK, TransportLimits(download_bytes_per_second=RATE))
         reader.feed_data((100 * KIB).to_bytes(4, "big") + bytes(60 * KIB))
@@ -127,7 +127,7 @@ def test_a_frame_that_is_cut_off_under_a_cap_says_how_much_of_it_came() -> None:
     run_virtual(main())
 
 
-def test_control_frames_do_not_wait_for_the_cap_and_are_paid_for_by_bulk() -> None:
+def test_control_frames_do_not_wait_for_the_cap_and_are_charged_to_bulk() -> None:
     async def main() -> None:
         limits = TransportLimits(download_bytes_per_second=RATE)
         pace = Pace(RATE)
@@ -141,7 +141,7 @@ def test_control_frames_do_not_wait_for_the_cap_and_are_paid_for_by_bulk() -> No
 
 
 @pytest.mark.parametrize("cap", [None, RATE])
-def test_who_floods_the_control_lane_is_read_no_faster_than_its_share(cap: float | None) -> None:
+def test_a_flood_on_the_control_lane_is_read_no_faster_than_its_share(cap: float | None) -> None:
     async def main() -> None:
         limits = TransportLimits(download_bytes_per_second=cap, control_bytes_per_second=64.0 * KIB)
         share = 64.0 * KIB if cap is None else 0.25 * cap
@@ -155,7 +155,7 @@ def test_who_floods_the_control_lane_is_read_no_faster_than_its_share(cap: float
     run_virtual(main())
 
 
-def test_what_the_sender_has_read_is_told_and_is_no_frame() -> None:
+def test_a_read_count_is_reported_and_is_not_a_frame() -> None:
     async def main() -> None:
         stream = LaneStream(Lane.CONTROL, (asyncio.StreamReader(), cast(asyncio.StreamWriter, NoWriter())))
         heard: list[int] = []

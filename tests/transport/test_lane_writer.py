@@ -1,4 +1,4 @@
-"""One lane's writer: frames in order, pieces under a cap, turns, and who does not read loses its stream in time."""
+"""The writer of one lane: order of frames, pieces under a cap, turns, and timely loss of links that are not read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = TransportLimits(frame_seconds=10.0, slowest_bytes_per_second=64.0 * KIB
 
 
 class FakeSocket:
-    """A stream whose other end reads at a rate of its own; both ends of a `StreamWriter` in one."""
+    """A stream whose other end reads at a set rate; it is both ends of a `StreamWriter` in one."""
 
     def __init__(self, reads: Callable[[], float] = lambda: float("inf")) -> None:
         self.writes: list[tuple[float, int]] = []
@@ -120,7 +120,7 @@ def framed(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("rate", [None, RATE])
-def test_frames_are_written_in_order_behind_their_lengths(rate: float | None) -> None:
+def test_frames_are_written_in_order_after_their_lengths(rate: float | None) -> None:
     async def main() -> None:
         bench = Bench("one", pace=Pace(rate) if rate is not None else None)
         frames = [bytes([number]) * (1 + 20_000 * number) for number in range(4)]
@@ -138,7 +138,7 @@ def test_frames_are_written_in_order_behind_their_lengths(rate: float | None) ->
     run_virtual(main())
 
 
-def test_a_frame_that_closing_cuts_off_is_never_completed() -> None:
+def test_a_frame_cut_off_by_closing_is_never_completed() -> None:
     async def main() -> None:
         bench = Bench("one", pace=Pace(RATE))
         stream, socket = bench.link.streams[Lane.BULK][0], bench.sockets[Lane.BULK]
@@ -154,7 +154,7 @@ def test_a_frame_that_closing_cuts_off_is_never_completed() -> None:
     run_virtual(main())
 
 
-def test_a_lane_that_is_closed_between_frames_says_so() -> None:
+def test_a_lane_closed_between_frames_sends_an_end_marker() -> None:
     async def main() -> None:
         bench = Bench("one", pace=Pace(RATE))
         stream, socket = bench.link.streams[Lane.BULK][0], bench.sockets[Lane.BULK]
@@ -169,7 +169,7 @@ def test_a_lane_that_is_closed_between_frames_says_so() -> None:
     run_virtual(main())
 
 
-def test_under_a_cap_a_long_frame_goes_out_in_pieces_at_the_rate_of_the_cap() -> None:
+def test_under_a_cap_a_long_frame_is_sent_in_pieces_at_the_rate_of_the_cap() -> None:
     async def main() -> None:
         pace = Pace(RATE)
         bench = Bench("one", pace=pace)
@@ -184,7 +184,7 @@ def test_under_a_cap_a_long_frame_goes_out_in_pieces_at_the_rate_of_the_cap() ->
     run_virtual(main())
 
 
-def test_a_control_frame_does_not_wait_and_is_paid_for_by_what_follows() -> None:
+def test_a_control_frame_does_not_wait_and_is_charged_to_later_frames() -> None:
     async def main() -> None:
         bench = Bench("one", pace=Pace(RATE))
         bench.post(bytes(1024 * KIB))
@@ -198,7 +198,7 @@ def test_a_control_frame_does_not_wait_and_is_paid_for_by_what_follows() -> None
     run_virtual(main())
 
 
-def test_frames_take_turns_and_who_waited_too_long_is_not_written() -> None:
+def test_frames_take_turns_and_an_expired_frame_is_not_written() -> None:
     async def main() -> None:
         pace = Pace(RATE)
         first, second = Bench("one", pace=pace), Bench("two", pace=pace)
@@ -208,14 +208,14 @@ def test_frames_take_turns_and_who_waited_too_long_is_not_written() -> None:
             second.post(bytes(100 * KIB), seconds=3.0)
             second.post(bytes(10 * KIB))
             await second.until_written(10 * KIB)
-        assert len(first.sockets[Lane.BULK].written) == 500 * KIB + 4, "begun first, done first"
+        assert len(first.sockets[Lane.BULK].written) == 500 * KIB + 4, "the first frame is finished first"
         assert second.counters.bulk.frames_dropped == 1
         assert len(second.sockets[Lane.BULK].written) == 10 * KIB + 4
 
     run_virtual(main())
 
 
-def test_a_deadline_that_the_cap_itself_passes_closes_no_link() -> None:
+def test_a_deadline_missed_because_of_the_cap_closes_no_link() -> None:
     async def main() -> None:
         bench = Bench("one", pace=Pace(RATE), reads=lambda: 2 * RATE)
         bench.post(bytes(1024 * KIB), seconds=2.0)
@@ -242,7 +242,9 @@ def test_a_frame_in_two_parts_is_written_as_one(rate: float | None) -> None:
 
 @pytest.mark.parametrize("rate", [None, RATE])
 @pytest.mark.parametrize("reads", [0.0, 1.0, 1.0 * KIB])
-def test_who_reads_nothing_or_next_to_nothing_loses_its_link_in_bounded_time(rate: float | None, reads: float) -> None:
+def test_a_peer_that_reads_nothing_or_almost_nothing_loses_its_link_in_bounded_time(
+    rate: float | None, reads: float
+) -> None:
     async def main() -> None:
         bench = Bench("one", pace=Pace(rate) if rate is not None else None, reads=lambda: reads)
         frame = bytes(1024 * KIB)
@@ -260,7 +262,7 @@ def test_who_reads_nothing_or_next_to_nothing_loses_its_link_in_bounded_time(rat
     run_virtual(main())
 
 
-def test_who_does_not_read_holds_nobody_elses_frames_under_a_cap() -> None:
+def test_a_peer_that_does_not_read_delays_no_other_peers_frames_under_a_cap() -> None:
     async def main() -> None:
         pace = Pace(RATE)
         deaf, other = Bench("deaf", pace=pace, reads=lambda: 0.0), Bench("two", pace=pace)
@@ -269,20 +271,20 @@ def test_who_does_not_read_holds_nobody_elses_frames_under_a_cap() -> None:
             await asyncio.sleep(0.1)
             other.post(bytes(100 * KIB))
             took = await other.until_written(100 * KIB + 4)
-        assert took < 6.0, "what fits the buffers of who is deaf, then this one"
+        assert took < 6.0, "first what fits the buffers of the one that does not read"
         assert deaf.ended == []
 
     run_virtual(main())
 
 
-def test_a_writer_that_is_stopped_while_others_have_the_turn_leaves_it_to_them() -> None:
+def test_a_writer_stopped_outside_its_turn_leaves_the_turn_to_others() -> None:
     async def main() -> None:
         pace = Pace(RATE)
         deaf, other = Bench("deaf", pace=pace, reads=lambda: 0.0), Bench("two", pace=pace)
         deaf.post(bytes(1024 * KIB), seconds=60.0)
         async with other.writing():
             async with deaf.writing():
-                await asyncio.sleep(4.0)  # its buffers are full, and its turn is given away
+                await asyncio.sleep(4.0)  # its buffers are full, and it has given up its turn
                 other.post(bytes(500 * KIB))
                 await asyncio.sleep(1.0)
                 assert pace.turn.locked()
@@ -293,7 +295,7 @@ def test_a_writer_that_is_stopped_while_others_have_the_turn_leaves_it_to_them()
     run_virtual(main())
 
 
-def test_no_more_is_under_way_than_the_window_has_room_for() -> None:
+def test_bytes_in_flight_are_limited_by_the_window() -> None:
     async def main() -> None:
         bench = Bench("one", pace=None)
         frame = bytes(100 * KIB)
@@ -306,14 +308,14 @@ def test_no_more_is_under_way_than_the_window_has_room_for() -> None:
             bench.link.take_read_count(len(frame) + 4)
             await bench.until_written(3 * (len(frame) + 4))
             assert bench.counters.bulk.bytes_read == len(frame) + 4
-            bench.link.take_read_count(2**31 - 1)  # in all, and it cannot be
+            bench.link.take_read_count(2**31 - 1)  # a total that is impossible
             await bench.until_written(4 * (len(frame) + 4))
         assert bench.counters.bulk.bytes_read == 3 * (len(frame) + 4), "it cannot have read more than was sent"
 
     run_virtual(main())
 
 
-def test_a_frame_that_waits_for_room_past_its_deadline_is_dropped_and_the_next_one_goes() -> None:
+def test_a_frame_that_expires_while_waiting_for_room_is_dropped_and_the_next_one_is_sent() -> None:
     async def main() -> None:
         bench = Bench("one", pace=None)
         first, late, next_one = bytes(300 * KIB), bytes(10 * KIB), bytes(20 * KIB)
@@ -331,7 +333,7 @@ def test_a_frame_that_waits_for_room_past_its_deadline_is_dropped_and_the_next_o
     run_virtual(main())
 
 
-def test_who_says_no_more_that_it_reads_loses_its_link_when_it_would_have_given_up_itself() -> None:
+def test_a_peer_that_stops_reporting_reads_loses_its_link_when_it_would_give_up_itself() -> None:
     async def main() -> None:
         bench = Bench("one", pace=None)
         frame = bytes(300 * KIB)
@@ -346,8 +348,8 @@ def test_who_says_no_more_that_it_reads_loses_its_link_when_it_would_have_given_
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_a_buffer_that_nobody_empties_is_waited_for_while_the_other_end_says_that_it_reads(says: bool) -> None:
-    """What it reads lies with the daemons, which take no more meanwhile."""
+def test_a_full_buffer_is_waited_for_while_the_other_end_reports_reads(says: bool) -> None:
+    """What it reads is buffered in the daemons, which accept no more meanwhile."""
 
     async def main() -> None:
         bench = Bench("one", pace=None, reads=lambda: 0.0)
@@ -368,7 +370,7 @@ def test_a_buffer_that_nobody_empties_is_waited_for_while_the_other_end_says_tha
     run_virtual(main())
 
 
-def test_who_says_that_it_reads_is_waited_for() -> None:
+def test_a_peer_that_reports_reads_is_waited_for() -> None:
     async def main() -> None:
         bench, frame = Bench("one", pace=None), bytes(60 * KIB)
         for _ in range(6):
@@ -380,12 +382,12 @@ def test_who_says_that_it_reads_is_waited_for() -> None:
                 bench.link.take_read_count(number * (len(frame) + 4))
             assert bench.ended == []
             await bench.until_written(5 * (len(frame) + 4))
-        assert bench.counters.bulk.frames_dropped == 2, "what waited behind was dropped at its own deadline"
+        assert bench.counters.bulk.frames_dropped == 2, "later frames were dropped at their own deadline"
 
     run_virtual(main())
 
 
-def test_under_a_cap_a_frame_that_takes_the_place_of_an_expired_one_needs_room_too() -> None:
+def test_under_a_cap_a_frame_that_replaces_an_expired_one_needs_room_too() -> None:
     async def main() -> None:
         pace = Pace(RATE)
         bench, other = Bench("one", pace=pace), Bench("two", pace=pace)
@@ -397,7 +399,7 @@ def test_under_a_cap_a_frame_that_takes_the_place_of_an_expired_one_needs_room_t
             bench.post(bytes(20 * KIB), seconds=1.0)
             bench.post(bytes(300 * KIB))
             await asyncio.sleep(30.0)
-            assert bench.counters.bulk.frames_sent == 1, "there was room for the one that expired"
+            assert bench.counters.bulk.frames_sent == 1, "the expired frame would have had room"
             bench.link.take_read_count(200 * KIB + 4)
             await bench.until_written(500 * KIB + 8)
 
@@ -405,7 +407,7 @@ def test_under_a_cap_a_frame_that_takes_the_place_of_an_expired_one_needs_room_t
     run_virtual(main())
 
 
-def test_what_was_under_way_on_a_stream_that_is_gone_holds_nobody() -> None:
+def test_bytes_in_flight_on_a_lost_stream_delay_nobody() -> None:
     async def main() -> None:
         bench = Bench("one", pace=None)
         frame = bytes(300 * KIB)

@@ -1,4 +1,4 @@
-"""What the directory makes of what the DHT finds. That it works among real daemons is shown in tests/swarm."""
+"""Reading of the directory from search results of the DHT. Its use among real daemons is tested in tests/swarm."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RECORDS = {
 
 @dataclass
 class Found:
-    """One of hivemind's values with their time of expiry."""
+    """One of hivemind's values with its expiration time."""
 
     value: Any
 
 
 @dataclass
 class FakeNode:
-    """The DHT of hivemind with `records` in it; searches for `stuck` shards never end, for `broken` ones they fail."""
+    """A fake DHT node that holds `records`; searches for `stuck` shards never end, and those for `broken` ones fail."""
 
     records: Sequence[PeerRecord]
     stuck: frozenset[int] = frozenset()
@@ -73,37 +73,37 @@ def test_an_empty_directory_has_no_peers() -> None:
     assert run_virtual(peers_at(FakeNode(()))) == ()
 
 
-def test_shards_that_do_not_answer_or_fail_hide_no_others() -> None:
+def test_shards_that_do_not_answer_or_fail_do_not_hide_others() -> None:
     async def scene() -> None:
         begun = asyncio.get_running_loop().time()
         node = FakeNode(tuple(RECORDS.values()), stuck=frozenset({1, 4}), broken=frozenset({2}))
         found = await peers_at(node)
         assert {record.peer for record in found} == {peer for peer in RECORDS if shard_of(peer) not in (1, 2, 4)}
         assert asyncio.get_running_loop().time() - begun <= 20.0
-        assert all(search.done() for search in node.searches), "nobody goes on searching for what nobody waits for"
+        assert all(search.done() for search in node.searches), "searches that nobody waits for are cancelled"
 
     run_virtual(scene())
 
 
 @pytest.mark.parametrize("fault", ["stuck", "broken"])
-def test_when_no_shard_answers_the_look_fails(fault: str) -> None:
+def test_reading_fails_if_no_shard_answers(fault: str) -> None:
     node = FakeNode(tuple(RECORDS.values()), **cast(Any, {fault: frozenset(range(SHARDS))}))
     with pytest.raises(PeerError, match="the directory did not answer within 20 s"):
         run_virtual(peers_at(node))
 
 
-def test_no_more_than_so_many_are_taken_from_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_taken_from_a_shard_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_shards, "MOST_IN_SHARD", 1)
     found = run_virtual(peers_at(FakeNode(tuple(RECORDS.values()))))
     assert sorted(shard_of(record.peer) for record in found) == list(range(SHARDS))
 
 
-def test_initial_peers_are_gathered_by_peer_without_oneself() -> None:
+def test_initial_peers_are_grouped_by_peer_without_this_peer() -> None:
     one, own = (f"/ip4/127.0.0.1/tcp/{{}}/p2p/{format_peer_id(key.peer)}" for key in (KEY, OTHER))
     addresses = [one.format(1), own.format(2), one.format(3)]
     assert _group_by_peer(addresses, own=OTHER.peer) == {KEY.peer: (addresses[0], addresses[2])}
 
 
-def test_an_initial_peer_without_its_id_is_an_error_of_configuration() -> None:
+def test_an_initial_peer_without_its_id_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="of a bootstrap peer lacks /p2p/<peer id>"):
         _group_by_peer(["/ip4/127.0.0.1/tcp/1"], own=OTHER.peer)

@@ -1,4 +1,4 @@
-"""Limits, counters and texts that both transports share."""
+"""Limits, counters and texts shared by both transports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_text_about_a_long_frame_names_its_sender_and_the_bounds() -> None:
     assert text == f"{name} announced a control frame of 2147483648 bytes where 1 to 4096 are allowed"
 
 
-def test_a_silent_listener_takes_everything() -> None:
+def test_a_silent_listener_accepts_everything() -> None:
     listener: TransportListener = SilentListener()
     peer = PeerId(sha256(b"peer"))
     listener.link_up(peer)

@@ -1,4 +1,4 @@
-"""What the memory network adds to the contract: weather, determinism."""
+"""Properties of the memory network beyond the contract: weather and determinism."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scene = Callable[[MemoryNetwork, list[MemoryTransport], list[Recorder]], Awaitab
 
 
 def play(scene: Scene, network: MemoryNetwork | None = None, num_peers: int = 2) -> None:
-    """Run `scene` with peers of which the first is linked to all others."""
+    """Run `scene` with peers; the first is linked to all others."""
 
     async def main() -> None:
         place = network if network is not None else MemoryNetwork(3)
@@ -52,7 +52,7 @@ def test_losing_frames_keeps_the_order_of_the_others() -> None:
     play(scene, MemoryNetwork(3, loss=0.1))
 
 
-def test_two_networks_with_one_seed_do_the_same() -> None:
+def test_two_networks_with_the_same_seed_behave_alike() -> None:
     def history(seed: int) -> list[float]:
         times: list[float] = []
 
@@ -74,7 +74,7 @@ def test_two_networks_with_one_seed_do_the_same() -> None:
     assert history(1) == history(1) != history(2)
 
 
-def test_a_cut_that_is_healed_in_time_only_delays() -> None:
+def test_a_cut_that_is_healed_in_time_only_causes_a_delay() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], heard: list[Recorder]) -> None:
         network.cut(peers[0].peer, peers[1].peer)
         post_all(peers[0], peers[1], 3)
@@ -115,7 +115,7 @@ def test_a_split_leaves_links_within_each_side() -> None:
     play(scene, num_peers=3)
 
 
-def test_a_stopped_peer_hears_afterwards_what_it_missed() -> None:
+def test_a_stopped_peer_later_receives_what_it_missed() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], heard: list[Recorder]) -> None:
         network.stall(peers[1].peer)
         post_all(peers[0], peers[1], 2)
@@ -135,7 +135,7 @@ def test_a_stopped_peer_hears_afterwards_what_it_missed() -> None:
     play(scene)
 
 
-def test_what_a_stopped_peer_posts_waits_for_it_to_wake() -> None:
+def test_frames_posted_by_a_stopped_peer_wait_until_it_wakes() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], heard: list[Recorder]) -> None:
         network.stall(peers[1].peer)
         assert peers[1].post(peers[0].peer, b"short-lived", lane=Lane.CONTROL, deadline=in_seconds(1))
@@ -163,7 +163,7 @@ def test_a_write_that_stalled_while_its_sender_slept_is_given_up_on_waking() -> 
     play(scene)
 
 
-def test_a_killed_peer_hears_nothing_more_and_may_come_back() -> None:
+def test_a_killed_peer_receives_nothing_more_and_may_return() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], heard: list[Recorder]) -> None:
         network.kill(peers[1].peer)
         network.kill(peers[1].peer)
@@ -180,7 +180,7 @@ def test_a_killed_peer_hears_nothing_more_and_may_come_back() -> None:
     play(scene)
 
 
-def test_a_peer_that_comes_back_before_its_death_was_noticed_gets_a_fresh_link() -> None:
+def test_a_peer_that_returns_before_its_death_was_detected_gets_a_fresh_link() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], heard: list[Recorder]) -> None:
         network.cut(peers[0].peer, peers[1].peer)
         network.kill(peers[1].peer)
@@ -194,7 +194,7 @@ def test_a_peer_that_comes_back_before_its_death_was_noticed_gets_a_fresh_link()
     play(scene)
 
 
-def test_a_death_behind_a_cut_is_noticed_later() -> None:
+def test_a_death_behind_a_cut_is_detected_later() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], heard: list[Recorder]) -> None:
         network.cut(peers[0].peer, peers[1].peer)
         network.kill(peers[1].peer)
@@ -206,7 +206,7 @@ def test_a_death_behind_a_cut_is_noticed_later() -> None:
     play(scene)
 
 
-def test_a_peer_is_on_line_once() -> None:
+def test_a_peer_is_online_only_once() -> None:
     async def scene(network: MemoryNetwork, peers: list[MemoryTransport], _: list[Recorder]) -> None:
         with pytest.raises(ConfigError, match="is already online"):
             await network.transport(peers[0].peer, run=RUN).__aenter__()
@@ -220,6 +220,6 @@ def test_the_rate_of_a_lane_is_kept() -> None:
         for __ in range(10):
             assert peers[0].post(peers[1].peer, bytes(MIB), lane=Lane.BULK, deadline=in_seconds(60))
         await heard[1].wait_until(lambda it: len(it.frames) == 10, 60)
-        assert in_seconds(0) - begun == pytest.approx(10, abs=0.6)  # the pipe holds one frame, and the way takes time
+        assert in_seconds(0) - begun == pytest.approx(10, abs=0.6)  # the pipe holds one frame, and there is a delay
 
     play(scene, MemoryNetwork(3, bytes_per_second=MIB))

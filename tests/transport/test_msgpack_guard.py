@@ -1,4 +1,4 @@
-"""What strangers send as msgpack is scanned before it is parsed."""
+"""Msgpack from strangers is scanned before it is parsed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def nested_in_extensions(depth: int) -> bytes:
 
 
 @given(values)
-def test_whatever_msgpack_packs_passes(value: object) -> None:
+def test_everything_packed_by_msgpack_passes(value: object) -> None:
     check_msgpack(msgpack.packb(value))
 
 
 @given(values, st.data())
-def test_nothing_that_ends_early_passes(value: object, draw: st.DataObject) -> None:
+def test_nothing_truncated_passes(value: object, draw: st.DataObject) -> None:
     packed = msgpack.packb(value)
     end = draw.draw(st.integers(0, len(packed) - 1))
     with pytest.raises(FrameError):
@@ -77,21 +77,21 @@ def test_depth_within_extensions_is_bounded() -> None:
         check_msgpack(nested_in_extensions(200))
 
 
-def test_maps_nest_too() -> None:
+def test_maps_are_nesting_too() -> None:
     with pytest.raises(FrameError, match="nests more than 16 levels deep"):
         check_msgpack(b"\x81\xc0" * 200 + b"\xc0")
 
 
-def test_what_follows_the_first_item_of_an_extension_is_skipped_with_it() -> None:
+def test_bytes_after_the_first_item_of_an_extension_are_skipped_with_it() -> None:
     check_msgpack(b"\x92" + bytes((0xD5, 0x50)) + b"\xc0\xc1" + b"\xc0")
 
 
-def test_an_extension_may_not_hold_more_than_itself() -> None:
+def test_an_item_must_not_exceed_its_extension() -> None:
     with pytest.raises(FrameError, match="ends early"):
         check_msgpack(b"\x92" + bytes((0xD5, 0x50)) + b"\xa5x" + b"yyyyyyy")
 
 
-def test_a_container_that_claims_more_than_there_is_is_refused_at_once() -> None:
+def test_a_container_that_claims_more_items_than_bytes_is_refused_at_once() -> None:
     with pytest.raises(FrameError, match="ends early"):
         check_msgpack(b"\xdd\xff\xff\xff\xff\xc0")
 
@@ -108,5 +108,5 @@ def test_an_unknown_type_is_refused() -> None:
         check_msgpack(b"\xc1")
 
 
-def test_large_numbers_of_bytes_cost_nothing() -> None:
+def test_long_byte_strings_are_cheap() -> None:
     check_msgpack(msgpack.packb([bytes(1024 * 1024), math.pi, {"a" * 70_000: [1, -1, -(2**40)]}]))

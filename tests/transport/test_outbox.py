@@ -1,4 +1,4 @@
-"""Queues of one lane: bounded, in order, without what came too late."""
+"""The queue of one lane: bounded, in order, without expired frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from p2p_diloco.transport.link import LaneCounters
 from p2p_diloco.transport.outbox import Outbox
 
 
-def test_frames_leave_in_the_order_in_which_they_came() -> None:
+def test_frames_leave_in_order_of_arrival() -> None:
     outbox = Outbox(100, LaneCounters())
     assert outbox.offer(b"one", 1.0)
     assert outbox.offer(b"two", 2.0)
@@ -17,7 +17,7 @@ def test_frames_leave_in_the_order_in_which_they_came() -> None:
     assert (len(outbox), outbox.waiting_bytes) == (0, 0)
 
 
-def test_a_full_outbox_refuses_and_an_empty_one_takes_any_frame() -> None:
+def test_a_full_outbox_refuses_and_an_empty_one_accepts_any_frame() -> None:
     outbox = Outbox(4, LaneCounters())
     assert outbox.offer(b"longer than four", 1.0)
     assert not outbox.offer(b"x", 1.0)
@@ -40,13 +40,13 @@ def test_frames_past_their_deadline_are_dropped_and_counted() -> None:
     assert counters.frames_dropped == 3
 
 
-def test_a_frame_at_its_very_deadline_is_sent() -> None:
+def test_a_frame_exactly_at_its_deadline_is_sent() -> None:
     outbox = Outbox(100, LaneCounters())
     outbox.offer(b"frame", 1.0)
     assert outbox.take(1.0) is not None
 
 
-def test_clearing_counts_what_is_lost() -> None:
+def test_clearing_counts_lost_frames() -> None:
     counters = LaneCounters()
     outbox = Outbox(100, counters)
     outbox.offer(b"one", 1.0)
@@ -55,7 +55,7 @@ def test_clearing_counts_what_is_lost() -> None:
     assert (len(outbox), outbox.waiting_bytes, counters.frames_dropped) == (0, 0, 2)
 
 
-def test_bytes_that_wait_are_counted_until_they_are_taken_or_dropped() -> None:
+def test_waiting_bytes_are_counted_until_they_are_taken_or_dropped() -> None:
     counters = LaneCounters()
     boxes = [Outbox(1000, counters) for _ in range(2)]
     for box in boxes:
@@ -63,7 +63,7 @@ def test_bytes_that_wait_are_counted_until_they_are_taken_or_dropped() -> None:
         assert box.offer(bytes(50), 1.0)
     assert counters.bytes_waiting == 300
     assert boxes[0].take(2.0) is not None
-    assert boxes[0].take(2.0) is None, "its time was over"
+    assert boxes[0].take(2.0) is None, "its deadline has passed"
     assert counters.bytes_waiting == 150
     boxes[1].clear()
     assert counters.bytes_waiting == 0

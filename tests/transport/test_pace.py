@@ -1,4 +1,4 @@
-"""Whoever waits for a line with a cap is let pass in turn, and no later than the cap says."""
+"""Frames pass a line with a cap in turn, and no later than the cap requires."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def test_pieces_pass_at_the_rate_of_the_cap() -> None:
     run_virtual(main())
 
 
-def test_who_has_much_to_pass_goes_piece_by_piece_with_who_has_little() -> None:
+def test_long_and_short_senders_alternate_piece_by_piece() -> None:
     async def main() -> None:
         pace, passed = Pace(RATE), list[str]()
         await asyncio.gather(pass_pieces(pace, 100, passed, "much"), pass_pieces(pace, 3, passed, "little"))
-        assert passed[:12].count("little") == 3, "behind what a burst lets pass, piece for piece"
+        assert passed[:12].count("little") == 3, "after the burst, pieces alternate"
 
     run_virtual(main())
 
 
-def test_a_frame_that_is_counted_is_waited_for_by_those_behind() -> None:
+def test_later_frames_wait_for_a_counted_frame() -> None:
     async def main() -> None:
         pace = Pace(RATE)
         at = pace.count(200_000)
@@ -54,7 +54,7 @@ def test_a_frame_that_is_counted_is_waited_for_by_those_behind() -> None:
     run_virtual(main())
 
 
-def test_a_frame_passes_both_ends() -> None:
+def test_a_frame_is_charged_at_both_ends() -> None:
     async def main() -> None:
         slow, fast = Pace(RATE), Pace(10 * RATE)
         assert book_frame((None, None), 10**9) == 0.0

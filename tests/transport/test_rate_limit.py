@@ -1,4 +1,4 @@
-"""A cap holds over every stretch of time, and a line that has something to pass is never idle."""
+"""A cap holds over every interval, and a line with waiting bytes is never idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUESTS = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 1_000_000)), min_s
 
 
 def played(bucket: TokenBucket, requests: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return when each request passes; each is made so many seconds after the one before."""
+    """Return the time at which each request passes; each is made the given seconds after the previous one."""
     now, passed = 100.0, []
     for pause, num_bytes in requests:
         now += pause
@@ -32,19 +32,19 @@ def played(bucket: TokenBucket, requests: list[tuple[float, int]]) -> list[tuple
 
 
 @given(RATES, st.floats(0, 1e6), REQUESTS)
-def test_no_stretch_of_time_carries_more_than_the_cap_and_a_burst(
+def test_no_interval_carries_more_than_the_cap_and_a_burst(
     rate: float, burst: float, requests: list[tuple[float, int]]
 ) -> None:
     passed = played(TokenBucket(per_second=rate, burst=burst), requests)
     for first, last in itertools.combinations_with_replacement(range(len(passed)), 2):
         carried = sum(num_bytes for _, num_bytes in passed[first : last + 1])
         stretch = passed[last][0] - passed[first][0]
-        # What is asked for first may have waited for its own bytes before the stretch began.
+        # The first request may have waited for its own bytes before the interval started.
         assert carried - passed[first][1] <= burst + rate * stretch + 1e-6 * carried + rate * 1e-9
 
 
 @given(RATES, st.floats(0, 1e6), REQUESTS)
-def test_bytes_pass_in_the_order_in_which_they_were_asked_for_and_none_before(
+def test_bytes_pass_in_the_order_of_their_requests_and_never_earlier(
     rate: float, burst: float, requests: list[tuple[float, int]]
 ) -> None:
     now, before = 100.0, 0.0
@@ -58,14 +58,14 @@ def test_bytes_pass_in_the_order_in_which_they_were_asked_for_and_none_before(
 
 
 @given(RATES, st.floats(0, 1e6), st.lists(st.integers(1, 1_000_000), min_size=1, max_size=40))
-def test_a_line_that_always_has_something_to_pass_is_never_idle(rate: float, burst: float, sizes: list[int]) -> None:
+def test_a_line_that_always_has_waiting_bytes_is_never_idle(rate: float, burst: float, sizes: list[int]) -> None:
     bucket = TokenBucket(per_second=rate, burst=burst)
     last = [bucket.spend(num_bytes, 0.0) for num_bytes in sizes][-1]
     assert last == pytest.approx(max((sum(sizes) - burst) / rate, 0.0), abs=1e-6)
 
 
 @given(RATES, st.floats(0, 1e6), st.floats(0, 1e6))
-def test_idleness_saves_no_more_than_a_burst(rate: float, burst: float, idle_seconds: float) -> None:
+def test_idle_time_saves_at_most_one_burst(rate: float, burst: float, idle_seconds: float) -> None:
     bucket = TokenBucket(per_second=rate, burst=burst)
     bucket.spend(1.0, 0.0)
     now = idle_seconds + (1.0 + burst) / rate
@@ -73,7 +73,7 @@ def test_idleness_saves_no_more_than_a_burst(rate: float, burst: float, idle_sec
     assert bucket.spend(rate, now) == pytest.approx(now + 1.0)
 
 
-def test_what_does_not_wait_is_paid_for_by_what_comes_later() -> None:
+def test_bytes_that_do_not_wait_are_charged_to_later_ones() -> None:
     counted, free = (TokenBucket(per_second=1000.0, burst=0.0) for _ in range(2))
     counted.spend(500, 10.0)
     assert counted.spend(1000, 10.0) == free.spend(1000, 10.0) + 0.5

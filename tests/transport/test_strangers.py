@@ -1,4 +1,4 @@
-"""What peers that are no members may cost."""
+"""Limits on the cost of peers that are not members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def peers(count: int, name: bytes = b"peer") -> list[PeerId]:
 
 
 def num_dials(budget: DialBudget, addresses: list[str], *, seconds: int = 3600) -> int:
-    """Return how many dials go out when one of these is asked for in every second."""
+    """Return the number of dials made if one of these is requested every second."""
     return sum(budget.admits((addresses[second % len(addresses)],), float(second)) for second in range(seconds))
 
 
@@ -41,7 +41,7 @@ def test_one_place_is_dialled_a_few_times_in_ten_minutes_whoever_names_it(addres
     assert num_dials(DialBudget(), addresses) <= DIALS_PER_PLACE * (1 + 3600 / PLACE_SECONDS)
 
 
-def test_a_record_that_names_a_place_beside_others_is_counted_for_each_of_them() -> None:
+def test_a_record_with_several_places_is_counted_for_each() -> None:
     budget = DialBudget()
     for number in range(int(DIALS_PER_PLACE)):
         assert budget.admits((f"/ip4/198.51.100.{number}/tcp/1", "/ip4/203.0.113.5/tcp/22"), 0.0)
@@ -54,7 +54,7 @@ def test_all_strangers_together_get_a_few_dozen_dials_and_one_every_other_second
     assert DIALS_AT_ONCE <= num_dials(DialBudget(), places, seconds=600) <= DIALS_AT_ONCE + 300
 
 
-def test_loopback_is_no_place_and_nonsense_costs_a_dial_only() -> None:
+def test_loopback_is_not_a_place_and_an_invalid_address_costs_only_a_dial() -> None:
     budget = DialBudget()
     for address in ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1", "nonsense"):
         assert all(budget.admits((address,), 0.0) for _ in range(8))
@@ -77,14 +77,14 @@ def test_places_take_bounded_memory() -> None:
         ("Some.Name", "some.name"),
     ],
 )
-def test_what_counts_as_one_place(host: str, place: str) -> None:
+def test_a_place_is_an_ipv4_address_an_ipv6_64_or_a_name(host: str, place: str) -> None:
     assert place_of(host) == place
 
 
 # -- links
 
 
-def test_the_newest_link_of_the_busiest_address_goes() -> None:
+def test_the_newest_links_of_the_busiest_address_are_closed() -> None:
     crowd, few, home = peers(70, b"crowd"), peers(3, b"few"), peers(20, b"home")
     hosts = {
         **dict.fromkeys(crowd, ("203.0.113.5",)),
@@ -96,7 +96,7 @@ def test_the_newest_link_of_the_busiest_address_goes() -> None:
     assert surplus_links([*crowd[:60], *few], hosts, 64) == []
 
 
-def test_who_comes_by_loopback_or_cannot_be_placed_is_left() -> None:
+def test_links_from_loopback_or_unknown_places_are_kept() -> None:
     everybody = peers(100)
     assert surplus_links(everybody, dict.fromkeys(everybody, ("::1",)), 64) == []
     assert surplus_links(everybody, {}, 64) == []
@@ -104,7 +104,7 @@ def test_who_comes_by_loopback_or_cannot_be_placed_is_left() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=60), st.integers(0, 20))
-def test_as_many_go_as_must_and_never_one_of_a_quieter_place(places: list[int], most: int) -> None:
+def test_only_as_many_links_as_necessary_are_closed_and_none_of_a_quieter_place(places: list[int], most: int) -> None:
     everybody = peers(len(places))
     hosts = {peer: (f"198.51.100.{place}",) for peer, place in zip(everybody, places, strict=True)}
     closed = surplus_links(everybody, hosts, most)

@@ -1,4 +1,4 @@
-"""A link as a bundle of streams, over streams that are not there."""
+"""A link as a bundle of streams, over fake streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2p_diloco.transport.virtual_time import run_virtual
 
 
 class FakeWriter:
-    """A writer that remembers its end."""
+    """A writer that records how it was closed."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.transport = self
@@ -62,7 +62,7 @@ def test_closing_gently_waits_for_the_other_end() -> None:
     assert 0.4 < run_virtual(main()) < 0.6
 
 
-def test_closing_gently_waits_for_the_reader_but_not_for_ever() -> None:
+def test_closing_gently_waits_for_the_reader_but_not_forever() -> None:
     async def main() -> float:
         writer = FakeWriter()
         stream = make_stream(writer)
@@ -74,7 +74,7 @@ def test_closing_gently_waits_for_the_reader_but_not_for_ever() -> None:
     assert 0.9 < run_virtual(main()) < 1.1
 
 
-def test_closing_gently_what_is_broken_just_closes() -> None:
+def test_closing_gently_closes_a_broken_stream_at_once() -> None:
     async def main() -> None:
         writer = FakeWriter(BrokenPipeError())
         await make_stream(writer).close_gently(1.0)
@@ -127,7 +127,7 @@ def test_a_link_runs_out_stream_by_stream() -> None:
     run_virtual(main())
 
 
-def test_what_was_read_in_all_is_said_on_the_control_lane_and_later_to_who_does_not_read_that() -> None:
+def test_the_read_count_is_sent_on_the_control_lane_and_repeated_once_the_other_end_reads() -> None:
     async def main() -> None:
         link, writer = make_link(), FakeWriter()
         link.say_read(7)
@@ -138,17 +138,17 @@ def test_what_was_read_in_all_is_said_on_the_control_lane_and_later_to_who_does_
         for _ in range(1000):
             link.say_read(3)
         await asyncio.sleep(10.0)
-        assert writer.written == reading_of(12), "nothing piles up"
+        assert writer.written == reading_of(12), "reports do not accumulate"
         writer.buffered = 0
         await asyncio.sleep(2 * SAY_AGAIN_SECONDS)
         assert writer.written == reading_of(12) + reading_of(3012)
         link.say_read(READ_MODULUS - 3000)
-        assert writer.written.endswith(reading_of(12)), "the count begins anew where its digits end"
+        assert writer.written.endswith(reading_of(12)), "the count wraps around"
 
     run_virtual(main())
 
 
-def test_what_was_read_is_said_again_on_another_stream() -> None:
+def test_the_read_count_is_repeated_on_another_stream() -> None:
     async def main() -> None:
         link, first, second = make_link(), FakeWriter(), FakeWriter()
         old, new = make_stream(first, Lane.CONTROL), make_stream(second, Lane.CONTROL)
@@ -156,16 +156,16 @@ def test_what_was_read_is_said_again_on_another_stream() -> None:
         link.is_up = True
         link.say_read(7)
         link.add(new)
-        assert second.written == reading_of(7), "the other end may know nothing of what was before"
+        assert second.written == reading_of(7), "the other end may have missed earlier reports"
         link.say_read(5)
         assert (first.written, second.written) == (reading_of(7), reading_of(7) + reading_of(12))
         link.remove(new)
-        assert first.written == reading_of(7) + reading_of(12), "what was said on the other may be lost with it"
+        assert first.written == reading_of(7) + reading_of(12), "reports on the other stream may be lost with it"
 
     run_virtual(main())
 
 
-def test_what_is_heard_counts_once_whatever_was_lost_between() -> None:
+def test_reads_are_counted_once_even_if_reports_were_lost() -> None:
     async def main() -> None:
         link = make_link()
         for num_bytes in (100, 200, 300):
@@ -178,7 +178,7 @@ def test_what_is_heard_counts_once_whatever_was_lost_between() -> None:
         assert link.flight.bytes_under_way == 0
         link.flight.send(50, 0.0, 60.0)
         link.take_read_count(0)
-        assert link.flight.bytes_under_way == 0, "the other end counts from the beginning: no telling what it has read"
+        assert link.flight.bytes_under_way == 0, "the other end restarted its count, so what it has read is unknown"
         link.flight.send(50, 0.0, 60.0)
         link.take_read_count(20)
         assert link.flight.bytes_under_way == 30
@@ -186,7 +186,7 @@ def test_what_is_heard_counts_once_whatever_was_lost_between() -> None:
     run_virtual(main())
 
 
-def test_a_bulk_stream_that_is_only_read_takes_nothing_with_it() -> None:
+def test_removing_a_bulk_stream_that_is_only_read_keeps_bytes_in_flight() -> None:
     async def main() -> None:
         link = make_link()
         written, other = make_stream(FakeWriter()), make_stream(FakeWriter())
@@ -201,7 +201,7 @@ def test_a_bulk_stream_that_is_only_read_takes_nothing_with_it() -> None:
     run_virtual(main())
 
 
-def test_on_a_connection_that_is_lost_nothing_is_said_and_nothing_breaks() -> None:
+def test_reporting_reads_on_a_lost_connection_does_nothing() -> None:
     async def main() -> None:
         link = make_link()
         link.streams[Lane.CONTROL].append(make_stream(FakeWriter(BrokenPipeError()), Lane.CONTROL))

@@ -1,4 +1,4 @@
-"""The loop in which waiting costs nothing."""
+"""An event loop in which waiting costs no time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_timers_run_in_the_order_of_their_times() -> None:
     assert run_virtual(main()) == [1.0, 2.0, 3.0]
 
 
-def test_a_deadline_passes_for_what_waits_for_nothing() -> None:
+def test_a_timeout_expires_even_if_nothing_else_can_happen() -> None:
     async def main() -> float:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
@@ -46,7 +46,7 @@ def test_a_deadline_passes_for_what_waits_for_nothing() -> None:
     assert run_virtual(main()) == pytest.approx(5)
 
 
-def test_work_for_threads_is_done_at_once_in_the_loop() -> None:
+def test_work_for_threads_runs_at_once_in_the_loop() -> None:
     async def main() -> tuple[int, float]:
         thread = await asyncio.to_thread(threading.get_ident)
         return thread, asyncio.get_running_loop().time()
@@ -54,7 +54,7 @@ def test_work_for_threads_is_done_at_once_in_the_loop() -> None:
     assert run_virtual(main()) == (threading.get_ident(), 0.0)
 
 
-def test_an_error_of_work_for_threads_comes_back() -> None:
+def test_an_error_in_work_for_threads_is_raised() -> None:
     def fail() -> None:
         raise KeyError("broken")
 
@@ -65,7 +65,7 @@ def test_an_error_of_work_for_threads_comes_back() -> None:
     run_virtual(main())
 
 
-def test_everybody_waiting_for_nobody_is_an_error_that_names_them() -> None:
+def test_a_deadlock_is_an_error_that_names_the_waiting_tasks() -> None:
     async def main() -> None:
         await asyncio.sleep(7)
         await asyncio.create_task(asyncio.Event().wait(), name="the lazy one")

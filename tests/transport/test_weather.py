@@ -1,4 +1,4 @@
-"""What a test can do to the ways between peers."""
+"""Failures that a test can cause between peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def blocked_pairs(weather: Weather) -> list[str]:
     return [names[one] + names[other] for one, other in ((A, B), (A, C), (B, C)) if weather.is_blocked(one, other)]
 
 
-def test_a_cut_blocks_one_way_in_both_directions() -> None:
+def test_a_cut_blocks_both_directions() -> None:
     weather = Weather()
     weather.cut(A, B)
     assert blocked_pairs(weather) == ["ab"]
@@ -59,13 +59,13 @@ def test_the_same_seed_draws_the_same_weather() -> None:
     assert all(0.01 <= seconds <= 0.05 for seconds in drawn[0])
 
 
-def test_losses_come_at_the_given_rate() -> None:
+def test_losses_occur_at_the_given_rate() -> None:
     calm, rough = Weather(1), Weather(1, loss=0.1)
     assert not any(calm.draw_loss() for _ in range(1000))
     assert 70 <= sum(rough.draw_loss() for _ in range(1000)) <= 130
 
 
-def test_who_waits_for_a_change_hears_of_it() -> None:
+def test_a_task_that_waits_for_a_change_is_woken() -> None:
     async def main() -> None:
         weather = Weather()
         weather.isolate(A)
@@ -86,5 +86,5 @@ def test_a_thin_line_is_shared_by_all_its_links_in_each_direction() -> None:
     assert weather.book_line(other, thin, 100, 10.0) == 13.0
     assert weather.book_line(thin, other, 100, 10.0) == 11.0, "the other direction is free"
     assert weather.book_line(one, other, 1000, 10.0) == 10.0
-    assert weather.book_line(one, thin, 50, 10.0, shared=False) == 10.0, "control words go between"
+    assert weather.book_line(one, thin, 50, 10.0, shared=False) == 10.0, "control frames go in between"
     assert weather.book_line(one, thin, 100, 20.0) == 21.0
