@@ -53,7 +53,7 @@ class FakeEngine:
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         return self.mine
 
-    def hear(self, name: str, *digests: Digest, ready: bool = True) -> None:
+    def take_heartbeat(self, name: str, *digests: Digest, ready: bool = True) -> None:
         self.others[peer_key(name).peer] = SimpleNamespace(ready=ready, heads=heads(*digests))
 
 

@@ -346,6 +346,8 @@ def test_a_peer_that_stops_reporting_reads_loses_its_link_when_it_would_give_up_
         assert reason.endswith("did not read a bulk frame by its deadline")
         assert at == pytest.approx(3.0 + LIMITS.longest_seconds(len(frame) + 4), abs=0.2)
 
+    run_virtual(main())
+
 
 @pytest.mark.parametrize("says", [True, False])
 def test_a_full_buffer_is_waited_for_while_the_other_end_reports_reads(says: bool) -> None:
@@ -403,7 +405,6 @@ def test_under_a_cap_a_frame_that_replaces_an_expired_one_needs_room_too() -> No
             bench.link.take_read_count(200 * KIB + 4)
             await bench.until_written(500 * KIB + 8)
 
-    run_virtual(main())
     run_virtual(main())
 
 
