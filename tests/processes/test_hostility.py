@@ -53,7 +53,7 @@ HONEST = ("p0", "p1", "p2")
 LIAR = "p3"
 DIALS = "dials to the third party"
 OWN_TOPICS = frozenset(
-    "evaluation checkpoint checkpoints roster traffic reach start starting device replay ready invite".split()
+    "evaluation checkpoint checkpoints roster traffic reach start starting device replay ready waiting invite".split()
 )
 """Topics of lines about a peer itself, and about the members."""
 MOST_OF_ROUND = {"round": 1, "skipped": 1, "content-sound": 1, "missing": 2}
