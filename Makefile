@@ -1,60 +1,58 @@
-# make demo       a swarm on this machine: bootstrap and volunteers, one killed, one late; then a table and a report
-# make test       all tests
-# make faults     real processes, each killed and frozen at many moments: minutes, on a machine with nothing else to do
-# make repair     real processes and thin lines: killed all at once, damaged memory, joining on 1.5 x the rate of entries
-# make caps       caps on a line, kept over minutes on loopback and between two networks: prints the rates; what a thin
-#                 line averages, with and without a cap; fifteen minutes
-# make grid       two dozen real processes in five rows, all killed at once and started again: ten minutes
-# make churn      real processes, one started or killed every 12 s and the bootstrap killed: ten minutes, or as long as said,
-#                 with other draws: make churn CHURN_SECONDS=120 CHURN_SEED=7
-# make replay     a swarm of real processes, on two texts, then replayed in one process: ten minutes
-# make homes      real processes behind home routers, in networks of their own: two homes with README's commands, and a few
-#                 that can be reached among many that cannot; prints the figures; six minutes
-# make hostility  strangers and lying members against real processes, an attack at a time: half an hour; and with more time
-#                 for each attack: make hostility ATTACK_SECONDS=60
-# make losses     two volunteers and a bootstrap, real processes: any one of the three is killed, or two; prints after how long
-#                 the others go on; five minutes
-# make clocks     real processes: the first peer's clock is ahead by ten minutes or a day, then set right; one is stopped for a
-#                 while; prints after how long the next entry comes; and a simulated night of one laptop; half an hour;
-#                 on a busy machine with longer rounds: make clocks CLOCKS_ROUND_SECONDS=4
-# make planned    real processes: four islands with the rounds that `new` writes for them, then with those of 5 s that it
-#                 once wrote: steps of a cycle, held-out loss beside a replay and a row of the lab; fifteen minutes, or
-#                 shorter: make planned PLANNED_SECONDS=60
-# make own-loop   loops of one's own in real processes: killed and started again, with data workers, compiled, standing still;
-#                 ten minutes
-# make rivals     the benches of averaging, training and joining, beside others: their tests on real processes, five minutes
-# make footprint  the bench of what a peer holds in memory: its test on real processes, two minutes
-# make size       130 simulated members and a newcomer that reaches three of them; what the rosters of a run of 200 cost a
-#                 joiner, who come and go every 30 cycles for 1,000 cycles; and the longer stories of simulated swarms:
-#                 six minutes
-# make disasters  10,000 simulated swarms: an hour
-# make learning   the tables of docs/results.md, trial by trial: many hours, and goes on where it was stopped
-# make results    draws docs/results.md's figures from the trials that are kept
-# make bench      all that docs/performance.md tells of, on a machine with nothing else to do: half an hour; and draws it
-# make bench-figures  only draws docs/performance's tables and plots, from the figures that are kept
-# make wheel-test builds the wheel and the sdist, installs them into an empty environment elsewhere, and trains there:
-#                 some minutes, most of them to install PyTorch
-# make export-test  what `p2p-diloco export` writes, loaded by transformers: the same logits; brings that into .venv-export
-# make reference  writes the pages of docs/reference that follow from the code
+# make demo       a swarm on this machine: a bootstrap peer and volunteers, one killed, one late; prints a table and a report
+# make test       all tests except the long ones below; ten minutes on two cores
+# make faults     real processes, killed and frozen at many moments; needs an otherwise idle machine; 17 minutes
+# make repair     real processes and thin lines: all killed at once, damaged memory, joining at 1.5 x the rate of entries
+# make caps       caps on a line, held for minutes on loopback and between two networks; averaging on a thin line with and
+#                 without a cap; 15 minutes
+# make grid       two dozen real processes in five rows, all killed at once and restarted; 10 minutes
+# make churn      real processes, one started or killed every 12 s, and the bootstrap killed; 10 minutes. Another length or
+#                 seed: make churn CHURN_SECONDS=120 CHURN_SEED=7
+# make replay     a swarm of real processes on two texts, then replayed in one process; 12 minutes
+# make homes      real processes behind home routers in separate networks: two homes with README's commands, and a few
+#                 reachable peers among many that are not; 8 minutes
+# make hostility  strangers and lying members against real processes, one attack at a time; 45 minutes. Longer attacks:
+#                 make hostility ATTACK_SECONDS=60
+# make losses     two volunteers and a bootstrap peer, real processes: any one of the three is killed, or two; prints how
+#                 soon the others continue; 5 minutes
+# make clocks     real processes: a founder whose clock is ahead by ten minutes or a day and is then set right, a stopped
+#                 peer, and a simulated night of a laptop; 30 minutes. On a busy machine: make clocks CLOCKS_ROUND_SECONDS=4
+# make planned    real processes: four islands with the rounds that `new` writes, then with rounds of 5 s; compares steps and
+#                 loss with a replay and a trial; 18 minutes, or less: make planned PLANNED_SECONDS=60
+# make own-loop   users' own training loops in real processes: killed and restarted, with data workers, compiled, idle;
+#                 10 minutes
+# make gpu        own loops and a joiner on a GPU; skipped without CUDA
+# make rivals     tests of the benchmarks that compare with other systems; 5 minutes
+# make footprint  test of the memory benchmark; 2 minutes
+# make size       130 simulated members and a newcomer that reaches three of them; the rosters of a run of 200 members that
+#                 come and go every 30 cycles; the longer stories of simulated swarms; 6 minutes
+# make disasters  10,000 simulated swarms; three hours
+# make learning   the tables of docs/results.md, trial by trial; many hours, continues where it was stopped
+# make results    draws the figures of docs/results.md from the stored trials
+# make bench      measures everything in docs/performance.md, on an otherwise idle machine, and draws it; 30 minutes
+# make bench-figures  draws the tables and plots of docs/performance from the stored figures
+# make wheel-test builds wheel and sdist, installs them into an empty environment elsewhere, and trains there; 2 minutes
+# make export-test  loads what `p2p-diloco export` writes with transformers, which it installs into .venv-export
+# make reference  generates the pages of docs/reference
 # make check      style and types
-# make clean      removes what the others made
+# make format     formats with ruff
+# make clean      removes what the other targets created
 #
-# All but the last create .venv and install what pyproject.toml and constraints.txt name, once, and again only when
-# one of the two files has changed. Nothing is installed outside .venv and .venv-export.
+# All but `clean` first create .venv and install what pyproject.toml and constraints.txt name; they do so again only after
+# one of these files has changed. Nothing is installed outside .venv and .venv-export.
 
 PYTHON ?= python3
-# Further words for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Additional arguments for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_FLAGS ?=
-# Further words for the demo, such as: make demo DEMO_FLAGS="--peers 3 --seconds 90 --json -"
+# Arguments for the demo, such as: make demo DEMO_FLAGS="--peers 3 --seconds 90 --json -"
 DEMO_FLAGS ?= --seconds 120
-# Further words for pytest, such as: make test TEST_FLAGS="-x -k merge"
+# Additional arguments for pytest, such as: make test TEST_FLAGS="-x -k merge"
 TEST_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# One worker for each core; who is done takes over what others have not begun, so that no long test is waited for alone.
+# One worker per core. An idle worker takes over tests of the others, so that the run does not wait for one long test.
 IN_PARALLEL := -n auto --dist worksteal
 
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
@@ -63,15 +61,15 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility losses clocks planned own-loop rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility losses clocks planned own-loop gpu rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
 	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
 
-# The pure rooms first, of which every line and branch is covered; whole swarms of them in a session without counting,
-# which makes them three times as slow, also where pytest-cov pauses it. Last what looks at the wall clock: daemons side by
-# side, for they are waited for more than they work; whole swarms, whose rounds go by it, one at a time.
+# First the pure packages, with every line and branch covered. Whole swarms run in another session without coverage, which
+# makes them three times as slow even where pytest-cov pauses it. Last the tests on the wall clock: daemons in parallel,
+# because they mostly wait; whole swarms one at a time, because their rounds have deadlines.
 test: pure
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long and not wall_clock" tests $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "wall_clock and not long" $(DAEMON_TESTS) $(TEST_FLAGS)
@@ -118,7 +116,7 @@ planned: $(STAMP)
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
 
-# Needs a GPU that PyTorch knows as cuda; without one it is skipped.
+# Skipped without a CUDA device.
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py $(TEST_FLAGS)
 
@@ -134,7 +132,7 @@ size: $(STAMP)
 disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000
 
-# What was played is kept, so this may be stopped at any time.
+# Finished trials are stored, so this can be stopped at any time.
 KEPT := docs/results/outcomes.jsonl
 learning: $(STAMP)
 	for islands in 4 8 16; do $(BIN)/python -m research parity --size micro --islands $$islands --seeds 4 --keep $(KEPT) || exit 1; done
@@ -151,7 +149,7 @@ results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
 	$(BIN)/python docs/results/draw.py
 
-# What is measured; any of it may be given as nothing, such as:
+# The measurements. An empty value skips one, as in:
 # make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_TRAINING= BENCH_TO=/tmp/figures
 # Averaging: PEERSxPARAMETERS:AGAINST:REPEAT, several. State: MEGABYTES:DONORS:REPEAT, several. Others: their flags.
 BENCH_AVERAGING ?= 4x10M:hivemind,gloo:5 2x1M:hivemind,gloo:5 4x1M:hivemind,gloo:5 8x10M:gloo:3 2x50M:hivemind:3 8x50M:none:3
@@ -160,11 +158,11 @@ BENCH_STATE ?= 800:3:3
 BENCH_TRAINING ?= --repeat 2 --against $(BENCH_TRAINERS)
 BENCH_MEMORY ?= --peers 2 --parameters 10M,40M
 BENCH_TO ?= docs/performance
-# torchft plays where `python -m benchmarks install-torchft` has been.
+# torchft takes part if `python -m benchmarks install-torchft` has installed it.
 ASK_FOR_TORCHFT := from benchmarks.training.torchft_environment import torchft_interpreter as ask; ask()
 BENCH_TRAINERS = $(shell $(BIN)/python -c '$(ASK_FOR_TORCHFT)' 2>/dev/null && echo blocking,torchft || echo blocking)
 
-# The first, second or third part of such a word; and of 4x10M.
+# The n-th part of such a value, and the n-th side of 4x10M.
 part = $(word $2,$(subst :, ,$1))
 side = $(word $2,$(subst x, ,$(call part,$1,1)))
 define NEWLINE
@@ -175,11 +173,11 @@ averaging = $(BIN)/python -m benchmarks averaging --peers $(call side,$1,1) --pa
   --against $(call part,$1,2) --repeat $(call part,$1,3) --json $(BENCH_TO)/averaging-$(call part,$1,1).json$(NEWLINE)
 state = $(BIN)/python -m benchmarks state --megabytes $(call part,$1,1) --donors $(call part,$1,2) \
   --repeat $(call part,$1,3) --json $(BENCH_TO)/state-$(call part,$1,1)MB.json$(NEWLINE)
-# A bench that is told by its flags; nothing where there are none.
+# A benchmark with the given flags; nothing if there are none.
 other = $(if $2,$(BIN)/python -m benchmarks $1 $2 --json $(BENCH_TO)/$1.json)
 
-# A bench that fails ends it, and what came before is kept: make bench-figures draws that. Training is the last, for it
-# needs networks of its own, which not every machine lets it make.
+# A benchmark that fails stops this; earlier figures are kept, and make bench-figures draws them. Training comes last,
+# because it creates networks, which not every machine allows.
 bench: $(STAMP)
 	mkdir -p $(BENCH_TO)
 	@began=$$(date +%s) && $(MAKE) --no-print-directory bench-all \
@@ -200,7 +198,7 @@ bench-figures: $(STAMP)
 wheel-test: $(STAMP)
 	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
-# An environment of its own, that sees all of .venv (torch is large) and adds transformers, which peers do not need.
+# A separate environment that uses the packages of .venv (torch is large) and adds transformers, which peers do not need.
 EXPORT_VENV := .venv-export
 EXPORT_STAMP := $(EXPORT_VENV)/.installed
 export-test: $(EXPORT_STAMP)
@@ -232,7 +230,7 @@ format: $(STAMP)
 
 install: $(STAMP)
 
-# An install that was cut off leaves no stamp, so the next make begins it again.
+# An interrupted installation leaves no stamp, so the next make starts it again.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
