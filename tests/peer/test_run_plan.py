@@ -78,7 +78,7 @@ def test_the_rules_of_the_protocol_are_those_of_the_manifest() -> None:
     )
     rules = plan_run(manifest).rules
     assert rules.run == manifest.digest()
-    assert (rules.group_size, rules.cycles_without_entries, rules.contribution_limit) == (5, 3, 2.5)
+    assert (rules.group_size, rules.least_stalled_cycles, rules.contribution_limit) == (5, 3, 2.5)
     assert rules.clock.start_seconds == manifest.rounds.clock_start
     assert rules.clock.num_fragments == 2
 
