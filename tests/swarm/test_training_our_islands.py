@@ -31,7 +31,7 @@ PLAN = TrainingPlan(
 
 def windows_of(system: str, bits_per_second: float | None) -> tuple[Window, Window, float | None]:
     witness = Witness()
-    with ready_islands(PLAN, system, CYCLE_SECONDS, say=lambda text: None) as islands:
+    with ready_islands(PLAN, system, CYCLE_SECONDS, show=lambda text: None) as islands:
         witness.look()
         taken = islands.transmit()
         islands.gather()

@@ -36,7 +36,7 @@ def test_replicas_exchange_after_the_given_number_of_steps() -> None:
         torchft_interpreter=interpreter,
     )
     witness = Witness()
-    with ready_islands(plan, TORCHFT, 4.0, say=lambda text: None, sync_every=3) as islands:
+    with ready_islands(plan, TORCHFT, 4.0, show=lambda text: None, sync_every=3) as islands:
         alone, exchanging = islands.train(1.0), islands.exchange(2)
         witness.look()
     for island in exchanging:
