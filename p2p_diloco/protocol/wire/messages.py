@@ -176,7 +176,7 @@ class ContentReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedContentRequest:
-    """Request of `asker` for the signed content digests of `voter`; any peer can forward the answer.
+    """Request of `requester` for the signed content digests of `voter`; any peer can forward the answer.
 
     Attributes:
         nonce: repeated in the answer, so that an older answer cannot be passed off as this one.
