@@ -32,7 +32,7 @@ HISTORY = ("lab-log.md", "CHANGELOG.md")
 """Pages, besides the decisions, that keep their original wording."""
 
 # A docstring names a thing or an action, so it begins with a noun or an imperative.
-HEADLESS = re.compile(r"(Who|What|Whom|Whose|Whoever|Whatever|Tell|Hear|Say|Of)\b")
+HEADLESS = re.compile(r"(Who|What|Whom|Whose|Whoever|Whatever|How|However|Tell|Hear|Say|Of)\b")
 DIALECT = re.compile(r"\b([Ww]ho(m)?ever|one's own|so many|so often|another mouth|for want of)\b")
 LONGEST_LINE = 120
 

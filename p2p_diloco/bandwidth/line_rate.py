@@ -11,7 +11,7 @@ from typing import NamedTuple
 WINDOW_SECONDS = 3.0
 """Minimum time that an uplink must be saturated to count, and maximum time between two looks."""
 REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
-"""How long a saturated uplink counts as slow; then everything is sent again, to probe whether it still is.
+"""Time for which a saturated uplink counts as slow; then everything is sent again, to probe whether it still is.
 
 If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
 """

@@ -60,7 +60,7 @@ def _check_pause(_: Any, seconds: float) -> None:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFlags:
-    """How long a peer runs and how often it measures."""
+    """The length of a peer's run, and the interval of its measurements."""
 
     until_round: Annotated[
         int | None, Parameter(help="stop after this round; all peers that name the same one end with the same bytes")

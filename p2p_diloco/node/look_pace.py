@@ -1,4 +1,4 @@
-"""How often a peer reads the directory: every second at first, rarely once nothing is missing."""
+"""The interval at which a peer reads the directory: every second at first, rarely once nothing is missing."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SHRUNK = np.float32(0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRule:
-    """How local parameters follow the anchor; part of the manifest.
+    """The rule by which local parameters follow the anchor; part of the manifest.
 
     Attributes:
         kind: `keep`, `blend` or `overwrite`.

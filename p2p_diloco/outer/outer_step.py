@@ -17,7 +17,7 @@ from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterRule:
-    """How the anchor follows updates; part of the manifest.
+    """The rule by which the anchor follows updates; part of the manifest.
 
     Attributes:
         learning_rate: outer learning rate η.

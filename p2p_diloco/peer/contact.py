@@ -1,4 +1,4 @@
-"""How peers find each other: keep the printed invite current, and report whether any known peer answers."""
+"""Contact with other peers: keep the printed invite current, and report whether any known peer answers."""
 
 from __future__ import annotations
 

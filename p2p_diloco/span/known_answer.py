@@ -27,7 +27,7 @@ KNOWN_ANSWER = "8ad2943b43d22e5a"
 """First digits of a SHA-256 over all anchors, momenta and norms; only another codec or outer step changes it."""
 CODEC_NAMES = ("int4", "int8", "bfloat16", "float32")
 LENGTHS = (256, 200, 40)
-"""Whole blocks for the span loops, a short last block for the vector loops, and too few elements for either."""
+"""Numbers of elements: complete blocks, a short last block, and less than one block, for each kind of loop."""
 STEPS = 2
 
 

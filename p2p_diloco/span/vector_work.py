@@ -44,7 +44,7 @@ _NORM_SLACK = 1.0 + 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codecs:
-    """How a run's vectors are encoded and averaged.
+    """The codecs and means of a run's vectors.
 
     Attributes:
         contribution, row_mean, entry: the run's codecs.

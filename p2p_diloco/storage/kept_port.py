@@ -22,7 +22,7 @@ from p2p_diloco.transport.p2pd import check_ports_are_free
 PORT_FILE = "port"
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 OLD_DAEMON_SECONDS = 3.0
-"""How long the libp2p daemon of a killed peer may keep listening."""
+"""Time for which the libp2p daemon of a killed peer may keep listening."""
 
 _PROBE_SECONDS = 0.1
 _CANDIDATES = 64

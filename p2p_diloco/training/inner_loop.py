@@ -26,7 +26,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerRule:
-    """How an island trains; set by the manifest.
+    """The rule by which an island trains; set by the manifest.
 
     Attributes:
         optimizer: "muon" for the matrices of the blocks with AdamW for the rest, or "adamw" for everything.

@@ -1,4 +1,4 @@
-"""Whole sessions in one process and in virtual time: real engines, models and files; a memory network, no threads."""
+"""Complete sessions in one process and virtual time: real engines, models and files; a memory network, no threads."""
 
 from __future__ import annotations
 

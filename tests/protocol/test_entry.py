@@ -70,7 +70,7 @@ def test_an_entry_includes_only_present_members_and_needs_more_than_half_of_the_
 
 
 def test_members_without_a_vote_neither_make_nor_break_a_majority() -> None:
-    """However many fresh identities are listed, two of three voters are enough, and no other members are."""
+    """Two of three voters are enough, and no other members are, for any number of new identities."""
     roster = replace(roster_of(8), members=tuple(member(peer, counts=place < 3) for place, peer in enumerate(ids(8))))
     grid = fold_roster(roster, 16)
     owner = grid.owner(SPAN)

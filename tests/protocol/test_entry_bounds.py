@@ -97,7 +97,7 @@ def entry_by(gathered: MeanInputs, sound: frozenset[PeerId], head: SpanHead, ros
 def test_an_honest_entry_is_never_refused_in_any_state_of_its_span(
     head: SpanHead, told: list[tuple[int, int, float]], unsound: set[int], num_new: int
 ) -> None:
-    """Whatever earlier owners published and contributors report, whoever is new or dropped, the next entry is valid.
+    """The next entry is valid for all earlier entries, all reports of contributors, and all new or dropped members.
 
     So there is no state after which a span never gets entries again.
     """

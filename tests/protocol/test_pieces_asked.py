@@ -1,4 +1,4 @@
-"""How much is requested at once from which donor: pieces that follow the line, and donors that fell silent."""
+"""The amount requested at once from each donor: pieces that follow the line, and donors that fell silent."""
 
 from __future__ import annotations
 

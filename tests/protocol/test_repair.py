@@ -1,4 +1,4 @@
-"""How a peer finds out what it lacks, becomes ready, and answers others."""
+"""Repair: finding out what is missing, becoming ready, and answering others."""
 
 from __future__ import annotations
 

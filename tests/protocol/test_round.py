@@ -223,7 +223,7 @@ def with_voters(roster: Roster, *voters: PeerId) -> Roster:
 
 
 def test_members_without_a_vote_block_no_entry_in_one_row() -> None:
-    """However many of them are absent, or build on their own parent."""
+    """Any number of them may be absent, or follow another parent."""
     eight = with_voters(roster_of(8), A, B, C)
     found = replace(collection(A, B, roster=eight), grid=fold_roster(eight, 16), members=dict(enumerate(eight.members)))
     assert {part.peer for part in gathered(found).reduce.parts} == {A, B}, "the others are away"

@@ -1,4 +1,4 @@
-"""How a peer finds out what it lacks, fetches it, becomes ready, and answers requests of others.
+"""Repair: find out what this peer lacks, fetch it, become ready, and answer requests of others.
 
 `CatchUp` tracks what is missing. This module decides who can be asked and when a peer holds the agreed state. It also
 handles a change of branch: the whole run follows one branch of rosters, so if another one wins, spans that differ are

@@ -1,4 +1,4 @@
-"""How one child of a roster is agreed on: single-decree Paxos among the electorate of the parent.
+"""Agreement on one child of a roster: single-decree Paxos among the electorate of the parent.
 
 A promise carries what its voter has observed (`View`), and a proposal follows from the promises that it shows, by a
 rule (`proposal.py`). So any peer can check a proposal at any time: a leader can delay, but not choose. A proposal that

@@ -48,7 +48,7 @@ class FrameReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """How one value is encoded and decoded; `smallest` is the least number of bytes that it can take."""
+    """The encoding of one value; `smallest` is the least number of bytes that it can take."""
 
     put: Callable[[bytearray, Any], None]
     take: Callable[[FrameReader], Any]
