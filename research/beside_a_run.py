@@ -6,6 +6,7 @@ from pathlib import Path
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.replay import Replayed, play_again
+from p2p_diloco.training.data import Corpus
 from research.setting import Circumstances, Setting, run_trial
 
 
@@ -37,5 +38,6 @@ def _data_parallel_loss(replayed: Replayed) -> float:
         ticks=replayed.result.tokens // (islands * plan.inner.batch * plan.shape.context),
         batch=plan.inner.batch,
     )
+    assert isinstance(replayed.corpus, Corpus), "replayed runs train the built-in model on bytes"
     within = Circumstances(shape=plan.shape, rule=plan.inner, corpus=replayed.corpus)
     return run_trial(setting, 0, within=within).loss

@@ -21,7 +21,7 @@ from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.config.invite import SCHEME
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import ALIASES, EXPLAINED
-from p2p_diloco.config.settings import split_arguments
+from p2p_diloco.config.settings import PeerSettings, split_arguments
 from p2p_diloco.config.toml_document import known_keys, nearest_key
 
 PROGRAM = "p2p-diloco"
@@ -59,7 +59,9 @@ def run_command(arguments: Sequence[str]) -> int:
     Raises:
         P2PDilocoError: what is wrong and what to do.
     """
-    known_elsewhere = {*ALIASES, *EXPLAINED} if arguments and arguments[0] in _RUN_COMMANDS else ()
+    known_elsewhere = {*ALIASES, *EXPLAINED} if arguments and arguments[0] in _RUN_COMMANDS else set()
+    if arguments and arguments[0] != "new":
+        known_elsewhere -= PeerSettings.model_fields.keys()  # such as --model, which names a copy on this machine
     rest, files, overrides = split_arguments(arguments, known_elsewhere)
     around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ))
     app = make_app(around)
@@ -129,6 +131,45 @@ def make_app(around: Surroundings) -> App:
             key_path=organiser_key,
         )
         return make_run(path, options, around)
+
+    @app.command
+    def tokenize(
+        folder: Annotated[Path, Parameter(help="new folder for the shards")],
+        /,
+        *sources: Annotated[
+            str, Parameter(help="file, folder, glob, or hf: and the folder or id of a dataset; =0.3 adds a weight")
+        ],
+        tokenizer: Annotated[str, Parameter(help="tokenizer.json, a folder with it, or hf: and the id of a model")],
+        text_field: str = "text",
+        end_token: str | None = None,
+        held_out: float = 0.01,
+        most_tokens: int | None = None,
+    ) -> int:
+        """Turn texts into shards of tokens that a run can train on.
+
+        Parameters
+        ----------
+        text_field
+            field of a record (JSON lines, Parquet, datasets) that holds its text
+        end_token
+            token between two documents, such as "</s>" [default: the tokenizer's own]
+        held_out
+            share of the text that is kept for evaluation
+        most_tokens
+            maximum number of tokens from each source [default: all]
+        """
+        from p2p_diloco.cli.tokenize import tokenize as run
+        from p2p_diloco.training.tokenize_text import TokenizeOptions
+
+        options = TokenizeOptions(
+            sources=sources,
+            tokenizer=tokenizer,
+            text_field=text_field,
+            end_token=end_token,
+            held_out=held_out,
+            most_tokens=most_tokens,
+        )
+        return run(folder, options)
 
     @app.command
     def bootstrap(

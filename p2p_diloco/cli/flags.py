@@ -32,6 +32,7 @@ class SettingsFlags:
     device: Annotated[str | None, _setting("device")] = None
     threads: Annotated[str | None, _setting("threads")] = None
     data: Annotated[str | None, _setting("data")] = None
+    model: Annotated[str | None, _setting("model")] = None
     state_directory: Annotated[str | None, _setting("state_directory")] = None
     keep_checkpoints: Annotated[str | None, _setting("keep_checkpoints")] = None
     identity_path: Annotated[str | None, _setting("identity_path")] = None

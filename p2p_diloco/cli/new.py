@@ -72,6 +72,16 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
+    described = _describe_text(draft) | given
+    draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
+    if draft.model.kind in ("hf", "python"):
+        from p2p_diloco.peer.run_model import describe_source  # imported late: it imports PyTorch
+
+        found = describe_source(draft.model)
+        described |= {f"model.{key}": value for key, value in found.items() if value is not None}
+        if len(found["tensors"]) < draft.rounds.fragments:  # a fragment consists of whole tensors
+            described.setdefault("rounds.fragments", len(found["tensors"]))
+        draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
     if "rounds.fragments" in given:
         from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
 
@@ -81,7 +91,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     settings = load_settings(flags=flags, environment=around.environment)
     if sys.stdin.isatty() and sys.stdout.isatty():
         options = _ask_for_more(options, given)
-    values, notes = _with_rounds(draft, given, options, settings)
+    values, notes = _with_rounds(draft, described, options, settings)
     write_new_run(path, key_path, now_seconds=time.time(), values=values)
     print(f"wrote {path}; edit it before the first peer joins")
     for note in notes:
@@ -265,9 +275,24 @@ def _check_text(path: str) -> None:
         if not _HUB_NAME.fullmatch(path):
             raise ConfigError(f"data.path: {error}") from None
         raise ConfigError(
-            f"data.path: there is no file or folder {path} here, and nothing is downloaded from a hub; download "
-            "the text, then name its file or folder"
+            f"data.path: there is no file or folder {path} here, and a run reads no dataset itself; make a folder of "
+            f"its tokens with p2p-diloco tokenize FOLDER hf:{path}"
         ) from None
+
+
+def _describe_text(draft: RunManifest) -> Document:
+    """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
+    from p2p_diloco.training.token_shards import TokenText, is_shard_folder  # imported late: it imports NumPy
+
+    folder = Path(draft.data.path).expanduser()
+    if draft.data.path == STANDARD_LIBRARY or not is_shard_folder(folder):
+        return {}
+    text = TokenText(folder)
+    return {
+        "data.fingerprint": text.fingerprint.hex(),
+        "data.tokenizer": text.index.tokenizer,
+        "model.vocabulary": text.index.vocabulary,
+    }
 
 
 def _spans_for(manifest: RunManifest, islands: int) -> int:

@@ -27,7 +27,7 @@ _HARD_STOP_SECONDS = 10.0
 
 
 def run_trainer(plan: PeerPlan, flags: PeerFlags) -> int:
-    """Run a peer that trains the built-in model, until interrupted or until the last round; return the exit code.
+    """Run a peer that trains the model of the manifest, until interrupted or its last round; return the exit code.
 
     Raises:
         P2PDilocoError: the peer cannot go on.
@@ -35,7 +35,8 @@ def run_trainer(plan: PeerPlan, flags: PeerFlags) -> int:
     _prepare(plan.settings, flags)
     from p2p_diloco.peer.built_in import BuiltInTraining
 
-    return _run_to_end(replace(plan, training=BuiltInTraining(evaluate_seconds=flags.evaluate_seconds)))
+    training = BuiltInTraining(evaluate_seconds=flags.evaluate_seconds, founds=plan.founding is not None)
+    return _run_to_end(replace(plan, training=training))
 
 
 def run_bootstrap_peer(plan: PeerPlan, flags: PeerFlags) -> int:

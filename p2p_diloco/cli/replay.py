@@ -18,7 +18,7 @@ from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.replay.pace import Pace, pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.replay.replay import Replay, ReplayResult
-from p2p_diloco.training.data import Corpus
+from p2p_diloco.training.data import Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Replayed:
     """A replayed run and its result."""
 
     recording: Recording
-    corpus: Corpus
+    corpus: Text
     result: ReplayResult
     pace: Pace
 

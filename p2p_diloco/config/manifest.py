@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -21,17 +22,20 @@ from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 from p2p_diloco.training.shape import MODEL_SIZES, MOST_PARAMETERS, ModelShape, count_parameters
 
-MANIFEST_FORMAT: Literal[2] = 2
-MAX_MANIFEST_BYTES = 64 * 1024
+MANIFEST_FORMAT: Literal[3] = 3
+MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES = 64 * 1024, 16 * 1024
 LATEST_CLOCK_START = 1e11
 """Thousands of years from now. A value in milliseconds is above this limit; with it, round 0 would never begin."""
 SHORTEST_ROUND, LONGEST_ROUND = 0.05, 7 * 86400.0
 """Seconds."""
 STANDARD_LIBRARY = "stdlib"
 """Names the text that every machine has: the source of Python's standard library."""
+BUILT_IN = "built-in"
+HUGGING_FACE, PYTHON = "hf:", "python:"
+"""Prefixes of `model.source`: a model of transformers, and a function that returns a model."""
 
 # The signed statement begins with this, so that the signature is not valid for any other kind of statement.
-_STATEMENT_PREFIX = b"p2p-diloco manifest 2\n"
+_STATEMENT_PREFIX = b"p2p-diloco manifest 3\n"
 
 _DIGEST_DIGITS = 2 * DIGEST_BYTES
 
@@ -63,10 +67,10 @@ def _text_path(path: str) -> str:
     return _printable(path)
 
 
-def _split_peers(peers: object) -> object:
+def _split_words(words: object) -> object:
     """Accept a comma-separated string too, which is how lists are written on a command line."""
-    words = peers.replace(",", " ").split() if isinstance(peers, str) else peers
-    return tuple(words) if isinstance(words, list) else words
+    parts = words.replace(",", " ").split() if isinstance(words, str) else words
+    return tuple(parts) if isinstance(parts, list) else parts
 
 
 DigestText = Annotated[str, AfterValidator(_digest_text)]
@@ -95,26 +99,88 @@ TensorRow = tuple[
 """A trained tensor of a user's own model: its name, its shape, and how it is averaged."""
 
 
-class ModelSection(Section):
-    """The built-in decoder: a size, and changes to it. Or the table of tensors of your own model."""
+ModelKind = Literal["built-in", "own", "hf", "python"]
 
+
+def _source(source: str) -> str:
+    if source == BUILT_IN:
+        return source
+    if source.startswith(HUGGING_FACE) and len(source) > len(HUGGING_FACE):
+        return _printable(source)
+    if re.fullmatch(r"python:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", source, re.ASCII):
+        return source
+    raise ValueError(
+        f'expected "{BUILT_IN}", "hf:" and a folder or id of a Hugging Face model, or "python:module:function"'
+    )
+
+
+def _one_object(text: str) -> str:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ValueError("expected a JSON object, like config.json of the model")
+    return text
+
+
+class ModelSection(Section):
+    """The model: the built-in decoder, a Hugging Face model, a function of your own, or your own training loop.
+
+    All but the first list their tensors. `p2p-diloco new` and `p2p_diloco.new_run` write them.
+    """
+
+    source: Annotated[str, Field(max_length=1024), AfterValidator(_source)] = Field(
+        BUILT_IN, description='"built-in", "hf:<folder or id>" or "python:<module>:<function>"'
+    )
     size: Literal["tiny", "small", "base"] = Field("tiny", description="tiny = 1M, small = 10M, base = 125M parameters")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of the initial parameters")
     layers: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="number of transformer blocks")
     width: Count | None = Field(None, description="width of the residual stream")
     heads: Count | None = Field(None, description="attention heads per block")
     feed_forward: Count | None = Field(None, description="width of the SwiGLU layer")
-    context: Count | None = Field(None, description="context length in bytes")
+    context: Count | None = Field(None, description="context length in tokens")
+    vocabulary: Count | None = Field(None, description="number of tokens; by default 256, one for each byte")
+    config: Annotated[str, Field(max_length=MAX_CONFIG_BYTES), AfterValidator(_one_object)] | None = Field(
+        None, description="config.json of a Hugging Face model; peers build the model from it"
+    )
+    weights: Literal["new", "loaded"] = Field(
+        "new", description="new | loaded: start a Hugging Face model with random weights, or with those of its source"
+    )
+    lora_rank: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="rank of the LoRA adapters; 0: train all weights"
+    )
+    lora_alpha: Positive = Field(16.0, description="scale of the LoRA adapters: lora_alpha / lora_rank")
+    lora_targets: Annotated[
+        tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...],
+        Field(max_length=64),
+        BeforeValidator(_split_words),
+    ] = Field((), description="modules with an adapter, such as q_proj; by default those that peft chooses")
+    code: DigestText | None = Field(None, description="SHA-256 of the file of a Python module")
     tensors: Annotated[tuple[TensorRow, ...], Field(max_length=4096)] = Field(
-        (), description="tensors of your own model: name, shape, radial | plain"
+        (), description="trained tensors: name, shape, radial | plain"
     )
     rest: DigestText | None = Field(
         None,
-        description="SHA-256 over frozen weights and buffers of your own model",
+        description="SHA-256 over frozen weights and buffers, such as the base model of LoRA",
     )
     ignored: tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...] = Field(
         (), description="frozen tensors that may differ between peers"
     )
+
+    @property
+    def kind(self) -> ModelKind:
+        """Kind of the source: which code builds the model."""
+        if self.source.startswith(HUGGING_FACE):
+            return "hf"
+        if self.source.startswith(PYTHON):
+            return "python"
+        return "own" if self.tensors else "built-in"
+
+    @property
+    def is_own_loop(self) -> bool:
+        """Whether peers join from a training loop of their own, because no command can build the model."""
+        return self.kind == "own"
 
     @model_validator(mode="after")
     def _fits_into_a_machine(self) -> Self:
@@ -125,10 +191,11 @@ class ModelSection(Section):
             counted = count_parameters(*(sizes[name] for name in ("layers", "width", "feed_forward", "vocabulary")))
         if counted > MOST_PARAMETERS:
             raise ValueError(f"the model has {counted:,} parameters; expected at most {MOST_PARAMETERS:,}")
-        try:
-            ModelShape(**sizes)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        if self.kind in ("built-in", "own"):
+            try:
+                ModelShape(**sizes)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
         return self
 
     @model_validator(mode="after")
@@ -141,9 +208,30 @@ class ModelSection(Section):
             raise ValueError("rest and ignored only apply to your own model; list its tensors, or leave them out")
         return self
 
+    @model_validator(mode="after")
+    def _values_belong_to_the_source(self) -> Self:
+        kind = self.kind
+        applies = {
+            "layers": ("built-in",),
+            "width": ("built-in",),
+            "heads": ("built-in",),
+            "feed_forward": ("built-in",),
+            "config": ("hf",),
+            "lora_targets": ("hf",),
+            "code": ("python",),
+        }
+        for name, kinds in applies.items():
+            if getattr(self, name) and kind not in kinds and not (kind == "own" and kinds == ("built-in",)):
+                raise ValueError(f'{name} has no effect with source = "{self.source}"; leave it out')
+        if kind != "hf" and (self.lora_rank or self.weights == "loaded"):
+            raise ValueError(f'lora_rank and weights have no effect with source = "{self.source}"; leave them out')
+        if self.lora_rank and self.weights == "new":
+            raise ValueError('LoRA adapts trained weights; set weights = "loaded", or leave lora_rank out')
+        return self
+
     def changes(self) -> dict[str, int]:
         """Return what differs from the named size, by name."""
-        names = ("layers", "width", "heads", "feed_forward", "context")
+        names = ("layers", "width", "heads", "feed_forward", "context", "vocabulary")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -159,9 +247,20 @@ class DataSection(Section):
         description='"stdlib" = source of Python\'s standard library; else each peer names its copy with --data',
     )
     fingerprint: DigestText | None = Field(None, description="SHA-256 of the text; a peer with another text is refused")
-    held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(
-        0.05, description="share of the text that is kept for evaluation"
+    tokenizer: DigestText | None = Field(
+        None, description="SHA-256 of tokenizer.json, for a folder of `p2p-diloco tokenize`; not set: tokens are bytes"
     )
+    held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(
+        0.05, description="share of a text of bytes that is kept for evaluation"
+    )
+
+    @model_validator(mode="after")
+    def _tokens_are_of_one_text(self) -> Self:
+        if self.tokenizer is not None and (self.fingerprint is None or self.path == STANDARD_LIBRARY):
+            raise ValueError(
+                "tokenizer needs the path of a folder of tokens and its fingerprint; see p2p-diloco tokenize"
+            )
+        return self
 
 
 class InnerSection(Section):
@@ -301,7 +400,7 @@ class TrustSection(Section):
     mode: Literal["open", "listed"] = Field(
         "open", description="open = anyone with the invite; listed = only the peers listed here"
     )
-    peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_peers)] = Field(
+    peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_words)] = Field(
         (), description="peer ids that may join when mode is listed"
     )
 
@@ -315,7 +414,7 @@ class TrustSection(Section):
 class RunManifest(Section):
     """One run. Frozen; equal manifests have equal digests on every machine."""
 
-    format: Literal[2] = Field(MANIFEST_FORMAT, description="version of this format")
+    format: Literal[3] = Field(MANIFEST_FORMAT, description="version of this format")
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="name of the run")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
     founder: PeerText | None = Field(
@@ -341,6 +440,15 @@ class RunManifest(Section):
             raise ValueError(
                 f"membership.heartbeat_seconds = {self.membership.heartbeat_seconds} is longer than a cycle of "
                 f"{cycle_seconds} s; members would never send one in time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _model_has_the_tokens_of_the_text(self) -> Self:
+        if self.data.tokenizer is None and self.model.vocabulary not in (None, 256) and self.model.kind == "built-in":
+            raise ValueError(
+                f"model.vocabulary is {self.model.vocabulary}, but the tokens of this text are its 256 bytes; leave it "
+                "out, or make a folder of other tokens with p2p-diloco tokenize and name it as data.path"
             )
         return self
 

@@ -7,6 +7,7 @@ same, and explained where they do not.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ ALIASES: Mapping[str, str] = {
     "fragment_update_alpha": "outer.fragment_update_alpha",
     "inner_lr": "inner.learning_rate",
     "num_fragments": "rounds.fragments",
+    "model": "model.source",
+    "vocab_size": "model.vocabulary",
 }
 _COUNTS_STEPS = (
     "counts inner steps, but here the length of a cycle is a time, so that no peer waits: rounds.round_seconds x "
@@ -44,10 +47,6 @@ EXPLAINED: Mapping[str, str] = {
     "inner_steps": _COUNTS_STEPS,
     "local_steps": _COUNTS_STEPS,
     "fragment_sync_delay": "counts inner steps, but here an exchange ends by the clock; set rounds.round_seconds",
-    "model": f"cannot be set: `new` makes runs of the built-in decoder; set model.size, one of "
-    f"{', '.join(MODEL_SIZES)}, or call p2p_diloco.new_run for your own model",
-    "vocabulary": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
-    "vocab_size": "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out",
 }
 
 _UNKNOWN_ORGANISER = SigningKey(bytes(32)).peer
@@ -82,10 +81,24 @@ def draft_manifest(
         "rounds": {"clock_start": float(int(now_seconds))},
     }
     manifest = manifest_of(_overridden(document, values or {}), "the new run")
-    if "learning_rate" in manifest.inner.model_fields_set:
-        return manifest
-    rate = SUITED_RATES[manifest.inner.optimizer][manifest.model.size]
-    return manifest.model_copy(update={"inner": manifest.inner.model_copy(update={"learning_rate": rate})})
+    suited = {key: value for key, value in suited_inner(manifest).items() if key not in manifest.inner.model_fields_set}
+    return manifest.model_copy(update={"inner": manifest.inner.model_copy(update=suited)})
+
+
+def suited_inner(manifest: RunManifest) -> Document:
+    """Return values of the inner rule that suit the model of a new run.
+
+    Rates of built-in models were tuned. Others get the rate of the built-in size that is nearest in parameters, and
+    loaded weights the usual rates for training on.
+    """
+    model, optimizer = manifest.model, manifest.inner.optimizer
+    if model.weights == "loaded":
+        return {"optimizer": "adamw", "embedding_rate": 1.0, "learning_rate": 2e-4 if model.lora_rank else 5e-5}
+    if model.kind == "built-in":
+        return {"learning_rate": SUITED_RATES[optimizer][model.size]}
+    num_parameters = sum(math.prod(shape) for _, shape, _ in model.tensors)
+    sizes = {size: abs(math.log(max(num_parameters, 1) / MODEL_SIZES[size].num_parameters)) for size in MODEL_SIZES}
+    return {"embedding_rate": 1.0, "learning_rate": SUITED_RATES[optimizer][min(sizes, key=sizes.__getitem__)]}
 
 
 def manifest_of(document: Mapping[str, Any], source: str) -> RunManifest:
@@ -211,6 +224,8 @@ def _toml_value(value: object) -> str:
         is_table = any(isinstance(row, tuple) for row in value) and not isinstance(value[0], str)
         parts = [_toml_value(row) for row in value]
         return "[\n  {}\n]".format(",\n  ".join(parts)) if is_table else f"[{', '.join(parts)}]"
+    if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
+        return f"'{value}'"  # literal, without backslashes
     # JSON strings, numbers and booleans are valid TOML.
     return json.dumps(value, ensure_ascii=False)
 

@@ -53,6 +53,9 @@ class PeerSettings(BaseModel):
     device: str = Field("auto", description="device to train on: auto, cpu, cuda, cuda:<number> or mps")
     threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="CPU threads that training may use")
     data: str | None = Field(None, description="your copy of the training text: a file, a folder or a glob")
+    model: str | None = Field(
+        None, description="your copy of the base model of LoRA, or the python:module:function that may run here"
+    )
     state_directory: Path = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
         strict=False,  # a text will do

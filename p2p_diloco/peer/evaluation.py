@@ -15,13 +15,12 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.training.data import Corpus
-from p2p_diloco.training.evaluation import AnchorEvaluation, Slice
+from p2p_diloco.training.evaluation import AnchorEvaluation, Slice, WholeEvaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
-    """Loss on the held-out text, nats per byte."""
+    """Loss on the held-out text, nats per token."""
 
     anchor: float
     local: float
@@ -34,9 +33,9 @@ class HeldOutWatch:
     has stopped, the figures are exact.
     """
 
-    def __init__(self, plan: RunPlan, corpus: Corpus) -> None:
+    def __init__(self, plan: RunPlan, evaluation: AnchorEvaluation | WholeEvaluation) -> None:
         self._plan = plan
-        self._evaluation = AnchorEvaluation(plan.shape, plan.fragments, corpus)
+        self._evaluation = evaluation
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._measuring = asyncio.Lock()
 

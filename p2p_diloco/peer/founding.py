@@ -13,23 +13,26 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters
 
 
-def make_start(plan: RunPlan, parameters: LocalParameters | None = None) -> dict[SpanId, Vector]:
-    """Return the initial φ, span by span, from the manifest's model and seed; read-only.
+def make_start(
+    plan: RunPlan, parameters: LocalParameters | None = None, own: str | None = None
+) -> dict[SpanId, Vector]:
+    """Return the initial φ, span by span, from the manifest's model; read-only.
 
     Args:
+        own: as for `build_run_model`.
         parameters: parameters of an untrained model built that way, if there is one. The result may share its memory,
             so copy it (`genesis_states` does) before the first step.
     """
     if parameters is None:
-        parameters = LocalParameters(build_model(plan.shape, plan.manifest.model.seed), plan.fragments)
+        parameters = LocalParameters(build_run_model(plan, own, founds=True).module, plan.fragments)
     return {span: parameters.view(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
 
 

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest
 from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.ids import sha256
 from p2p_diloco.peer.evaluation import anchor_slice
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.training.evaluation import Slice
+from p2p_diloco.training.token_shards import TOKENIZER_FILE
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
@@ -33,12 +35,14 @@ class LearntModel:
         parameters: φ by the names of the model's tensors, float32.
         rounds: number of rounds up to the latest whose update is included; 0: the initial model.
         refused: a sentence for each newer checkpoint that was refused.
+        tokenizer: content of `tokenizer.json`; None if each byte is a token.
     """
 
     plan: RunPlan
     parameters: dict[str, Tensor]
     rounds: int
     refused: tuple[str, ...] = ()
+    tokenizer: bytes | None = None
 
     @property
     def manifest(self) -> RunManifest:
@@ -84,7 +88,21 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
         },
         rounds=max(0, *(state.head.round + 1 for state in states.values())),
         refused=refused,
+        tokenizer=_tokenizer_of(folder, plan),
     )
+
+
+def _tokenizer_of(folder: Path, plan: RunPlan) -> bytes | None:
+    wanted, path = plan.manifest.data.tokenizer, folder / TOKENIZER_FILE
+    if wanted is None:
+        return None
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        raise StateError(f"{folder} has no {TOKENIZER_FILE}; name the state directory of a peer that trains") from None
+    if sha256(raw).hex() != wanted:
+        raise StateError(f"{path} is not the tokenizer of the run; name the state directory of another peer")
+    return raw
 
 
 def _no_checkpoint(state_directory: Path) -> StateError:

@@ -21,7 +21,7 @@ from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.storage.inner_state import InnerState, Stateful
-from p2p_diloco.training.parameters import LocalParameters, plain_name, trained
+from p2p_diloco.training.parameters import LocalParameters, is_embedding, is_head, plain_name, trained
 
 OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
 """Modules of optimisers that keep a copy of θ and write it back to the model, which would undo a merge."""
@@ -49,7 +49,7 @@ def describe_model(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, An
     Raises:
         ConfigError: a tensor cannot be trained in a run.
     """
-    rows = [(name, tuple(tensor.shape), _mean_of(model, name, tensor)) for name, tensor in checked(model).items()]
+    rows = [(name, tuple(tensor.shape), _mean_of(model, tensor)) for name, tensor in checked(model).items()]
     return {
         "tensors": [[name, list(shape), mean] for name, shape, mean in rows],
         "rest": _digest_of_rest(model, ignore),
@@ -304,16 +304,9 @@ def _what_is_wrong(tensor: Tensor) -> str:
     return ""
 
 
-def _mean_of(model: nn.Module, name: str, tensor: Tensor) -> str:
+def _mean_of(model: nn.Module, tensor: Tensor) -> str:
     """Return how a tensor is averaged, as far as its use in the model can be seen."""
-    is_embedding = any(tensor is module.weight for module in model.modules() if isinstance(module, nn.Embedding))
-    return "plain" if is_embedding or _is_head(model, tensor) else "radial"
-
-
-def _is_head(model: nn.Module, tensor: Tensor) -> bool:
-    """Return whether a tensor is the weight of the last linear layer, with one row per class."""
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return bool(linear) and tensor is linear[-1].weight
+    return "plain" if is_embedding(model, tensor) or is_head(model, tensor) else "radial"
 
 
 def _rest(model: nn.Module, ignore: Sequence[str]) -> Iterator[tuple[str, Tensor]]:

@@ -58,11 +58,20 @@ class RunPlan:
             ConfigError: the run trains another model.
         """
         if self.built_in is None:
-            raise ConfigError(
-                f'"{self.manifest.name}" trains its own model, which this command cannot build; found '
-                "or join it with p2p_diloco.found or p2p_diloco.join from a program that builds the same model"
-            )
+            raise ConfigError(self.why_no_model())
         return self.built_in
+
+    def why_no_model(self) -> str:
+        """Return a sentence for a command that cannot build the model of the run."""
+        return (
+            f'"{self.manifest.name}" trains its own model, which this command cannot build; found '
+            "or join it with p2p_diloco.found or p2p_diloco.join from a program that builds the same model"
+        )
+
+    @property
+    def context(self) -> int:
+        """Number of tokens that a training window predicts."""
+        return self.built_in.context if self.built_in is not None else self.manifest.model.context or 0
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -88,6 +97,12 @@ def plan_run(manifest: RunManifest) -> RunPlan:
     Raises:
         ConfigError: its values contradict each other, such as more fragments than tensors.
     """
+    kind = manifest.model.kind
+    if kind in ("hf", "python") and not (manifest.model.tensors and manifest.model.context):
+        raise ConfigError(
+            f"the run names the model {manifest.model.source} but does not describe it; make the run file with "
+            f"p2p-diloco new --model {manifest.model.source}"
+        )
     if manifest.model.tensors:
         listed = [(name, math.prod(shape)) for name, shape, _ in manifest.model.tensors]
         plain = frozenset(name for name, _, mean in manifest.model.tensors if mean == "plain")

@@ -1,19 +1,22 @@
-"""The text of a run on this machine: the standard library's source, or the user's copy of the text."""
+"""The text of a run on this machine: the standard library's source, or the user's copy of the text or its tokens."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.training.data import BatchStream, Text, open_corpus
+from p2p_diloco.training.token_shards import INDEX_FILE, TokenText, is_shard_folder
 
 STARTS = 1 << 24
 WINDOWS_OF_ONE_START = 1 << 40
 """Each start of a peer draws from its own positions, so that one that restarts often does not repeat the same text."""
 
 
-def open_run_text(data: DataSection, own_copy: str | None) -> Corpus:
+def open_run_text(data: DataSection, own_copy: str | None) -> Text:
     """Open the text to train on.
 
     Args:
@@ -24,7 +27,22 @@ def open_run_text(data: DataSection, own_copy: str | None) -> Corpus:
     """
     if own_copy is None and data.path != STANDARD_LIBRARY:
         raise ConfigError(f'this run trains on "{data.path}"; give the path of your copy of that text with --data PATH')
-    corpus = open_corpus(own_copy, held_out_share=data.held_out)
+    corpus: Text
+    if data.tokenizer is not None:
+        assert own_copy is not None, "the standard library is a text of bytes"
+        if not is_shard_folder(Path(own_copy)):
+            raise ConfigError(
+                f"this run trains on tokens, and {own_copy} has no {INDEX_FILE}; give a copy of the folder "
+                "that the organiser made with p2p-diloco tokenize"
+            )
+        corpus = TokenText(Path(own_copy))
+        if corpus.index.tokenizer != data.tokenizer:
+            raise ConfigError(
+                f"the tokens at {own_copy} were made with the tokenizer {corpus.index.tokenizer[:16]}…, the run "
+                f"expects {data.tokenizer[:16]}…; get the folder that the organiser names"
+            )
+    else:
+        corpus = open_corpus(own_copy, held_out_share=data.held_out)
     if data.fingerprint is not None and corpus.fingerprint.hex() != data.fingerprint:
         raise ConfigError(
             f"the text at {own_copy or 'the standard library'} has fingerprint {corpus.fingerprint.hex()[:16]}…, the "
@@ -33,11 +51,11 @@ def open_run_text(data: DataSection, own_copy: str | None) -> Corpus:
     return corpus
 
 
-def open_stream(corpus: Corpus, plan: RunPlan, run: Digest, peer: PeerId, incarnation: int) -> BatchStream:
+def open_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, incarnation: int) -> BatchStream:
     """Return a peer's stream of text windows, at the position of this start."""
     return open_own_stream(corpus, plan, run, peer, (incarnation - 1) % STARTS * WINDOWS_OF_ONE_START)
 
 
-def open_own_stream(corpus: Corpus, plan: RunPlan, run: Digest, peer: PeerId, position: int) -> BatchStream:
+def open_own_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, position: int) -> BatchStream:
     """Return a peer's stream of text windows, from `position` on."""
-    return BatchStream(corpus, run, peer, batch=plan.inner.batch, context=plan.shape.context, position=position)
+    return BatchStream(corpus, run, peer, batch=plan.inner.batch, context=plan.context, position=position)

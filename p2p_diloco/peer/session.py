@@ -115,7 +115,7 @@ class PeerSession:
             reporter,
             known=parts.known,
             has_met_somebody=parts.has_met_somebody,
-            own_model=bool(parts.verified.manifest.model.tensors),
+            own_model=parts.verified.manifest.model.is_own_loop,
         )
         reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
@@ -276,7 +276,8 @@ class PeerSession:
 
     async def _found(self, node: SwarmNode, organiser: SigningKey) -> None:
         untrained = self._training.parameters()
-        start = self._parts.start or await asyncio.to_thread(make_start, self._plan, untrained)
+        own = self._parts.plan.settings.model
+        start = self._parts.start or await asyncio.to_thread(make_start, self._plan, untrained, own)
         rosters = self._engine.book
         founding = rosters.chain()[0] if rosters.in_force is not None else None
         if founding is None:
@@ -453,6 +454,7 @@ class PeerSession:
         if self._parts.plan.trains:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
+            self._engine.progress = self._held().progress()  # with the steps since the last heartbeat
             await self._evaluate_once()
             self._reporter.state_digest = await asyncio.to_thread(state_digest, self._held().states())
             await self._saver.save()

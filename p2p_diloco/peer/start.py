@@ -131,7 +131,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                 invite = fresh_invite(run, [reporter.addresses, *([known[answered]] if answered is not None else [])])
                 reporter.invite = format_invite(invite) if invite.bootstraps else ""
                 if plan.founding is not None or (not plan.trains and reporter.invite):
-                    observer.listening(reporter.invite, own_model=bool(verified.manifest.model.tensors))
+                    observer.listening(reporter.invite, own_model=verified.manifest.model.is_own_loop)
                 parts = SessionParts(
                     plan=plan,
                     key=key,
@@ -158,7 +158,7 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
     run, start = plan_run(founding.signed.manifest), {}
     if founding.start is not None:
         start = read_start(run, founding.start)
-    elif run.built_in is None and not _brings_model(plan) and not _has_founded(plan.settings, founding):
+    elif run.manifest.model.is_own_loop and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(
             f'"{run.manifest.name}" trains its own model; found it from the training loop of the model '
             "(p2p_diloco.found), or give its initial tensors: bootstrap run.toml --start model.safetensors"

@@ -31,7 +31,7 @@ from p2p_diloco.replay.recording import Recording
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts
 from p2p_diloco.storage.trace import chosen_spans
-from p2p_diloco.training.data import Corpus
+from p2p_diloco.training.data import Text
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
@@ -66,7 +66,7 @@ class ReplayResult:
 class Replay:
     """Replays a recording."""
 
-    def __init__(self, recording: Recording, corpus: Corpus) -> None:
+    def __init__(self, recording: Recording, corpus: Text) -> None:
         self.recording = recording
         self.num_equal = 0
         self.failures: list[BaseException] = []

@@ -172,7 +172,7 @@ class StatusReporter:
         self._cycle_steps = (steps - before) * cycle_seconds / (now - since)
         had_pace, self._pace = bool(self._pace), ""
         if (planned := manifest.rounds.planned_steps) is not None:
-            own_model = bool(manifest.model.tensors)
+            own_model = manifest.model.is_own_loop
             self._pace = _explain_pace(self._cycle_steps, planned, engine.rules.clock, own_model=own_model)
         if self._pace and not had_pace:
             self.report("pace", self._pace, cycle_steps=self._cycle_steps)
@@ -237,7 +237,7 @@ class StatusReporter:
             trouble=clean_text(self.trouble),
             pace=self._pace,
             invite=self.invite,
-            own_model=bool(manifest.model.tensors),
+            own_model=manifest.model.is_own_loop,
         )
 
 

@@ -1,4 +1,6 @@
-"""Text as bytes: a training part, a fixed held-out part, and an endless stream of windows for each peer.
+"""A text: a training part, a fixed held-out part, and an endless stream of windows for each peer.
+
+`Corpus` is a text of bytes, where each byte is a token; `TokenText` in `token_shards.py` has tokens of a tokenizer.
 
 A peer's stream depends only on (run, peer, position). There is no rank and no world size, so peers may come and go,
 and a restarted peer continues where it stopped.
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,8 +34,32 @@ _BIGRAM_BYTES = 1 << 24
 _STREAM_DOMAIN = b"p2p-diloco batch stream 1"
 
 
+class Text(Protocol):
+    """Numbered tokens with a held-out part, the same on all machines with the same files. Not thread-safe.
+
+    Attributes:
+        train_parts, held_out_parts: (start, stop) of the stretches to train on and to evaluate on, int64, shape (S, 2).
+    """
+
+    train_parts: NDArray[np.int64]
+    held_out_parts: NDArray[np.int64]
+
+    @property
+    def fingerprint(self) -> Digest:
+        """The digest that a manifest names."""
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return a copy of tokens `start` to `stop`, within one stretch."""
+
+    def windows_of_block(self, window: int) -> int | None:
+        """Return the number of windows of that many tokens that form a block; None: all windows are one block."""
+
+    def parts_of_block(self, seed: bytes, block: int) -> NDArray[np.int64]:
+        """Return the stretches that a peer's windows of a block come from, as (start, stop)."""
+
+
 class Corpus:
-    """A text with a held-out part, the same on all machines with the same files. Not thread-safe.
+    """A text of bytes with a held-out part, the same on all machines with the same files. Not thread-safe.
 
     Attributes:
         num_bytes: length of the text.
@@ -76,6 +103,14 @@ class Corpus:
         """Return a copy of bytes `start` to `stop` of the whole text."""
         return self._files.read(start, stop)
 
+    def windows_of_block(self, window: int) -> int | None:
+        """Return None: windows come from the whole text."""
+        return None
+
+    def parts_of_block(self, seed: bytes, block: int) -> NDArray[np.int64]:
+        """Return the whole training text."""
+        return self.train_parts
+
     def share(self, index: int, count: int) -> Corpus:
         """Return a corpus with one of `count` shares of the training text, each of adjacent stretches.
 
@@ -109,18 +144,18 @@ def open_corpus(path: str | Path | None = None, *, held_out_share: float = HELD_
 
 
 class WindowIndex:
-    """Numbers all windows of `window_bytes` within single parts, 0 to `num_windows` - 1."""
+    """Numbers all windows of `window` tokens within single parts, 0 to `num_windows` - 1."""
 
-    def __init__(self, parts: NDArray[np.int64], window_bytes: int, what: str) -> None:
+    def __init__(self, parts: NDArray[np.int64], window: int, what: str) -> None:
         self._starts = parts[:, 0]
-        counts = np.maximum(0, parts[:, 1] - parts[:, 0] - window_bytes + 1)
+        counts = np.maximum(0, parts[:, 1] - parts[:, 0] - window + 1)
         self._stops = np.cumsum(counts)
         self._counts = counts
         self.num_windows = int(self._stops[-1])
         if self.num_windows < 1:
             longest = int((parts[:, 1] - parts[:, 0]).max())
             raise ConfigError(
-                f"the {what} text has no stretch of {window_bytes} bytes (the longest has {longest}); "
+                f"the {what} text has no stretch of {window} tokens (the longest has {longest}); "
                 "name more text or choose a model with a shorter context"
             )
 
@@ -131,7 +166,9 @@ class WindowIndex:
 
 
 class BatchStream:
-    """One peer's endless stream of training windows, each drawn uniformly from the whole training text.
+    """One peer's endless stream of training windows, each drawn uniformly from the text of its block.
+
+    A text of bytes is one block; of a text in shards, a block is a few of them.
 
     Attributes:
         position: number of windows drawn so far; set it to continue from a checkpoint.
@@ -139,17 +176,17 @@ class BatchStream:
         context: positions to predict per window.
     """
 
-    def __init__(
-        self, corpus: Corpus, run: Digest, peer: PeerId, *, batch: int, context: int, position: int = 0
-    ) -> None:
+    def __init__(self, corpus: Text, run: Digest, peer: PeerId, *, batch: int, context: int, position: int = 0) -> None:
         if batch < 1 or position < 0:
             raise ConfigError(f"batch is {batch} and position {position}; expected at least 1 and at least 0")
         self._corpus = corpus
         self._seed = _STREAM_DOMAIN + run + peer
-        self._windows = WindowIndex(corpus.train_parts, context + 1, "training")
+        self.context = context
+        self._block_windows = corpus.windows_of_block(context + 1)
+        WindowIndex(corpus.train_parts, context + 1, "training")  # refuses a text without windows at once
+        self._block, self._windows = -1, self._windows_of(0)
         self.position = position
         self.batch = batch
-        self.context = context
 
     def next_batch(self) -> Tensor:
         """Return the next batch of windows, int64 on the CPU, shape (batch, context + 1)."""
@@ -157,14 +194,20 @@ class BatchStream:
         self.position += self.batch
         return torch.from_numpy(np.stack(rows).astype(np.int64))
 
-    def _window(self, position: int) -> NDArray[np.uint8]:
+    def _windows_of(self, block: int) -> WindowIndex:
+        return WindowIndex(self._corpus.parts_of_block(self._seed, block), self.context + 1, "training")
+
+    def _window(self, position: int) -> NDArray[Any]:
+        block = position // self._block_windows if self._block_windows is not None else 0
+        if block != self._block:
+            self._block, self._windows = block, self._windows_of(block)
         draw = int.from_bytes(sha256(self._seed, position.to_bytes(8, "little"))[:16], "little")
         # 128 random bits modulo the count: the bias is below 2**-64 for any text.
         start = self._windows.start_of(draw % self._windows.num_windows)
         return self._corpus.read(start, start + self.context + 1)
 
 
-def held_out_windows(corpus: Corpus, *, context: int, num_windows: int) -> Tensor:
+def held_out_windows(corpus: Text, *, context: int, num_windows: int) -> Tensor:
     """Return a fixed, evenly spread set of held-out windows, int64, shape (at most num_windows, context + 1).
 
     Raises:

@@ -8,13 +8,15 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
 from p2p_diloco.outer.fragments import Fragment
-from p2p_diloco.training.data import Corpus, held_out_windows
+from p2p_diloco.training.data import Text, held_out_windows
 from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
+from p2p_diloco.training.parameters import trained
+from p2p_diloco.training.text_model import TextModel
 
 EVALUATION_TOKENS = 6144
 """Tokens of one evaluation: under half a second for the tiny model on one CPU core, see `held_out_loss`."""
@@ -22,7 +24,7 @@ _BATCH_TOKENS = 512
 """Small, because training runs at the same time. On a CPU, batches of 2,048 take an eighth longer."""
 
 
-def held_out_loss(model: DecoderModel, corpus: Corpus, *, num_tokens: int = EVALUATION_TOKENS) -> float:
+def held_out_loss(model: DecoderModel, corpus: Text, *, num_tokens: int = EVALUATION_TOKENS) -> float:
     """Return the mean loss in nats per byte over a fixed set of held-out windows, about `num_tokens` in total.
 
     Call this from the thread that trains the model. Parameters and gradients are not changed.
@@ -51,7 +53,7 @@ class AnchorEvaluation:
         self,
         shape: ModelShape,
         fragments: Sequence[Fragment],
-        corpus: Corpus,
+        corpus: Text,
         *,
         device: torch.device | str = "cpu",
         num_tokens: int = EVALUATION_TOKENS,
@@ -118,6 +120,74 @@ class AnchorEvaluation:
         return total / sum(map(len, self._batches))
 
 
+class WholeEvaluation:
+    """Evaluates parameter vectors in a copy of any model; see `AnchorEvaluation`.
+
+    All windows pass through the whole model, so all vectors are in memory at once. A model with frozen parameters is
+    evaluated on their device, others on the CPU.
+
+    Attributes:
+        batches: the held-out windows.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        fragments: Sequence[Fragment],
+        corpus: Text,
+        *,
+        num_tokens: int = EVALUATION_TOKENS,
+    ) -> None:
+        own = model.skeleton()
+        frozen = [parameter for parameter in own.module.parameters() if not parameter.requires_grad]
+        self._device = frozen[0].device if frozen else torch.device("cpu")
+        for module in own.module.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self._device))
+        self._shapes = {name: parameter.shape for name, parameter in trained(own.module).items()}
+        self._scored = _Scored(own)
+        self._names = tuple(slot.name for fragment in fragments for slot in fragment.tensors)
+        self._own_names = {name: f"module.{full}" for name, full in _full_names(own.module).items()}
+        self.parts = (
+            tuple(Slice(fragment.index, slot.start, slot.stop) for fragment in fragments for slot in fragment.tensors),
+        )
+        windows = held_out_windows(corpus, context=model.context, num_windows=max(1, num_tokens // model.context))
+        self.batches = torch.split(windows, max(1, _BATCH_TOKENS // model.context))
+
+    def begin(self) -> None:
+        """Do nothing: there is only one part."""
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[NDArray[np.float32]]) -> float:
+        """Return the loss of all windows with the flat `tensors`."""
+        named = {
+            self._own_names[name]: _as_tensor(vector_N).to(self._device).view(self._shapes[name])
+            for name, vector_N in zip(self._names, tensors, strict=True)
+        }
+        total = 0.0
+        for batch in self.batches:
+            total += functional_call(self._scored, named, (batch.to(self._device),)).item() * len(batch)
+        return total / sum(map(len, self.batches))
+
+
+class _Scored(nn.Module):
+    """A module whose output is its loss."""
+
+    def __init__(self, model: TextModel) -> None:
+        super().__init__()
+        self.module = model.module
+        self._loss = model.loss
+
+    def forward(self, windows_BT: Tensor) -> Tensor:
+        return self._loss(self.module, windows_BT)
+
+
+def _full_names(module: nn.Module) -> dict[str, str]:
+    """Return the names in `named_parameters` of the trained parameters, by their names without wrappers."""
+    full = (name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return dict(zip(trained(module), full, strict=True))
+
+
 def _as_tensor(vector_N: NDArray[np.float32]) -> Tensor:
     """Return a vector as a tensor that shares its memory; copy read-only arrays, about which torch would warn."""
     return torch.from_numpy(vector_N) if vector_N.flags.writeable else torch.tensor(vector_N)
@@ -135,7 +205,7 @@ def anchor_loss(
     shape: ModelShape,
     fragments: Sequence[Fragment],
     vectors: Sequence[NDArray[np.float32]],
-    corpus: Corpus,
+    corpus: Text,
     *,
     device: torch.device | str = "cpu",
     num_tokens: int = EVALUATION_TOKENS,
@@ -144,7 +214,7 @@ def anchor_loss(
     return AnchorEvaluation(shape, fragments, corpus, device=device, num_tokens=num_tokens).loss(vectors)
 
 
-def _windows(shape: ModelShape, corpus: Corpus, num_tokens: int) -> Tensor:
+def _windows(shape: ModelShape, corpus: Text, num_tokens: int) -> Tensor:
     return held_out_windows(corpus, context=shape.context, num_windows=max(1, num_tokens // shape.context))
 
 

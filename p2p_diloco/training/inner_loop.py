@@ -18,6 +18,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.data import BatchStream
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
+from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["constant", "cosine"]
@@ -103,24 +104,30 @@ class InnerLoop:
     """Trains `model` on `stream`. Always call it from the same thread.
 
     Attributes:
-        model: θ, on `device`.
+        model: the module with θ, on `device`.
         steps: number of applied steps.
         tokens: number of tokens predicted in them.
     """
 
     def __init__(
-        self, model: DecoderModel, stream: BatchStream, rule: InnerRule, device: torch.device | str = "cpu"
+        self,
+        model: TextModel | DecoderModel,
+        stream: BatchStream,
+        rule: InnerRule,
+        device: torch.device | str = "cpu",
     ) -> None:
-        if stream.context > model.shape.context:
-            raise ConfigError(f"windows have {stream.context} positions; the model takes at most {model.shape.context}")
+        model = decoder_text_model(model) if isinstance(model, DecoderModel) else model
+        if stream.context > model.context:
+            raise ConfigError(f"windows have {stream.context} positions; the model takes at most {model.context}")
         self.device = torch.device(device)
-        self.model = model.to(self.device)
+        self.model: Any = model.module.to(self.device)
+        self._text_model = model
         self.stream = stream
         self.rule = rule
         self.steps = 0
         self.tokens = 0
         self._progress = 0.0
-        self._optimizers = _optimizers(self.model, rule)
+        self._optimizers = _optimizers(self._text_model, rule)
         self._optimizer_steps = 0
 
     def step(self) -> InnerStep:
@@ -128,7 +135,7 @@ class InnerLoop:
         rule = self.rule
         batch = self.stream.next_batch().to(self.device, non_blocking=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=rule.precision == "bfloat16"):
-            loss = self.model.loss(batch)
+            loss = self._text_model.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), rule.gradient_clip))
         step = InnerStep(
@@ -181,7 +188,7 @@ class InnerLoop:
 
     def restart_optimizer(self) -> None:
         """Reset momentum and warm-up; use it after θ was replaced, not merged."""
-        self._optimizers = _optimizers(self.model, self.rule)
+        self._optimizers = _optimizers(self._text_model, self.rule)
         self._optimizer_steps = 0
 
 
@@ -219,26 +226,27 @@ def _remedy(kind: str, is_present: bool) -> str:
     return "this build supports GPUs but finds none; is the driver installed (check with nvidia-smi or rocminfo)?"
 
 
-def _optimizers(model: DecoderModel, rule: InnerRule) -> list[torch.optim.Optimizer]:
+def _optimizers(model: TextModel, rule: InnerRule) -> list[torch.optim.Optimizer]:
     """Return new optimisers. Gains have no weight decay, nor has the embedding, whose rare rows would only shrink.
 
     Muon trains the matrices between embedding and head.
     """
-    named = dict(model.named_parameters())
-    embedding = [named["embedding"]]
-    gains = [parameter for parameter in named.values() if parameter.ndim < 2]
-    hidden = [parameter for name, parameter in named.items() if parameter.ndim >= 2 and name.startswith("blocks.")]
-    head = [named["head"]]
+    roles = model.roles()
     is_muon = rule.optimizer == "muon"
     groups = [
-        {"params": head if is_muon else [*hidden, *head], "weight_decay": rule.weight_decay, "rate": 1.0},
-        {"params": embedding, "weight_decay": 0.0, "rate": rule.embedding_rate},
-        {"params": gains, "weight_decay": 0.0, "rate": 1.0},
+        {
+            "params": roles.others if is_muon else [*roles.matrices, *roles.others],
+            "weight_decay": rule.weight_decay,
+            "rate": 1.0,
+        },
+        {"params": roles.embedding, "weight_decay": 0.0, "rate": rule.embedding_rate},
+        {"params": roles.vectors, "weight_decay": 0.0, "rate": 1.0},
     ]
-    adamw = torch.optim.AdamW(groups, lr=rule.learning_rate, betas=(rule.beta1, rule.beta2), fused=True)
-    if not is_muon:
-        return [adamw]
-    return [
-        adamw,
-        Muon([{"params": hidden, "rate": 1.0}], learning_rate=rule.learning_rate, weight_decay=rule.weight_decay),
-    ]
+    optimizers: list[torch.optim.Optimizer] = []
+    if groups := [group for group in groups if group["params"]]:
+        betas = (rule.beta1, rule.beta2)
+        optimizers.append(torch.optim.AdamW(groups, lr=rule.learning_rate, betas=betas, fused=True))
+    if is_muon and roles.matrices:
+        matrices = [{"params": roles.matrices, "rate": 1.0}]
+        optimizers.append(Muon(matrices, learning_rate=rule.learning_rate, weight_decay=rule.weight_decay))
+    return optimizers

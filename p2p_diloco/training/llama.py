@@ -16,33 +16,28 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
+from p2p_diloco.training.tokenizer_files import NUM_BYTES, tokenizer_files
 
-NUM_BYTES = 256
 
-
-def llama_files(shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance) -> dict[str, bytes]:
+def llama_files(
+    shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance, tokenizer: bytes | None = None
+) -> dict[str, bytes]:
     """Return the files, by name, of a folder that `AutoModelForCausalLM` and `AutoTokenizer` can load.
 
     Args:
-        shape: shape of the model, which must be a byte model.
+        shape: shape of the model.
         parameters: float32 parameters by their names in the built-in model.
         provenance: for the model card.
+        tokenizer: content of `tokenizer.json`; None for a model of bytes.
     Raises:
-        ConfigError: the vocabulary is not the 256 bytes.
+        ConfigError: the model has tokens other than bytes, and there is no tokenizer.
     """
-    if shape.vocabulary != NUM_BYTES:
+    if tokenizer is None and shape.vocabulary != NUM_BYTES:
         raise ConfigError(f"the model has {shape.vocabulary} tokens; expected {NUM_BYTES}, one for each byte")
     return {
         "model.safetensors": save(llama_tensors(parameters), metadata={"format": "pt", "run": provenance.run}),
         "config.json": _json(llama_config(shape)),
-        "tokenizer.json": _json(byte_tokenizer()),
-        "tokenizer_config.json": _json(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": shape.context,
-                "clean_up_tokenization_spaces": False,
-            }
-        ),
+        **tokenizer_files(tokenizer, shape.context),
         "README.md": model_card(shape, provenance).encode(),
     }
 
@@ -100,49 +95,24 @@ def llama_config(shape: ModelShape) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        # Every token is a byte of text; there are no special tokens.
+        # A tokenizer names its own special tokens; a model of bytes has none.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
     }
 
 
-def byte_tokenizer() -> dict[str, Any]:
-    """Return `tokenizer.json`: each byte of UTF-8 is a token, whose id is the byte."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {character: byte for byte, character in enumerate(_byte_characters())},
-            "merges": [],
-        },
-    }
-
-
-def _byte_characters() -> list[str]:
-    """Return the ByteLevel character of each byte: itself if printable in Latin-1, otherwise one from U+0100 on."""
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in shown else next(others)) for byte in range(NUM_BYTES)]
-
-
 def model_card(shape: ModelShape, provenance: Provenance) -> str:
     """Return `README.md`; it names no licence, which is up to the publisher."""
-    size = [("parameters", f"{shape.num_parameters:,}, float32"), ("context", f"{shape.context} bytes")]
+    is_of_bytes = shape.vocabulary == NUM_BYTES
+    unit = "bytes" if is_of_bytes else "tokens"
+    size = [("parameters", f"{shape.num_parameters:,}, float32"), ("context", f"{shape.context} {unit}")]
+    kind = (
+        "A byte-level language model, trained by the peers of a p2p_diloco run. It has the Llama architecture; each "
+        "token is one\nbyte of UTF-8."
+        if is_of_bytes
+        else "A language model, trained by the peers of a p2p_diloco run. It has the Llama architecture."
+    )
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -152,8 +122,7 @@ tags:
 
 # {as_markdown(provenance.run_name)}
 
-A byte-level language model, trained by the peers of a p2p_diloco run. It has the Llama architecture; each token is one
-byte of UTF-8.
+{kind}
 
 {card_table(provenance, size)}
 

@@ -33,6 +33,17 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def is_embedding(model: nn.Module, tensor: Tensor) -> bool:
+    """Return whether a tensor is the weight of an embedding, perhaps tied to the head."""
+    return any(tensor is module.weight for module in model.modules() if isinstance(module, nn.Embedding))
+
+
+def is_head(model: nn.Module, tensor: Tensor) -> bool:
+    """Return whether a tensor is the weight of the last linear layer, with one row per class."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return bool(linear) and tensor is linear[-1].weight
+
+
 def sizes(model: nn.Module) -> list[tuple[str, int]]:
     """Return (name, elements) of every trained tensor in model order, for `plan_fragments`."""
     return [(name, parameter.numel()) for name, parameter in trained(model).items()]

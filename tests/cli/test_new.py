@@ -115,7 +115,6 @@ COUNTS_STEPS = (
     "counts inner steps, but here the length of a cycle is a time, so that no peer waits: rounds.round_seconds x "
     "rounds.fragments seconds; set rounds.round_seconds"
 )
-ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 tokens; leave it out"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +125,14 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         (["--rounds.sync-every", "30"], f"rounds.sync_every in the command line {COUNTS_STEPS}"),
         (
             ["--model", "gpt2"],
-            "model in the command line cannot be set: `new` makes runs of the built-in decoder; set model.size, one of "
-            "tiny, small, base, or call p2p_diloco.new_run for your own model",
+            'model.source in the new run: expected "built-in", "hf:" and a folder or id of a Hugging Face model, or '
+            '"python:module:function"',
         ),
-        (["--model.vocabulary", "50257"], f"model.vocabulary in the command line {ONLY_BYTES}"),
+        (
+            ["--model.vocabulary", "50257"],
+            "the new run: model.vocabulary is 50257, but the tokens of this text are its 256 bytes; leave it out, or "
+            "make a folder of other tokens with p2p-diloco tokenize and name it as data.path",
+        ),
         (["--model.widht", "64"], "unknown key model.widht in the command line; did you mean model.width?"),
         (["--momentum", "0.5"], "unknown option --momentum; did you mean --outer.momentum?"),
         (["--nmae", "dawn"], "unknown option --nmae; did you mean --name?"),
@@ -140,13 +143,13 @@ ONLY_BYTES = "cannot be set: the built-in model reads bytes, so it has 256 token
         ),
         (
             ["--data.path", "roneneldan/TinyStories"],
-            "data.path: there is no file or folder roneneldan/TinyStories here, and nothing is downloaded from a hub; "
-            "download the text, then name its file or folder",
+            "data.path: there is no file or folder roneneldan/TinyStories here, and a run reads no dataset "
+            "itself; make a folder of its tokens with p2p-diloco tokenize FOLDER hf:roneneldan/TinyStories",
         ),
         (
             ["--data.path", "wikitext"],
-            "data.path: there is no file or folder wikitext here, and nothing is downloaded from a hub; download the "
-            "text, then name its file or folder",
+            "data.path: there is no file or folder wikitext here, and a run reads no dataset itself; make a "
+            "folder of its tokens with p2p-diloco tokenize FOLDER hf:wikitext",
         ),
         (
             ["--rounds.fragments", "500"],

@@ -230,7 +230,7 @@ def test_a_model_section_lists_its_differences_from_its_size() -> None:
         ({"inner.beta2": 1}, "inner.beta2 = 1 in the new run: should be less than 1"),
         (
             {"format": 1},
-            "the new run is of format 1, and this version of p2p-diloco reads format 2; "
+            "the new run is of format 1, and this version of p2p-diloco reads format 3; "
             "use the version that made the run, or make a new run with `p2p-diloco new`",
         ),
     ],
@@ -326,12 +326,12 @@ def spliced(before: bytes, after: bytes) -> bytes:
         (bytes(SIGNATURE_BYTES) + b"[" * 60_000, "a manifest that this version cannot read (its text: "),
         (bytes(SIGNATURE_BYTES) + b"\xff", "a manifest that this version cannot read (its text: "),
         (
-            spliced(b'"format":2', b'"format":1'),
-            "a manifest of format 1, and this version of p2p-diloco reads format 2; use",
+            spliced(b'"format":3', b'"format":1'),
+            "a manifest of format 1, and this version of p2p-diloco reads format 3; use",
         ),
-        (spliced(b'"format":2', b'"format":2,"more":1'), "(more: Extra inputs are not permitted)"),
+        (spliced(b'"format":3', b'"format":3,"more":1'), "(more: Extra inputs are not permitted)"),
         (spliced(b'"created":', b'"created": '), "a manifest that is not in canonical form"),
-        (spliced(b'"format":2', b'"format":2,"format":2'), "a manifest that is not in canonical form"),
+        (spliced(b'"format":3', b'"format":3,"format":3'), "a manifest that is not in canonical form"),
         (spliced(b'"momentum":0.3', b'"momentum":3e-1'), "a manifest that is not in canonical form"),
     ],
 )

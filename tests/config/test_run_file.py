@@ -118,7 +118,7 @@ def test_an_older_file_is_refused_by_its_format(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("format = 1\n[limits]\nkappa = 2.0\n")
     with pytest.raises(
-        ConfigError, match=r"run.toml is of format 1, and this version of p2p-diloco reads format 2; use"
+        ConfigError, match=r"run.toml is of format 1, and this version of p2p-diloco reads format 3; use"
     ):
         read_run_toml(path)
 
@@ -135,7 +135,8 @@ def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
 def test_aliases_are_accepted_at_the_top_level_and_in_their_section(alias: str) -> None:
     target = ALIASES[alias]
     assert target in known_keys(RunManifest)
-    value: float = 2 if target == "rounds.fragments" else 0.25
+    values: dict[str, float | str] = {"rounds.fragments": 2, "model.vocabulary": 256, "model.source": "hf:gpt2"}
+    value = values.get(target, 0.25)
     others = {"outer.merge": "blend"} if target.endswith("alpha") else {}
     expected = drafted(**{target: value, **others})
     assert drafted(**{alias: value, **others}) == expected

@@ -31,7 +31,7 @@ def measured(folder: Path, num_steps: int) -> HeldOutLoss:
     island.step(num_steps)
 
     async def scene() -> HeldOutLoss:
-        watch = HeldOutWatch(PLAN, corpus)
+        watch = HeldOutWatch(PLAN, AnchorEvaluation(PLAN.shape, PLAN.fragments, corpus))
         settling = asyncio.ensure_future(settle_again_and_again(island))
         try:
             return await watch.measure(island.state)
@@ -71,7 +71,7 @@ def test_a_cancelled_measurement_ignores_late_answers(tmp_path: Path) -> None:
     island.state.look = note  # type: ignore[method-assign]
 
     async def scene() -> None:
-        watch = HeldOutWatch(PLAN, corpus)
+        watch = HeldOutWatch(PLAN, AnchorEvaluation(PLAN.shape, PLAN.fragments, corpus))
         task = asyncio.ensure_future(watch.measure(island.state))
         while not late:
             await asyncio.sleep(0)
@@ -91,7 +91,7 @@ def test_concurrent_measurements_do_not_mix(tmp_path: Path) -> None:
     island.step(3)
 
     async def scene() -> None:
-        watch = HeldOutWatch(PLAN, corpus)
+        watch = HeldOutWatch(PLAN, AnchorEvaluation(PLAN.shape, PLAN.fragments, corpus))
         settling = asyncio.ensure_future(settle_again_and_again(island))
         try:
             alone = await watch.measure(island.state)
@@ -135,7 +135,7 @@ def test_one_part_is_requested_at_a_time(tmp_path: Path) -> None:
     island.state.look = note  # type: ignore[method-assign]
 
     async def scene() -> None:
-        watch = HeldOutWatch(PLAN, corpus)
+        watch = HeldOutWatch(PLAN, AnchorEvaluation(PLAN.shape, PLAN.fragments, corpus))
         try:
             await watch.measure(island.state)
         finally:

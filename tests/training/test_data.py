@@ -117,7 +117,7 @@ def test_windows_are_numbered_without_gaps_and_do_not_cross_parts(lengths: list[
         start += length + 3
     expected = [first for low, high in parts for first in range(low, high - window_bytes + 1)]
     if not expected:
-        with pytest.raises(ConfigError, match=rf"no stretch of {window_bytes} bytes"):
+        with pytest.raises(ConfigError, match=rf"no stretch of {window_bytes} tokens"):
             WindowIndex(np.array(parts), window_bytes, "training")
         return
     index = WindowIndex(np.array(parts), window_bytes, "training")
@@ -183,9 +183,9 @@ def test_a_batch_or_position_out_of_range_is_refused(corpus: Corpus, changes: di
 
 
 def test_a_context_longer_than_any_stretch_is_refused(corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match=r"the training text has no stretch of 100001 bytes \(the longest has \d+\)"):
+    with pytest.raises(ConfigError, match=r"the training text has no stretch of 100001 tokens \(the longest has \d+\)"):
         stream_of(corpus, context=100_000)
-    with pytest.raises(ConfigError, match=r"the held-out text has no stretch of 10001 bytes"):
+    with pytest.raises(ConfigError, match=r"the held-out text has no stretch of 10001 tokens"):
         held_out_windows(corpus, context=10_000, num_windows=4)
 
 

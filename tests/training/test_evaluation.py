@@ -91,5 +91,5 @@ def test_one_evaluation_can_be_reused_for_many_anchors(shape: ModelShape, corpus
 
 def test_a_context_longer_than_the_held_out_stretches_is_refused(corpus: Corpus) -> None:
     long = ModelShape(layers=1, width=8, heads=1, feed_forward=8, context=4_000)
-    with pytest.raises(ConfigError, match=r"the held-out text has no stretch of 4001 bytes"):
+    with pytest.raises(ConfigError, match=r"the held-out text has no stretch of 4001 tokens"):
         held_out_loss(build_model(long, seed=0), corpus)

@@ -1,0 +1,108 @@
+"""Build the model of a run on this machine, and describe a model for a manifest."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from p2p_diloco.config.manifest import HUGGING_FACE, ModelSection
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.own_model import check_model, describe_model
+from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.training.hugging_face import LoraShape, config_text, hugging_face_model, read_config
+from p2p_diloco.training.model import build_model
+from p2p_diloco.training.python_model import code_digest, python_model
+from p2p_diloco.training.text_model import TextModel, decoder_text_model
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+"""Matches the id of a model or dataset on the Hugging Face hub, such as `owner/name`."""
+LONGEST_CONTEXT = 1024
+"""Context of a new run's Hugging Face model, if the model allows it and the organiser sets none."""
+
+
+def build_run_model(plan: RunPlan, own: str | None, *, founds: bool) -> TextModel:
+    """Build the model that the run trains, with its initial values if this peer founds the run.
+
+    Args:
+        own: the setting `model` of this machine: its copy of a base model, or the Python function that the user agrees
+            to run.
+        founds: whether this peer needs the values at the start of the run, and may open the organiser's paths.
+    Raises:
+        ConfigError: the model cannot be built here, or differs from the run's.
+    """
+    section = plan.manifest.model
+    match section.kind:
+        case "built-in":
+            return decoder_text_model(build_model(plan.shape, section.seed))
+        case "own":
+            raise ConfigError(plan.why_no_model())
+        case "hf":
+            model = _hugging_face(section, own, founds=founds)
+        case "python":
+            model = _python(section, own, founds=founds)
+    check_model(model.module, section)
+    return model
+
+
+def describe_source(section: ModelSection) -> dict[str, Any]:
+    """Return the values that describe a Hugging Face or Python model in a new run's manifest, by key of the section.
+
+    Raises:
+        ConfigError: the model cannot be built here, or cannot be trained in a run.
+    """
+    if section.kind == "hf":
+        config, longest = read_config(section.source.removeprefix(HUGGING_FACE))
+        if section.vocabulary is not None and section.weights == "new":
+            config["vocab_size"] = section.vocabulary
+        values: dict[str, Any] = {
+            "config": section.config or config_text(config),
+            "context": section.context or min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT),
+        }
+        model = _hugging_face(section.model_copy(update=values), None, founds=True)
+        values["vocabulary"] = model.vocabulary
+        if section.vocabulary is not None and section.vocabulary > model.vocabulary:
+            raise ConfigError(
+                f"the model has {model.vocabulary:,} tokens, the text {section.vocabulary:,}; tokenise the text with "
+                "the model's own tokenizer"
+            )
+    else:
+        if section.context is None:
+            raise ConfigError(f"set the context length of {section.source}, such as --model.context 256")
+        values = {"code": code_digest(section.source), "vocabulary": section.vocabulary or 256}
+        model = _python(section.model_copy(update=values), None, founds=True)
+    return values | describe_model(model.module, section.ignored)
+
+
+def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> TextModel:
+    assert section.config is not None, "plan_run has checked it"
+    assert section.context is not None, "plan_run has checked it"
+    source = section.source.removeprefix(HUGGING_FACE)
+    lora = None
+    if section.lora_rank:
+        lora = LoraShape(rank=section.lora_rank, alpha=section.lora_alpha, targets=section.lora_targets)
+    weights = None
+    if section.weights == "loaded" and (founds or lora is not None):
+        if own is None and not founds and not HUB_ID.fullmatch(source):
+            raise ConfigError(
+                "this run trains LoRA adapters of a base model that is not on the Hugging Face hub; give the folder of "
+                "your copy with --model PATH"
+            )
+        weights = (own or source).removeprefix(HUGGING_FACE)
+    return hugging_face_model(section.config, context=section.context, weights=weights, lora=lora)
+
+
+def _python(section: ModelSection, own: str | None, *, founds: bool) -> TextModel:
+    assert section.context is not None, "plan_run has checked it"
+    assert section.vocabulary is not None, "plan_run has checked it"
+    if own != section.source and not founds:
+        raise ConfigError(
+            f"this run trains a model of {section.source}, which would run that function on this machine; if you trust "
+            f"it and have its file, start with --model {section.source}"
+        )
+    found = code_digest(section.source)
+    if found != section.code:
+        raise ConfigError(
+            f"your file of {section.source} has SHA-256 {found[:16]}…, the run's has {(section.code or '')[:16]}…; get "
+            "the same file as the organiser"
+        )
+    return python_model(section.source, context=section.context, vocabulary=section.vocabulary)

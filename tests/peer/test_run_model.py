@@ -1,0 +1,223 @@
+"""Models of transformers in a run: described by the organiser, built by a joiner, refused if they differ."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.config.manifest import ModelSection
+from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.founding import make_start
+from p2p_diloco.peer.run_model import build_run_model, describe_source
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.training.hugging_face import LoraShape
+from p2p_diloco.training.hugging_face_files import adapter_files, model_files
+from p2p_diloco.training.parameters import trained
+from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.tokenizer_files import tokenizer_files
+
+ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
+WINDOWS = torch.arange(34).view(2, 17) % 256
+
+
+def needs(package: str) -> Any:
+    return pytest.importorskip(package, reason='pip install "p2p-diloco[hf]" brings it; make models runs this')
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """Return the folder of a small Llama with weights."""
+    transformers = needs("transformers")
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+        max_position_embeddings=64,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def plan_for(folder: Path | str, **values: Any) -> RunPlan:
+    """Return the plan of a run of a model, as `new` makes it."""
+    source = f"hf:{folder}" if isinstance(folder, Path) else folder
+    section = ModelSection.model_validate({"source": source, **values})
+    described = {key: value for key, value in describe_source(section).items() if value is not None}
+    model = {"model": {"source": source, **values, **described}}
+    return plan_run(draft_manifest(now_seconds=1.0, values=model | {"rounds.fragments": 1}))
+
+
+def test_a_joiner_builds_the_model_from_the_manifest_alone(llama: Path) -> None:
+    plan = plan_for(llama)
+    (llama / "config.json").unlink()  # a joiner has no such folder
+    model = build_run_model(plan, None, founds=False)
+    assert (model.context, model.vocabulary) == (64, 256)
+    assert {name: tuple(tensor.shape) for name, tensor in trained(model.module).items()} == plan.shapes
+    means = {name: mean for name, _, mean in plan.manifest.model.tensors}
+    assert [name for name, mean in means.items() if mean == "plain"] == ["model.embed_tokens.weight", "lm_head.weight"]
+    loss = model.loss(model.module, WINDOWS)
+    expected = model.module(input_ids=WINDOWS, labels=WINDOWS).loss
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_founder_starts_from_new_or_from_loaded_weights(llama: Path) -> None:
+    transformers = needs("transformers")
+    own = trained(transformers.AutoModelForCausalLM.from_pretrained(llama))
+    loaded = build_run_model(plan_for(llama, weights="loaded"), None, founds=True)
+    assert all(torch.equal(own[name], tensor) for name, tensor in trained(loaded.module).items())
+    plan = plan_for(llama)
+    fresh = build_run_model(plan, None, founds=True)
+    assert not torch.equal(own["lm_head.weight"], trained(fresh.module)["lm_head.weight"])
+    start = make_start(plan)
+    assert sum(map(len, start.values())) == plan.num_parameters
+
+
+def test_an_exported_model_has_the_logits_of_the_run(llama: Path, tmp_path: Path) -> None:
+    transformers = needs("transformers")
+    plan = plan_for(llama, weights="loaded")
+    model = build_run_model(plan, None, founds=True)
+    assert plan.manifest.model.config is not None
+    files = model_files(plan.manifest.model.config, trained(model.module), ORIGIN, tokenizer_files(None, 64))
+    write(tmp_path / "out", files)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        difference = exported(WINDOWS).logits - model.module.eval()(WINDOWS).logits
+    assert difference.abs().max() <= 1e-5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("näh").input_ids == list("näh".encode())
+
+
+def test_tied_weights_are_trained_once(tmp_path: Path) -> None:
+    transformers = needs("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=256)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    plan = plan_for(tmp_path / "gpt2")
+    assert "lm_head.weight" not in plan.shapes
+    assert ("transformer.wte.weight", (256, 16), "plain") in plan.manifest.model.tensors
+    model = build_run_model(plan, None, founds=False)
+    tokens, positions = model.roles().embedding
+    assert tokens is model.module.transformer.wte.weight
+    assert positions is model.module.transformer.wpe.weight
+    roundtrip = model_files(str(plan.manifest.model.config), trained(model.module), ORIGIN, tokenizer_files(None, 32))
+    write(tmp_path / "out", roundtrip)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        difference = exported(WINDOWS).logits - model.module.eval()(WINDOWS).logits
+    assert difference.abs().max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
+def test_lora_trains_only_its_adapters_on_the_same_base(llama: Path, tmp_path: Path) -> None:
+    peft = needs("peft")
+    plan = plan_for(llama, weights="loaded", lora_rank=2, lora_targets=["q_proj", "v_proj"])
+    assert plan.num_parameters == 2 * 2 * (2 * 32 + 32 + 16)
+    assert plan.manifest.model.rest is not None
+    with pytest.raises(ConfigError, match="of a base model that is not on the Hugging Face hub; give the folder"):
+        build_run_model(plan, None, founds=False)
+    model = build_run_model(plan, str(llama), founds=False)
+    with torch.no_grad():
+        for tensor in trained(model.module).values():
+            tensor.normal_(generator=torch.Generator().manual_seed(4))
+    lora = LoraShape(rank=2, alpha=plan.manifest.model.lora_alpha)
+    files = adapter_files(lora, str(llama), trained(model.module), ORIGIN, {})
+    write(tmp_path / "out", files)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        difference = loaded(WINDOWS).logits - model.module.eval()(WINDOWS).logits
+    assert difference.abs().max() <= 1e-5
+
+
+def test_lora_on_another_base_is_refused(llama: Path, tmp_path: Path) -> None:
+    transformers = needs("transformers")
+    plan = plan_for(llama, weights="loaded", lora_rank=2)
+    other = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        other.model.norm.weight[3] += 1.0
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="frozen parameters or buffers of this model differ from those of the run"):
+        build_run_model(plan, str(tmp_path / "other"), founds=False)
+
+
+def test_a_model_that_differs_from_the_table_is_refused(llama: Path) -> None:
+    plan = plan_for(llama)
+    section = plan.manifest.model
+    wider = json.loads(section.config or "{}") | {"intermediate_size": 64}
+    manifest = plan.manifest.model_copy(update={"model": section.model_copy(update={"config": json.dumps(wider)})})
+    expected = r"tensor model.layers.0.mlp.gate_proj.weight has shape \(64, 32\) here and \(48, 32\) in the run"
+    with pytest.raises(ConfigError, match=expected):
+        build_run_model(plan_run(manifest), None, founds=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({}, "the run's model.config has no model_type"),
+        ({"model_type": "no_such_model"}, "cannot build the run's no_such_model model with transformers"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "cannot build the run's llama model with transformers"),
+    ],
+)
+def test_a_config_that_cannot_be_built_is_explained(llama: Path, config: dict[str, Any], text: str) -> None:
+    plan = plan_for(llama)
+    section = plan.manifest.model.model_copy(update={"config": json.dumps(config)})
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        build_run_model(plan_run(plan.manifest.model_copy(update={"model": section})), None, founds=False)
+
+
+def test_a_model_with_its_own_code_or_without_a_config_is_refused(tmp_path: Path, llama: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "own.Model"}}))
+    with pytest.raises(ConfigError, match=r"needs its own code \(auto_map in config.json\)"):
+        plan_for(llama)
+    with pytest.raises(ConfigError, match=r"cannot read the model .*nowhere"):
+        plan_for(tmp_path / "nowhere")
+
+
+def test_a_context_beyond_the_models_positions_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.context is 65; this llama model has 64 positions"):
+        plan_for(llama, context=65)
+
+
+def test_a_python_model_needs_the_users_consent_and_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one_of_mine.py"
+    path.write_text(
+        "from torch import nn\n\ndef build():\n"
+        "    return nn.Embedding(256, 256), lambda table, w: nn.functional.cross_entropy(\n"
+        "        table(w[:, :-1]).flatten(0, 1), w[:, 1:].flatten())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = "python:one_of_mine:build"
+    plan = plan_for(source, context=8)
+    with pytest.raises(ConfigError, match=f"if you trust it and have its file, start with --model {source}"):
+        build_run_model(plan, None, founds=False)
+    model = build_run_model(plan, source, founds=False)
+    assert model.loss(model.module, WINDOWS[:, :9]).item() > 4.0
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"your file of python:one_of_mine:build has SHA-256 .*, the run's has"):
+        build_run_model(plan, source, founds=False)
+    sys.modules.pop("one_of_mine", None)
+
+
+def test_a_run_that_names_a_model_without_describing_it_is_refused() -> None:
+    manifest = draft_manifest(now_seconds=1.0, values={"model": {"source": "hf:gpt2"}})
+    with pytest.raises(ConfigError, match="make the run file with p2p-diloco new --model hf:gpt2"):
+        plan_run(manifest)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

@@ -1,0 +1,85 @@
+"""Any module as a text model: roles of its parameters, and evaluation of vectors in a copy of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.outer.fragments import plan_fragments
+from p2p_diloco.training.data import Corpus
+from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
+from p2p_diloco.training.model import ModelShape, build_model, token_loss
+from p2p_diloco.training.parameters import LocalParameters, sizes, trained
+from p2p_diloco.training.text_model import TextModel, decoder_text_model
+
+SHAPE = ModelShape(layers=2, width=16, heads=2, feed_forward=32, context=12)
+
+
+class Tied(nn.Module):
+    """An embedding that is also the head, a frozen layer, a convolution and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.middle = nn.Linear(8, 8)
+        self.kernel = nn.Parameter(torch.randn(2, 2, 2))
+        self.head = nn.Linear(8, 256, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def loss(self, windows_BT: Tensor) -> Tensor:
+        stream = self.middle(self.frozen(self.table(windows_BT[:, :-1]))) * self.scale + self.kernel.sum()
+        return token_loss(self.head(stream), windows_BT)
+
+
+def tied() -> TextModel:
+    return TextModel(module=Tied(), loss=lambda module, windows: module.loss(windows), context=12, vocabulary=256)
+
+
+def test_each_trained_parameter_has_one_role() -> None:
+    model = tied()
+    roles = model.roles()
+    module = model.module
+    assert isinstance(module, Tied)
+    assert [each is module.table.weight for each in roles.embedding] == [True]
+    assert [each is module.middle.weight for each in roles.matrices] == [True]
+    assert [each is module.middle.bias for each in roles.vectors] == [True]
+    assert [each is module.kernel for each in roles.others] == [True]
+
+
+def test_the_built_in_decoder_has_the_same_roles_as_before() -> None:
+    model = build_model(SHAPE, 0)
+    roles = decoder_text_model(model).roles()
+    assert ([*map(id, roles.embedding)], [*map(id, roles.others)]) == ([id(model.embedding)], [id(model.head)])
+    assert {id(each) for each in roles.matrices} == {
+        id(each) for name, each in model.named_parameters() if name.startswith("blocks.") and each.ndim > 1
+    }
+
+
+def test_a_whole_evaluation_equals_that_of_the_built_in_decoder_part_by_part(corpus: Corpus) -> None:
+    model = build_model(SHAPE, 3)
+    fragments = plan_fragments(sizes(model), 3)
+    vectors = LocalParameters(model, fragments).read_all()
+    parts = AnchorEvaluation(SHAPE, fragments, corpus)
+    whole = WholeEvaluation(decoder_text_model(model), fragments, corpus)
+    loss = whole.take([vectors[fragment][start:stop] for fragment, start, stop in whole.parts[0]])
+    assert abs(loss - parts.loss(vectors)) < 1e-5
+
+
+def test_an_evaluation_uses_the_given_vectors_and_leaves_the_model_alone(corpus: Corpus) -> None:
+    model = tied()
+    before = {name: tensor.detach().clone() for name, tensor in model.module.named_parameters()}
+    fragments = plan_fragments(sizes(model.module), 2)
+    evaluation = WholeEvaluation(model, fragments, corpus)
+    own = LocalParameters(model.module, fragments).read_all()
+
+    def loss_of(vectors: tuple) -> float:
+        return evaluation.take([vectors[fragment][start:stop] for fragment, start, stop in evaluation.parts[0]])
+
+    with torch.no_grad():
+        expected = model.loss(model.module, torch.cat(list(evaluation.batches))).item()
+    assert abs(loss_of(own) - expected) < 1e-5
+    assert loss_of(tuple(vector * 0 for vector in own)) > 5.5  # a guess: log 256
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.module.named_parameters())
+    assert all(tensor.device.type == "cpu" for tensor in trained(model.module).values())
