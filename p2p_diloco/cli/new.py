@@ -192,8 +192,14 @@ def _measure(draft: RunManifest, settings: PeerSettings) -> tuple[float | None, 
     """Return how long an inner step takes here, and notes about the measurement."""
     from p2p_diloco.planning import inner_step  # imported late: it imports PyTorch
 
+    model = None
+    if draft.model.kind in ("hf", "python"):
+        from p2p_diloco.peer.run_model import build_run_model
+        from p2p_diloco.peer.run_plan import plan_run
+
+        model = build_run_model(plan_run(draft), None, founds=True)
     try:
-        step = inner_step.measure_inner_step(draft, device=settings.device, threads=settings.threads)
+        step = inner_step.measure_inner_step(draft, model=model, device=settings.device, threads=settings.threads)
     except inner_step.Unmeasured as error:
         rounds = f"{counted(draft.rounds.fragments, 'round')} of {draft.rounds.round_seconds:g} s"
         return None, [f"the inner step was not measured ({error}), so a cycle is {rounds}; set it with --step-seconds"]

@@ -293,7 +293,7 @@ def test_the_step_is_measured_if_it_is_not_given(
     monkeypatch.setattr(inner_step, "measure_inner_step", measured)
     monkeypatch.setenv("P2P_DILOCO_THREADS", "3")
     assert main(["new", "--model.size", "small", "--device", "cpu"]) == 0
-    assert asked == [{"size": "small", "device": "cpu", "threads": 3}]
+    assert asked == [{"size": "small", "model": None, "device": "cpu", "threads": 3}]
     printed = capsys.readouterr().out
     for note in (
         "a cycle is 8 steps of 2 s, 2 rounds of 8 s; ",
