@@ -33,6 +33,8 @@ class SettingsFlags:
     threads: Annotated[str | None, _setting("threads")] = None
     data: Annotated[str | None, _setting("data")] = None
     model: Annotated[str | None, _setting("model")] = None
+    precision: Annotated[str | None, _setting("precision")] = None
+    windows_at_once: Annotated[str | None, _setting("windows_at_once")] = None
     state_directory: Annotated[str | None, _setting("state_directory")] = None
     keep_checkpoints: Annotated[str | None, _setting("keep_checkpoints")] = None
     identity_path: Annotated[str | None, _setting("identity_path")] = None

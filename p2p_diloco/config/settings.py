@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -38,7 +38,7 @@ SLOWEST_CAP = 128e3
 """Bits per second; below that, a frame takes longer than peers wait for it."""
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
-_NUMBERS = frozenset({"port", "threads", "keep_checkpoints"})
+_NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once"})
 _SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_trace"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*")
@@ -55,6 +55,12 @@ class PeerSettings(BaseModel):
     data: str | None = Field(None, description="your copy of the training text: a file, a folder or a glob")
     model: str | None = Field(
         None, description="your copy of the base model of LoRA, or the python:module:function that may run here"
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="precision of matrix products: auto (as run and device allow), float32, bfloat16 or float16"
+    )
+    windows_at_once: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+        None, description="windows of a step that pass through the model at a time [default: as many as fit]"
     )
     state_directory: Path = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import torch
+
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
@@ -23,6 +25,7 @@ from p2p_diloco.training.corpus_files import list_corpus_files
 from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
+from p2p_diloco.training.precision import choose_precision
 from p2p_diloco.training.text_model import TextModel
 from p2p_diloco.training.token_shards import TOKENIZER_FILE, TokenText
 
@@ -71,13 +74,21 @@ class BuiltInTraining(Training):
             replace_file(host.folder / TOKENIZER_FILE, partial(write_all, content=corpus.tokenizer()))
         stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
-        loop = InnerLoop(model, stream, plan.inner, choose_device(settings.device))
+        device = choose_device(settings.device)
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
+        precision = choose_precision(plan.inner.precision, settings.precision, device, capability)
+
+        def report_memory(text: str) -> None:
+            host.in_loop(partial(host.report, "memory", text))
+
+        loop = InnerLoop(model, stream, plan.inner, device, precision=precision, report=report_memory)
         lay_end_to_end(model.module, plan.fragments)
         trace = Trace(host.folder) if settings.keep_trace else None
         if trace is not None:
             trace.began(stream.position)
         local = spans_for(plan, LocalParameters(model.module, plan.fragments), loop.device)
-        host.in_loop(partial(host.report, "device", describe_device(loop.device, local)))
+        products = "" if plan.inner.precision == "float32" == precision.name else f"; {precision}"
+        host.in_loop(partial(host.report, "device", describe_device(loop.device, local) + products))
         self.state = TrainedState(
             plan,
             local,
@@ -89,7 +100,7 @@ class BuiltInTraining(Training):
             inner=InnerState(host.folder, {"the optimiser": loop}),
             report=host.report,
         )
-        steps = InnerSteps(loop, self.state)
+        steps = InnerSteps(loop, self.state, windows_at_once=settings.windows_at_once, report=report_memory)
         self._thread = TrainingThread(state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died)
         if self.evaluate_seconds > 0:
             if plan.built_in is not None:

@@ -8,14 +8,34 @@ from collections.abc import Callable
 
 from p2p_diloco.peer.trained_state import IDLE_SECONDS, TrainedState
 from p2p_diloco.training.inner_loop import InnerLoop
+from p2p_diloco.training.micro_batch import most_windows, with_margin
 
 
 class InnerSteps:
-    """Runs steps of the built-in inner loop and counts them in the model's state."""
+    """Runs steps of the built-in inner loop and counts them in the model's state.
 
-    def __init__(self, loop: InnerLoop, state: TrainedState) -> None:
+    Args:
+        windows_at_once: windows that pass through the model at a time; None: on an accelerator as many as fit, which is
+            tried after the first step; on a processor the whole batch.
+        report: called with a sentence once the number is found.
+    """
+
+    def __init__(
+        self,
+        loop: InnerLoop,
+        state: TrainedState,
+        *,
+        windows_at_once: int | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.loop = loop
         self.state = state
+        self._report = report
+        self._searches = windows_at_once is None and loop.device.type != "cpu" and loop.stream.batch > 1
+        if self._searches:
+            loop.windows_at_once = 1
+        elif windows_at_once is not None:
+            loop.windows_at_once = min(windows_at_once, loop.stream.batch)
 
     def step(self) -> None:
         """Make one step."""
@@ -23,6 +43,20 @@ class InnerSteps:
         step = self.loop.step()
         if step.applied:  # otherwise its loss may be NaN, which would stay in the average for ever
             self.state.stepped(step.tokens, step.loss)
+        if self._searches:
+            self._searches = False
+            self._fill_memory()
+
+    def _fill_memory(self) -> None:
+        """Find the number of windows that fit into memory now that the optimisers' moments are there."""
+        loop, wanted = self.loop, self.loop.stream.batch
+        fitting = most_windows(loop.try_windows, wanted)
+        loop.windows_at_once = with_margin(fitting, wanted)
+        if fitting < wanted:
+            self._report(
+                f"{fitting} of the {wanted} windows of a step fit into the memory of {loop.device}; using "
+                f"{loop.windows_at_once} at a time, with the same gradients"
+            )
 
 
 class TrainingThread:

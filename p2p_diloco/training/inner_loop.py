@@ -7,22 +7,24 @@ same process keeps running. Momentum is kept across merges: a merge moves θ a l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.training.data import BatchStream
+from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
+from p2p_diloco.training.precision import Precision, choose_precision
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["constant", "cosine"]
-Precision = Literal["float32", "bfloat16"]
+AgreedPrecision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class InnerRule:
     schedule: Schedule = "constant"
     final_share: float = 0.1
     gradient_clip: float = 1.0
-    precision: Precision = "float32"
+    precision: AgreedPrecision = "float32"
 
     def __post_init__(self) -> None:
         checks = {
@@ -105,6 +107,7 @@ class InnerLoop:
 
     Attributes:
         model: the module with θ, on `device`.
+        windows_at_once: windows that pass through the model at a time; a step adds the gradients of several parts.
         steps: number of applied steps.
         tokens: number of tokens predicted in them.
     """
@@ -115,48 +118,124 @@ class InnerLoop:
         stream: BatchStream,
         rule: InnerRule,
         device: torch.device | str = "cpu",
+        *,
+        precision: Precision | None = None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """Put the model on the device and create its optimisers.
+
+        Args:
+            precision: precision of the matrix products; None: chosen by the rule and the device.
+            report: called with a sentence when memory has run out and parts become smaller.
+        """
         model = decoder_text_model(model) if isinstance(model, DecoderModel) else model
         if stream.context > model.context:
             raise ConfigError(f"windows have {stream.context} positions; the model takes at most {model.context}")
         self.device = torch.device(device)
         self.model: Any = model.module.to(self.device)
-        self._text_model = model
         self.stream = stream
         self.rule = rule
+        self.windows_at_once = stream.batch
         self.steps = 0
         self.tokens = 0
+        self._text_model = model
+        self._precision = precision or choose_precision(rule.precision, "auto", self.device)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._precision.scales)
+        self._report = report
         self._progress = 0.0
         self._optimizers = _optimizers(self._text_model, rule)
         self._optimizer_steps = 0
 
     def step(self) -> InnerStep:
-        """Train on the next batch."""
-        rule = self.rule
-        batch = self.stream.next_batch().to(self.device, non_blocking=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=rule.precision == "bfloat16"):
-            loss = self._text_model.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), rule.gradient_clip))
+        """Train on the next batch.
+
+        Raises:
+            StateError: there is not enough memory for a single window.
+        """
+        batch = self.stream.next_batch()
+        loss = self._gradients(batch)
+        for optimizer in self._optimizers:
+            self._scaler.unscale_(optimizer)
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.rule.gradient_clip))
         step = InnerStep(
-            loss=float(loss.detach()),
+            loss=loss,
             tokens=batch.shape[0] * (batch.shape[1] - 1),
             gradient_norm=norm,
             learning_rate=self.learning_rate,
             # The norm is finite only if all gradients are; one NaN would destroy θ.
-            applied=math.isfinite(norm) and math.isfinite(float(loss.detach())),
+            applied=math.isfinite(norm) and math.isfinite(loss),
         )
         if step.applied:
             self._apply(step)
+        self._scaler.update()
+        self._drop_gradients()
+        return step
+
+    def try_windows(self, windows: int) -> bool:
+        """Return whether that many windows fit into memory, with gradients; parameters are not changed.
+
+        Call it after the first step, which allocates the optimisers' moments.
+        """
+        context = self.stream.context
+        try:
+            self._backward(torch.zeros((windows, context + 1), dtype=torch.int64), 1.0)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        finally:
+            self._drop_gradients()
+            free_unused(self.device)
+        return True
+
+    def _gradients(self, batch: Tensor) -> float:
+        """Compute the gradients of a batch and return its loss; after running out of memory, in smaller parts."""
+        while True:
+            loss = 0.0
+            try:
+                for part in torch.split(batch, self.windows_at_once):
+                    loss += self._backward(part, len(part) / len(batch))
+                return loss
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._drop_gradients()
+            # Outside the handler, whose traceback keeps the tensors of the failed step alive.
+            free_unused(self.device)
+            self._halve()
+
+    def _backward(self, part: Tensor, share: float) -> float:
+        """Add the gradients of a part of a batch; return its share of the loss."""
+        dtype, windows = self._precision.dtype, part.to(self.device, non_blocking=True)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            loss = self._text_model.loss(self.model, windows)
+        if share != 1.0:
+            loss = loss * share
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def _halve(self) -> None:
+        before = min(self.windows_at_once, self.stream.batch)
+        if before == 1:
+            raise StateError(
+                f"not enough memory on {self.device} for one window of {self.stream.context} tokens; free memory "
+                "there, train on another --device, or join a run with a smaller model or context"
+            )
+        self.windows_at_once = before // 2
+        self._report(
+            f"out of memory on {self.device} with {before} windows at a time; using {self.windows_at_once}, "
+            "with the same gradients"
+        )
+
+    def _drop_gradients(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        return step
 
     def _apply(self, step: InnerStep) -> None:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = step.learning_rate * group["rate"]
-            optimizer.step()
+            self._scaler.step(optimizer)
         self._optimizer_steps += 1
         self.steps += 1
         self.tokens += step.tokens

@@ -1,0 +1,48 @@
+"""A process with little memory: find how many windows of a model fit, by the search and by trying every number."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.training.corpus_files import MappedFiles
+from p2p_diloco.training.data import BatchStream, Corpus
+from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
+from p2p_diloco.training.micro_batch import most_windows
+from p2p_diloco.training.model import ModelShape, build_model
+
+SHAPES = {
+    "wide": ModelShape(layers=1, width=128, heads=2, feed_forward=512, context=32),
+    "deep": ModelShape(layers=6, width=64, heads=2, feed_forward=128, context=32),
+    "long": ModelShape(layers=1, width=64, heads=2, feed_forward=128, context=128),
+}
+WANTED = 96
+ROOM = 48 * 1024 * 1024
+"""Bytes beyond those of a loop that has made its first step."""
+
+
+def main(name: str) -> None:
+    """Print what the search found and what fits."""
+    torch.set_num_threads(1)
+    corpus = Corpus(MappedFiles((Path(__file__), Path(torch.__file__))))
+    shape = SHAPES[name]
+    stream = BatchStream(corpus, Digest(bytes(32)), PeerId(bytes(32)), batch=WANTED, context=shape.context)
+    loop = InnerLoop(build_model(shape, 0), stream, InnerRule(batch=WANTED, optimizer="adamw"))
+    loop.windows_at_once = 1
+    loop.step()
+    gc.collect()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, resource.RLIM_INFINITY))
+    search = most_windows(loop.try_windows, WANTED)
+    exhaustive = next((number - 1 for number in range(1, WANTED + 1) if not loop.try_windows(number)), WANTED)
+    print(json.dumps({"search": search, "exhaustive": exhaustive, "wanted": WANTED}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
