@@ -525,6 +525,59 @@ def test_a_fetched_span_is_dropped_once_entries_lead_beyond_it() -> None:
     assert fetch.is_complete()
 
 
+BEYOND = head_of(height=6, digest=b"beyond")
+
+
+def overruled(*peers: PeerId, founder: PeerId | None = None) -> tuple[CatchUp, ChainBook]:
+    """Return a peer that fetches a span because these peers hold other bytes, while its log moves beyond them."""
+    fetch, chains = catch_up()
+    chains.set_head(SPAN, NEW)
+    fetch.listen_to(replace(voices(*peers), founder=founder, founder_holds=founder is not None))
+    fetch.overrule(SPAN, peers)
+    fetch.pump(peers, 0.0)
+    chains.set_head(SPAN, BEYOND)
+    return fetch, chains
+
+
+def test_an_overruled_span_goes_back_to_the_bytes_that_a_majority_named() -> None:
+    """Every transfer took longer than the next entry. It was cancelled each time, and the wrong bytes stayed."""
+    fetch, chains = overruled(A, B, C)
+    fetch.entry_absorbed(SPAN, 0.1)
+    order = fetch.take_span(A, piece(), 0.1)
+    assert vouched(fetch, A, B, now=0.2) == []
+    report, replaced = hashed(fetch, order, 0.3)
+    assert report == Report(
+        topic="adoption",
+        text=f"{SPAN} goes back from height 6 to 5, where a majority has named the right bytes; the entries since then "
+        "follow again",
+    )
+    assert replaced == ReplaceSpan(span=SPAN, head=NEW, state=b"12345678", is_adoption=True)
+    assert chains.heads[SPAN] == NEW
+    assert fetch.is_complete()
+
+
+def test_an_overruled_span_keeps_waiting_for_a_majority_if_one_donor_serves_other_bytes() -> None:
+    fetch, chains = overruled(A, B, C)
+    assert hashed(fetch, fetch.take_span(A, piece(body=b"deceived"), 0.1), 0.1) == []
+    assert chains.heads[SPAN] == BEYOND
+    (shunned,) = [action for action in vouched(fetch, B, C, now=0.2) if isinstance(action, Report)]
+    assert "other bytes than a majority holds" in shunned.text
+    fetch.pump([B], 0.3)
+    vouched(fetch, B, C, now=0.3)
+    hashed(fetch, fetch.take_span(B, piece(), 0.4), 0.4)
+    assert chains.heads[SPAN] == NEW
+
+
+def test_an_overruled_span_does_not_go_back_to_the_start_because_of_the_founder() -> None:
+    """Its answer is enough for a span without entries, but not to undo entries."""
+    fetch, chains = overruled(A, B, C, founder=A)
+    start = head_of(height=0, digest=b"0")
+    assert hashed(fetch, fetch.take_span(A, piece(head=start), 0.1), 0.1) == []
+    assert vouched(fetch, A, head=start, now=0.2) == []
+    assert chains.heads[SPAN] == BEYOND
+    assert fetch.is_complete(), "the next comparison shows what is needed"
+
+
 def test_a_majority_at_a_lower_height_gets_two_cycles_before_a_span_goes_back() -> None:
     fetch, chains = catch_up()
     fetch.listen_to(voices(A, B, C))

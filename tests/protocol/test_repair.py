@@ -543,6 +543,18 @@ def test_memory_that_agrees_with_the_disk_stays_unless_a_majority_differs() -> N
     assert not page.catch_up.is_complete()
 
 
+def test_a_span_that_is_being_fetched_is_not_fetched_from_the_beginning_when_another_peer_differs() -> None:
+    page = among_four()
+    differing(page)
+    page.span_rebuilt(SPAN, HEAD, None, 0.1)
+    differing(page, C)
+    sent = [action for action in differing(page, D) if isinstance(action, Send)]
+    (request,) = [one for one in sent if isinstance(one.message, SpanRequest)]
+    page.take(request.to, SpanReply(span=SPAN, head=HEAD, total_bytes=32, offset=0, piece=bytes(8)), 0.2)
+    again = [action for peer in (B, C, D) for action in differing(page, peer, 20.0)]
+    assert "differs" not in sentences(again)
+
+
 def test_a_peer_that_differs_with_a_sound_disk_asks_all_voters_including_unlinked_ones() -> None:
     """A bit that flipped before the checkpoint is wrong on disk as well; a peer behind a router has one link."""
     page = among_four()

@@ -76,6 +76,7 @@ class _Fetch:
         servers: donors that were asked for a whole span; pieces are accepted from them.
         late: the donor that answered too late, or not at all.
         on_word_of: a peer whose answer about the bytes is enough.
+        is_overruled: whether a majority holds other bytes than this peer. An older version is accepted then.
     """
 
     want: Want
@@ -86,6 +87,7 @@ class _Fetch:
     servers: set[PeerId] = field(default_factory=set)
     late: PeerId | None = None
     on_word_of: PeerId | None = None
+    is_overruled: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -721,8 +723,9 @@ class CatchUp:
     def want_transfer(self, span: SpanId, donor: PeerId | None) -> None:
         """Fetch a whole span, because its log cannot be joined with the donor's."""
         self._lacking.pop(span, None)
-        self._fetches.pop(span, None)  # so that it waits at the end
-        self._fetches[span] = _Fetch(want=Want.SPAN, donor=donor)
+        before = self._fetches.pop(span, None)  # so that it waits at the end
+        is_overruled = before is not None and before.is_overruled
+        self._fetches[span] = _Fetch(want=Want.SPAN, donor=donor, is_overruled=is_overruled)
 
     def take_span(self, sender: PeerId, reply: SpanReply, now: float) -> list[Action]:
         """Add a piece. Then request the next one or, if the span is whole, have it hashed.
@@ -765,10 +768,19 @@ class CatchUp:
             fetch.transfer = fetch.asked = fetch.donor = None
         return self._donors.shun(sender, f"served a piece that does not fit {span}", now)
 
-    def _would_go_back(self, span: SpanId, head: SpanHead) -> bool:
-        """Return whether a transfer would undo entries. If so, cancel it; the next comparison shows what is needed."""
-        mine = self._chains.heads.get(span)
+    def _would_go_back(self, span: SpanId, head: SpanHead, *, is_sure: bool = True) -> bool:
+        """Return whether a transfer would undo entries. If so, cancel it; the next comparison shows what is needed.
+
+        An overruled span may go back, because its bytes are wrong here, and a slow transfer is older than the entries
+        that arrive meanwhile. They follow again.
+
+        Args:
+            is_sure: whether more than half of the electorate named the bytes, or may still do so.
+        """
+        mine, fetch = self._chains.heads.get(span), self._fetches.get(span)
         if mine is None or head.height >= mine.height or self._finding(span).goes_back:
+            return False
+        if fetch is not None and fetch.is_overruled and is_sure:
             return False
         self._drop(span)
         return True
@@ -836,16 +848,24 @@ class CatchUp:
             elif others:
                 self.want_transfer(span, others[0])
             return []
-        if transfer.content is None or self._would_go_back(span, head):
+        if transfer.content is None or self._would_go_back(span, head, is_sure=transfer.is_sure):
             return []
         if transfer.content != transfer.named:
             return self._refuse_span(span, transfer, now)
-        is_adoption = self._finding(span).goes_back
+        actions: list[Action] = []
+        is_adoption, mine = self._finding(span).goes_back, self._chains.heads.get(span)
+        if mine is not None and head.height < mine.height and not is_adoption:
+            is_adoption = True
+            text = (
+                f"{span} goes back from height {mine.height} to {head.height}, where a majority has named the right "
+                "bytes; the entries since then follow again"
+            )
+            actions.append(Report(topic="adoption", text=text))
         self._drop(span)
         self._moved_on(span)
         self._has_new_head(span)
         self._chains.set_head(span, head)
-        return [ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
+        return [*actions, ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
     def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
         """Find the bytes that have been named. Those named by more than half of the electorate are final."""
@@ -916,6 +936,7 @@ class CatchUp:
     def overrule(self, span: SpanId, others: Sequence[PeerId]) -> None:
         """Fetch a span again from one of a majority that holds other bytes."""
         self.want_transfer(span, others[0])
+        self._fetches[span].is_overruled = True
         self.scrub.moved(span)
 
     def _answered(self, fetch: _Fetch, now: float) -> None:

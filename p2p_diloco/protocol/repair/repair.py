@@ -502,9 +502,10 @@ class Repair:
     def content_compared(
         self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
     ) -> list[Action]:
-        """Take the result of a `CompareContent`."""
+        """Take the result of a `CompareContent`. Ignore spans that are being fetched: a new fetch would start over."""
         self._look(now)
         namers = self.catch_up.namers
+        differing = [span for span in differing if not self.catch_up.is_transferred(span)]
         rebuild, overruled = self.catch_up.scrub.compared(peer, fragment, num_equal, differing, now, namers)
         actions: list[Action] = []
         for span in rebuild:
