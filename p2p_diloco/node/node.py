@@ -480,8 +480,12 @@ class SwarmNode:
                 self._archive.keep_entry(action.entry)
                 self._replica.apply(_update(action))
             case ReplaceSpan():
+                held = self._replica.span_state(action.span)
                 if not action.is_mended:
                     self._archive.give_up(action.span)
+                if action.is_mended or held is not None:
+                    height = max(action.head.height, held.head.height if held is not None else 0)
+                    self._archive.distrust(action.span, height, is_mended=action.is_mended)
                 self._replica.replace(action.span, state_from_bytes(action.head, action.state))
             case (
                 ServeSpan()

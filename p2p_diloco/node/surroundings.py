@@ -41,6 +41,14 @@ class EntryArchive(Protocol):
         """Drop the stored entries of a span, soon: it was replaced, so they may belong to another branch."""
         ...
 
+    def distrust(self, span: SpanId, height: int, *, is_mended: bool) -> None:
+        """Rebuild a span from no checkpoint up to `height`: its bytes were wrong, and may be wrong there too.
+
+        Args:
+            is_mended: whether it was rebuilt here; then the checkpoint that was used stays trusted.
+        """
+        ...
+
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
         """Return the entry that follows `parent`, or None. Reads the disk; call it on the worker."""
         ...
@@ -61,6 +69,9 @@ class NoArchive:
         """Store nothing."""
 
     def give_up(self, span: SpanId) -> None:
+        """Do nothing."""
+
+    def distrust(self, span: SpanId, height: int, *, is_mended: bool) -> None:
         """Do nothing."""
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:

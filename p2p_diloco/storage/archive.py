@@ -7,7 +7,7 @@ at once, and a peer can check whether its memory is sound.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +68,10 @@ class Archive:
         self._report = report
         self._is_refused = False
         self._num_given_up = 0
+        self._rebuilt_from: dict[SpanId, int] = {}
+        """The height of the checkpoint from which a span was last rebuilt."""
+        self._distrusted: dict[SpanId, list[range]] = {}
+        """Spans whose bytes were corrected since the start, and the heights at which checkpoints may be wrong."""
         self._waiting: deque[Entry | SpanId] = deque()
         self._is_called = False
         self._log = EntryLog(folder / ENTRIES_FOLDER, keep_cycles=plan.rules.retained_cycles)
@@ -83,6 +87,18 @@ class Archive:
         self.wants_checkpoint = True
         self._write_soon(span)
 
+    def distrust(self, span: SpanId, height: int, *, is_mended: bool) -> None:
+        """Rebuild a span from no checkpoint up to `height`: its bytes were wrong, and may be wrong there too.
+
+        Without this, the next comparison would replace the right bytes by the wrong ones of a checkpoint.
+
+        Args:
+            is_mended: whether it was rebuilt here; then the checkpoint that was used stays trusted.
+        """
+        self.wants_checkpoint = True
+        first = self._rebuilt_from.get(span, -1) + 1 if is_mended else 0
+        self._distrusted.setdefault(span, []).append(range(first, height + 1))
+
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
         """Return the stored entry that follows `parent`, or None."""
         return self._log.entry_after(span, parent)
@@ -92,21 +108,29 @@ class Archive:
 
         The oldest is used because newer checkpoints may contain a flipped bit from memory.
         """
-        for state in self.checkpoints.load_span(span):
+        for state in self._trusted(span):
             reached = self._follow(state, span, until=digest)
             if reached.head.digest == digest:
+                self._rebuilt_from[span] = state.head.height
                 return reached
         return None
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
         """Return the span before the entry that led to `tip`, from the oldest checkpoint that leads there."""
-        for state in self.checkpoints.load_span(span):
-            before: SpanState | None = None
+        for state in self._trusted(span):
+            height, before = state.head.height, None
             while state.head.digest != tip and (reached := self._follow_one(state, span)) is not None:
                 before, state = state, reached
             if before is not None and state.head.digest == tip:
+                self._rebuilt_from[span] = height
                 return before
         return None
+
+    def _trusted(self, span: SpanId) -> Iterator[SpanState]:
+        """Yield a span from each checkpoint that is not distrusted, oldest first."""
+        for state in self.checkpoints.load_span(span):
+            if not any(state.head.height in heights for heights in self._distrusted.get(span, ())):
+                yield state
 
     def _write_soon(self, what: Entry | SpanId) -> None:
         self._waiting.append(what)

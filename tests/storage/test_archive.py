@@ -151,6 +151,51 @@ def test_a_span_is_rebuilt_from_the_oldest_checkpoint(tmp_path: Path) -> None:
     assert kept.archive.rebuild(SPAN, sha256(b"another branch")) is None
 
 
+def test_no_checkpoint_from_before_a_correction_by_others_is_used_again(tmp_path: Path) -> None:
+    """The wrong bytes of the checkpoint replaced the right ones as soon as any peer differed."""
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1] | {SPAN: damaged(steps[1][SPAN])})
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    head = steps[4][SPAN].head
+    assert kept.archive.rebuild(SPAN, head.digest) is not None
+    kept.archive.distrust(SPAN, height=4, is_mended=False)
+    assert kept.archive.rebuild(SPAN, head.digest) is None
+    assert kept.archive.rebuild_parent(SPAN, head.digest) is None
+    assert kept.archive.wants_checkpoint
+    kept.archive.save(steps[5])
+    rebuilt = kept.archive.rebuild(SPAN, steps[5][SPAN].head.digest)
+    assert rebuilt is not None
+    assert digest({SPAN: rebuilt}) == digest({SPAN: steps[5][SPAN]})
+    other = SpanId(1, 0)
+    assert kept.archive.rebuild(other, steps[1][other].head.digest) is not None
+
+
+@pytest.mark.parametrize("is_parent", [False, True])
+def test_the_checkpoint_that_a_span_was_mended_from_stays_trusted_and_later_ones_do_not(
+    tmp_path: Path, is_parent: bool
+) -> None:
+    """When the oldest checkpoint was removed, the next one gave back the flipped bit."""
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    kept.archive.save(steps[3] | {SPAN: damaged(steps[3][SPAN])})
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    rebuild = kept.archive.rebuild_parent if is_parent else kept.archive.rebuild
+    before = rebuild(SPAN, steps[5][SPAN].head.digest)
+    assert before is not None
+    kept.archive.distrust(SPAN, height=before.head.height, is_mended=True)
+    again = rebuild(SPAN, steps[5][SPAN].head.digest)
+    assert again is not None
+    assert digest({SPAN: again}) == digest({SPAN: before})
+    kept.archive.checkpoints.paths()[0].unlink()
+    assert rebuild(SPAN, steps[5][SPAN].head.digest) is None
+
+
 def test_the_parent_of_a_span_is_rebuilt_from_disk(tmp_path: Path) -> None:
     entries, steps = trained(5)
     kept = Kept(tmp_path)
