@@ -247,7 +247,7 @@ class SwarmNode:
 
     def _choose_clocks(self) -> None:
         """Count the clocks of the members that this peer can hear."""
-        roster, me = self.engine.book.in_force, self.engine.me
+        roster, me = self.engine.book.in_force, self.engine.membership.me
         if roster is None:
             return
         member = roster.member(me.peer)

@@ -82,6 +82,7 @@ class PeerEngine:
         recalled = recalled if recalled is not None else SavedState()
         self.rules = rules
         self.me = me
+        """This peer as it was started; `membership.me` may have a later incarnation."""
         self.progress = Progress()
         self.linked: set[PeerId] = set()
         self.last_round: int | None = None

@@ -222,4 +222,4 @@ def _can_vote(swarm: Simulation, roster: Roster, peer: bytes) -> bool:
     member = next(m for m in roster.members if m.peer == peer)
     if machine is None or not machine.runs:
         return False
-    return machine.remembers or machine.running.me.incarnation == member.incarnation
+    return machine.remembers or machine.running.membership.me.incarnation == member.incarnation

@@ -1181,6 +1181,34 @@ def test_a_joiner_takes_a_roster_of_a_run_whose_clock_is_far_ahead_of_its_own() 
         assert (here.book.in_force == far.roster) is is_taken
 
 
+def test_a_peer_whose_later_start_is_listed_takes_the_next_number_once() -> None:
+    """Its clock was ahead at that start, and its disk was lost or restored since. All that it sent was refused."""
+
+    def listing(parent: Roster, incarnation: int) -> CertifiedRoster:
+        return certify(child_of(parent, [member(A, incarnation=incarnation), member(B), member(C)]), [B, C])
+
+    here = membership_of(A, founding(), roster_1(3), incarnation=3)
+    first = listing(ROSTER, 3)
+    assert "identity" not in [action.topic for action in here.take_rosters((first,), NOW) if isinstance(action, Report)]
+    assert here.me.incarnation == 3
+    second = listing(first.roster, 9)
+    (report,) = [
+        action.text
+        for action in here.take_rosters((second,), NOW)
+        if isinstance(action, Report) and action.topic == "identity"
+    ]
+    assert report == (
+        "roster 3 lists start 9 of this peer, but this is start 3: either its clock was ahead then (nothing to do), or "
+        "another process uses a copy of its state directory (stop one of them, and give it its own state directory)"
+    )
+    here.ready = True
+    word = here.declaration(NOW)
+    assert word is not None
+    assert word.incarnation == here.me.incarnation == 10
+    here.take_rosters((listing(second.roster, 12),), NOW)
+    assert here.me.incarnation == 10, "a copy of its disk would do the same, and neither would stop"
+
+
 def test_a_good_bye_from_before_the_listing_does_not_take_a_member_away() -> None:
     roster = child_of(
         founding().roster,

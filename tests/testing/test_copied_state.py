@@ -82,3 +82,37 @@ def test_a_state_folder_restored_from_a_backup_harms_no_peer_and_is_reported() -
             await swarm.until(swarm.agreed, within=2 * swarm.rules.cycle_seconds)
 
     play(scene)
+
+
+def test_the_only_voter_restored_from_a_backup_after_its_clock_was_ahead_continues_the_run() -> None:
+    """Starts on such a disk are numbered by the clock, so the roster listed a later one. No more entries were made."""
+
+    async def scene() -> None:
+        async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
+            founder = swarm.add("p0", founds=True)
+            swarm.add("p1")
+            await swarm.until(swarm.all_ready, within=60.0)
+            swarm.kill("p0")
+            backup = swarm.snapshot("p0")
+            founder.clock.set_wall(swarm.loop.true_seconds(), 600.0)
+            await swarm.run(0.5)
+            swarm.start("p0")
+            later = founder.running.me.incarnation
+            await swarm.until(swarm.all_ready, within=60.0)
+            assert founder.roster.voters == {founder.peer}
+            swarm.kill("p0")
+            swarm.restore("p0", backup)
+            swarm.inspector.restored.add(founder.peer)
+            founder.clock.set_wall(swarm.loop.true_seconds(), 0.0)
+            await swarm.run(0.5)
+            swarm.start("p0")
+            assert founder.running.me.incarnation < later
+            first = swarm.round
+            await swarm.until(swarm.all_ready, within=8 * RULES.cycle_seconds)
+            assert founder.running.membership.me.incarnation == later + 1
+            assert f"lists start {later} of this peer" in founder.texts("identity")[-1]
+            first = swarm.round + 1
+            await swarm.run_to_round(first + 4)
+            assert share_of_spans(swarm, first, first + 3) == 1.0
+
+    play(scene)

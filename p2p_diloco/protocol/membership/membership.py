@@ -112,6 +112,7 @@ class Membership(Attendance):
         self._prepared = 0
         self._remembers = remembers
         self._has_reported_forgotten = False
+        self._is_renumbered = False
         self._doubted_since: float | None = None
         self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
         """Per voter without a link, the roster that it signed as the one in force, and when; updated by `Repair`."""
@@ -373,6 +374,7 @@ class Membership(Attendance):
         self._candidacies = {}
         self._doubted_since = None
         self.in_force_since = self.rules.clock.round_at(now)
+        actions += self._renumbered(after)
         self._forget_strangers(after, now)
         if before is None or after.degraded or before.peers() != after.peers():
             actions.append(Report(topic="roster", text=_roster_sentence(before, after)))
@@ -380,6 +382,24 @@ class Membership(Attendance):
             self._lively = None
             text = f"roster {after.k} of another branch wins over roster {before.k} here; adopting its state"
             actions.append(Report(topic="branch", text=text))
+
+    def _renumbered(self, roster: Roster) -> list[Action]:
+        """Take the next number if a roster lists a later start of this peer, so that the others accept what it sends.
+
+        Starts on a new or restored disk are numbered by the clock, which may have been ahead at the listed one. Only
+        once, because the later start may also be a process with a copy of the disk, which does the same.
+        """
+        member = roster.member(self.me.peer)
+        if self._is_renumbered or member is None or member.incarnation <= self.me.incarnation:
+            return []
+        text = (
+            f"roster {roster.k} lists start {member.incarnation} of this peer, but this is start "
+            f"{self.me.incarnation}: either its clock was ahead then (nothing to do), or another process uses a copy "
+            "of its state directory (stop one of them, and give it its own state directory)"
+        )
+        self._is_renumbered = True
+        self.me = replace(self.me, incarnation=member.incarnation + 1)
+        return [Report(topic="identity", text=text)]
 
     def _forget_strangers(self, roster: Roster, now: float) -> None:
         """Drop what is kept about peers that are neither members nor present, so that nothing grows for ever."""
