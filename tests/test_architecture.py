@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing", "api"),
     ("cli", "__main__"),
 )
-PROTOCOL_FLOORS = ("wire", "membership", "round", "repair")
+PROTOCOL_FLOORS = ("wire", "membership", "round", "repair", "files")
 """Packages of the protocol, the lowest first; the engine and shared modules are outside them."""
 STRANGERS = (("kernels", "log"), ("transport", "protocol", "codec", "outer"), ("node", "training"))
 

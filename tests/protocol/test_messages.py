@@ -32,12 +32,15 @@ from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.messages import (
     PROTOCOL_VERSION,
+    BlockRequest,
     ContentReply,
     ContentRequest,
     EntryAbsent,
     EntryRequest,
     HeadsReply,
     HeadsRequest,
+    Holdings,
+    HoldingsRequest,
     Introductions,
     ManifestReply,
     ManifestRequest,
@@ -57,6 +60,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanReply,
     SpanRequest,
     SpanVector,
+    TextBlock,
     decode_message,
     encode_message,
     is_bulk,
@@ -104,6 +108,10 @@ MESSAGES: tuple[Message, ...] = (
     ManifestRequest(nonce=1),
     ManifestReply(manifest=b"{}"),
     Introductions(records=(b"record",)),
+    HoldingsRequest(nonce=1),
+    Holdings(nonce=1, has_list=True, pieces=b"\x05"),
+    BlockRequest(digest=D, offset=1 << 17),
+    TextBlock(digest=D, total_bytes=9, offset=1, block=b"block"),
     Refusal(round=4, newer_roster=True, reason=b"late"),
     Opening(
         round=4,
@@ -131,12 +139,13 @@ MESSAGES: tuple[Message, ...] = (
     ),
 )
 VECTOR = bytes(4096)
+LONG_FIELDS: dict[type, str] = {SpanReply: "piece", TextBlock: "block"}
 LONG_VECTORS = tuple(
-    replace(message, **{"piece" if isinstance(message, SpanReply) else "payload": VECTOR})
+    replace(message, **{LONG_FIELDS.get(type(message), "payload"): VECTOR})
     for message in MESSAGES
-    if isinstance(message, SpanVector | Entry | RowMean | SpanReply)
+    if isinstance(message, SpanVector | Entry | RowMean | SpanReply | TextBlock)
 )
-BULK = (Opening, SpanVector, Entry, RowMean, SpanReply)
+BULK = (Opening, SpanVector, Entry, RowMean, SpanReply, TextBlock)
 
 
 def test_every_kind_of_message_is_tested() -> None:

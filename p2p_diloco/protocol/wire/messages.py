@@ -23,6 +23,7 @@ from p2p_diloco.protocol.wire.ballot import (
     Vote,
 )
 from p2p_diloco.protocol.wire.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, VECTOR, Entry
+from p2p_diloco.protocol.wire.file_list import MOST_PIECES
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
     F32,
@@ -61,6 +62,8 @@ MOST_MANIFEST_BYTES = 1 << 16
 MOST_ROSTERS_IN_REPLY = 64
 MOST_RECORDS, MOST_RECORD_BYTES = 64, 2048
 MOST_PORTS, MOST_HOST_BYTES, MOST_REASON_BYTES = 3, 64, 256
+MOST_BLOCK_BYTES = 1 << 17
+"""Maximum bytes of a text in one frame: a twentieth of a second of a line of 20 Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +255,49 @@ class ReachReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingsRequest:
+    """Request for what the receiver holds of the text that the run shares."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Pieces of the text that the sender can send: bit i, counted from the lowest bit of the first byte, is piece i.
+
+    Attributes:
+        has_list: whether the sender can send the list of files.
+    """
+
+    nonce: int
+    has_list: bool
+    pieces: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequest:
+    """Request for the bytes from `offset` on of a piece of the text, or of its list, named by its SHA-256."""
+
+    digest: Digest
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBlock:
+    """Bytes of the content with SHA-256 `digest`, from `offset` on; no bytes if the sender does not hold it.
+
+    Attributes:
+        total_bytes: length of the whole content.
+        block: in a received message, a view of its frame.
+    """
+
+    digest: Digest
+    total_bytes: int
+    offset: int
+    block: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpanOffer:
     """One span of an opening: its index, and the parent at which the sender holds it.
 
@@ -328,7 +374,8 @@ _HEAD = record(SpanHead, HEAD_LAYOUT)
 _SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("sends", FLAG), ("norm", F32)))
 _CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
 _PIECE = blob_view(MOST_PIECE_BYTES)
-_LONG = {VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES}
+_BLOCK = blob_view(MOST_BLOCK_BYTES)
+_LONG = {VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES, _BLOCK: MOST_BLOCK_BYTES}
 """Maximum lengths of the fields that end a frame and are most of it."""
 
 _ROW_MEAN_LAYOUT: Layout = (
@@ -400,11 +447,15 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
             ("signature", SIGNATURE),
         ),
     ),
+    27: (HoldingsRequest, (("nonce", U64),)),
+    28: (Holdings, (("nonce", U64), ("has_list", FLAG), ("pieces", blob(MOST_PIECES // 8)))),
+    29: (BlockRequest, (("digest", DIGEST), ("offset", U64))),
     32: (Opening, _OPENING_LAYOUT),
     33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", VECTOR))),
     34: (Entry, ENTRY_LAYOUT),
     35: (RowMean, _ROW_MEAN_LAYOUT),
     36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _PIECE))),
+    37: (TextBlock, (("digest", DIGEST), ("total_bytes", U64), ("offset", U64), ("block", _BLOCK))),
 }
 _FIRST_BULK_KIND = 32
 _KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
@@ -413,7 +464,7 @@ Message = (
     Heartbeat | Ping | Pong | Declaration | RosterRequest | RosterReply | Prepare | Promised | Proposal | Vote
     | HeadsRequest | HeadsReply | EntryRequest | EntryAbsent | SpanRequest | SpanReply | ContentRequest | ContentReply
     | SignedContentRequest | SignedContent | ManifestRequest | ManifestReply | Introductions | Refusal
-    | ReachRequest | ReachReply
+    | ReachRequest | ReachReply | HoldingsRequest | Holdings | BlockRequest | TextBlock
     | Opening | SpanVector | Entry | RowMean
 )  # fmt: skip
 
