@@ -16,12 +16,15 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
+    BlockRequest,
     ContentReply,
     ContentRequest,
     EntryAbsent,
     EntryRequest,
     HeadsReply,
     HeadsRequest,
+    Holdings,
+    HoldingsRequest,
     Introductions,
     ManifestRequest,
     Message,
@@ -33,6 +36,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanReply,
     SpanRequest,
     SpanVector,
+    TextBlock,
 )
 from p2p_diloco.rate import counted
 from p2p_diloco.transport.rate_limit import TokenBucket
@@ -64,7 +68,7 @@ class Allowance:
 ROSTERS = Allowance(4.0, 64.0)
 """Roster requests, each of which may be answered with a whole frame, and messages that hold many signatures."""
 ACQUAINTANCE = Allowance(0.2, 8.0)
-"""Messages that are sent once on a new link."""
+"""Messages that are sent once on a new link, or every ten seconds."""
 FETCHING = Allowance(1000.0, 2000.0)
 """Requests of peers that catch up; an honest peer has at most eight of a kind under way to one other peer."""
 MOST_ASKERS = 96
@@ -72,7 +76,7 @@ MOST_ASKERS = 96
 LINES = Allowance(LINES_PER_MINUTE / 120.0, LINES_PER_MINUTE / 2.0)
 STRANGERS_LINES = Allowance(STRANGERS_LINES_PER_MINUTE / 120.0, STRANGERS_LINES_PER_MINUTE / 2.0)
 _CARRYING = (SignedContentRequest, SignedContent)
-UNMETERED = frozenset({SpanVector, RowMean, SpanReply, Entry})
+UNMETERED = frozenset({SpanVector, RowMean, SpanReply, Entry, TextBlock})
 """Messages that carry vectors: bounded elsewhere, by the round, by what was requested, and by the worker."""
 
 
@@ -86,10 +90,10 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
     carrying = Allowance(4.0 + MOST_ASKERS * fragments * each, 2.0 * MOST_ASKERS * fragments)
     return {
         **dict.fromkeys((RosterRequest, RosterReply, Prepare, Promised, Proposal), ROSTERS),
-        **dict.fromkeys((ManifestRequest, Introductions), ACQUAINTANCE),
+        **dict.fromkeys((ManifestRequest, Introductions, HoldingsRequest, Holdings), ACQUAINTANCE),
         **dict.fromkeys((HeadsRequest, HeadsReply, ContentRequest, ContentReply), comparing),
         **dict.fromkeys(_CARRYING, carrying),
-        **dict.fromkeys((EntryRequest, EntryAbsent, SpanRequest), FETCHING),
+        **dict.fromkeys((EntryRequest, EntryAbsent, SpanRequest, BlockRequest), FETCHING),
     }
 
 

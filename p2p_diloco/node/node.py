@@ -24,6 +24,7 @@ from p2p_diloco.node.surroundings import (
     ReachBook,
     SwarmObserver,
 )
+from p2p_diloco.node.text_exchange import SharedCopy, TextExchange
 from p2p_diloco.node.traffic import Traffic, purpose_of
 from p2p_diloco.node.vector_worker import Worker
 from p2p_diloco.protocol.actions import (
@@ -52,7 +53,10 @@ from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
     MOST_PIECE_BYTES,
+    BlockRequest,
     EntryRequest,
+    Holdings,
+    HoldingsRequest,
     Introductions,
     ManifestReply,
     ManifestRequest,
@@ -65,6 +69,7 @@ from p2p_diloco.protocol.wire.messages import (
     RosterReply,
     RosterRequest,
     SpanReply,
+    TextBlock,
     decode_message,
     is_bulk,
     message_parts,
@@ -130,6 +135,7 @@ class SwarmNode:
         addresses: AddressBook | None = None,
         archive: EntryArchive | None = None,
         reach: ReachBook | None = None,
+        text: SharedCopy | None = None,
     ) -> None:
         self.engine = engine
         self.traffic = Traffic()
@@ -167,7 +173,19 @@ class SwarmNode:
             play=self._play,
             now=clock.now,
         )
+        self.text = self._share(text) if text is not None else None
+        """Fetches and serves the text, in a run that shares it; run it beside this node."""
         transport.listener = self
+
+    def _share(self, shared: SharedCopy) -> TextExchange:
+        return TextExchange(
+            shared,
+            transport=self.transport,
+            post=self._post,
+            report=self._report,
+            is_stranger=self.engine.is_stranger,
+            now=self._clock.now,
+        )
 
     # -- driving the engine
 
@@ -315,6 +333,9 @@ class SwarmNode:
             case ReachRequest() | ReachReply():
                 if self._reach is not None:
                     self._reach.receive(peer, message)
+            case HoldingsRequest() | Holdings() | BlockRequest() | TextBlock():
+                if self.text is not None:
+                    self.text.receive(peer, message)
             case Entry():
                 self._check_entry(peer, message)
             case SpanReply() if not is_sound_piece(message):

@@ -10,6 +10,7 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.file_list import FileList
 from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
@@ -96,6 +97,64 @@ class SwarmObserver(Protocol):
 
     def round_closed(self, closed: RoundClosed) -> None:
         """Called with the result of a round."""
+        ...
+
+
+class TextCopy(Protocol):
+    """This peer's copy of the text that the run shares, complete or not. Sets of pieces are sets of bits."""
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of the list of files."""
+        ...
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether missing pieces are fetched from other peers."""
+        ...
+
+    @property
+    def has_room_for_all(self) -> bool:
+        """Whether the whole text is fetched, and not only the pieces that are wanted."""
+        ...
+
+    @property
+    def listed(self) -> FileList | None:
+        """The list, once it is here."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Pieces that are here and were right when last read. Callable from any thread."""
+        ...
+
+    @property
+    def unchecked(self) -> int:
+        """Pieces that an earlier start has written."""
+        ...
+
+    @property
+    def wanted(self) -> int:
+        """Pieces to fetch before all others."""
+        ...
+
+    def adopt(self, encoded: bytes | bytearray) -> bool:
+        """Store the list; return False if it has another digest. Uses the disk; call it on the worker."""
+        ...
+
+    def check(self, piece: int) -> None:
+        """Read a piece of an earlier start, which is then held or missing; call it on the worker."""
+        ...
+
+    def keep(self, piece: int, content: bytes | bytearray) -> bool:
+        """Store a piece; return False if it has another digest. Uses the disk; call it on the worker."""
+        ...
+
+    def read(self, digest: Digest, offset: int, most_bytes: int) -> tuple[int, bytes]:
+        """Return the length of the content with this digest, and bytes of it; (0, b"") if it is not here.
+
+        Reads the disk, and checks the bytes; call it on the worker.
+        """
         ...
 
 

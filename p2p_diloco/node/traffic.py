@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from p2p_diloco.protocol.wire.messages import Message, Opening, SpanReply, SpanVector, is_bulk
+from p2p_diloco.protocol.wire.messages import Message, Opening, SpanReply, SpanVector, TextBlock, is_bulk
 
 Purpose = Literal["vectors", "control", "transfer"]
 FRAME_PREFIX_BYTES = 4
@@ -29,7 +29,7 @@ class Traffic:
 
 def purpose_of(message: Message, *, on_request: bool = False) -> Purpose:
     """Return the purpose of a message; an entry sent on request is a transfer."""
-    if isinstance(message, SpanReply) or (on_request and is_bulk(message)):
+    if isinstance(message, SpanReply | TextBlock) or (on_request and is_bulk(message)):
         return "transfer"
     if isinstance(message, Opening | SpanVector) or is_bulk(message):
         return "vectors"

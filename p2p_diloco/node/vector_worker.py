@@ -43,14 +43,15 @@ class VectorWorker:
 
     Args:
         loop: the loop that receives results; closing it before this worker loses results and nothing else.
+        name: name of the thread.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str = "vectors") -> None:
         self._loop = loop
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="vectors", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:

@@ -8,7 +8,16 @@ from p2p_diloco.ids import ZERO_DIGEST, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.node.traffic import FRAME_PREFIX_BYTES, Purpose, Traffic, purpose_of
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.protocol.wire.messages import Message, Opening, Ping, RowMean, SpanReply, SpanRequest, SpanVector
+from p2p_diloco.protocol.wire.messages import (
+    Message,
+    Opening,
+    Ping,
+    RowMean,
+    SpanReply,
+    SpanRequest,
+    SpanVector,
+    TextBlock,
+)
 
 SPAN = SpanId(0, 0)
 HEAD = SpanHead(digest=ZERO_DIGEST, height=0, round=-1, roster=ZERO_DIGEST, radius=0.0, median_weight=0.0)
@@ -33,6 +42,7 @@ OPENING = Opening(
         (ENTRY, "vectors"),
         (MEAN, "vectors"),
         (SpanReply(span=SPAN, head=HEAD, total_bytes=1, offset=0, piece=b""), "transfer"),
+        (TextBlock(digest=HEAD.digest, total_bytes=1, offset=0, block=b"t"), "transfer"),
         (SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16), "control"),
         (Ping(nonce=0), "control"),
     ],
