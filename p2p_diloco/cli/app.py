@@ -288,6 +288,16 @@ def make_app(around: Surroundings) -> App:
         return export_model(folder, state_directory=settings.state_directory, run=run)
 
     @app.command
+    def fingerprint(
+        path: Annotated[str, Parameter(help="text of a run: a file, a folder or a glob")],
+        /,
+    ) -> int:
+        """Print the values by which a run names a text: data.fingerprint, and data.files for a run that shares it."""
+        from p2p_diloco.cli.fingerprint import print_fingerprint
+
+        return print_fingerprint(path)
+
+    @app.command
     def demo(
         *,
         peers: int = 6,

@@ -36,7 +36,11 @@ def request_join(
     if invite is not None:
         raise ConfigError("an invite joins an existing run, and --found starts a new one; use only one of them")
     own = settings_of(settings, around.without_overrides())
-    return PeerPlan(settings=own, source=run_to_found(found, key_path, around), until_round=flags.until_round)
+    founding = run_to_found(found, key_path, around)
+    data = founding.signed.manifest.data
+    if data.share and own.data is None:
+        own = own.model_copy(update={"data": data.path})  # of this user's own file, so it may be opened
+    return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
 
 
 def run_join(

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_diloco.cli.flags import Surroundings
-from p2p_diloco.config.manifest import STANDARD_LIBRARY, RunManifest
+from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection, RunManifest
 from p2p_diloco.config.own_command import own_command
 from p2p_diloco.config.run_file import KEY_FILE, check_new_run, draft_manifest, values_by_key, write_new_run
 from p2p_diloco.config.settings import PeerSettings, load_settings
@@ -68,6 +68,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     key_path = options.key_path or path.with_name(KEY_FILE)
     check_new_run(path, key_path)
     given = _values_of(around) | ({} if options.name is None else {"name": options.name})
+    given = _with_files(given)
     is_new_key = not key_path.exists()
     # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
@@ -97,7 +98,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     for note in notes:
         print(note)
     print(f"{'wrote' if is_new_key else 'using'} {key_path}; it signs the run, so keep it secret and keep a copy")
-    print(f"next: {_next_command(path, key_path)}")
+    print(f"next: {_next_command(path, key_path, draft.data)}")
     return 0
 
 
@@ -248,8 +249,8 @@ def _sections(manifest: RunManifest) -> list[tuple[str, str, BaseModel]]:
     ]
 
 
-def _next_command(path: Path, key_path: Path) -> str:
-    words = ["bootstrap", str(path)]
+def _next_command(path: Path, key_path: Path, data: DataSection) -> str:
+    words = ["bootstrap", str(path), *(["--data", data.path] if data.share else [])]
     if key_path != path.with_name(KEY_FILE):
         words += ["--organiser-key", str(key_path)]
     return own_command(*words)
@@ -299,6 +300,17 @@ def _describe_text(draft: RunManifest) -> Document:
         "data.tokenizer": text.index.tokenizer,
         "model.vocabulary": text.index.vocabulary,
     }
+
+
+def _with_files(given: Document) -> Document:
+    """Return the values with the digest of the list of files, if the run shares its text."""
+    path = given.get("data.path", STANDARD_LIBRARY)
+    if given.get("data.share") is not True or "data.files" in given or path == STANDARD_LIBRARY:
+        return given
+    _check_text(str(path))
+    from p2p_diloco.storage.text_copy import list_own_text  # imported late: it imports NumPy
+
+    return given | {"data.files": list_own_text(str(path)).digest.hex()}
 
 
 def _spans_for(manifest: RunManifest, islands: int) -> int:

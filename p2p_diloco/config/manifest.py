@@ -236,17 +236,21 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """The training text. Each peer reads its own copy and draws its own share of it.
+    """The training text. Each peer draws its own share of it.
 
-    The path is the organiser's. A peer never opens it, because it could name private files; a joining peer gives the
-    path of its own copy with `--data`. Only "stdlib" needs no copy.
+    The path is the organiser's. A joining peer never opens it, because it could name private files. It gives the path
+    of its own copy with `--data`, or fetches the text from other peers if the run shares it. "stdlib" needs neither.
     """
 
     path: Annotated[str, Field(max_length=1024), AfterValidator(_text_path)] = Field(
         STANDARD_LIBRARY,
-        description='"stdlib" = source of Python\'s standard library; else each peer names its copy with --data',
+        description='"stdlib" = source of Python\'s standard library; else --data names each copy, or share = true',
     )
     fingerprint: DigestText | None = Field(None, description="SHA-256 of the text; a peer with another text is refused")
+    share: bool = Field(False, description="peers send the text to those without a copy; needs files")
+    files: DigestText | None = Field(
+        None, description="SHA-256 of the list of files, which `p2p-diloco fingerprint` prints; for share = true"
+    )
     tokenizer: DigestText | None = Field(
         None, description="SHA-256 of tokenizer.json, for a folder of `p2p-diloco tokenize`; not set: tokens are bytes"
     )
@@ -259,6 +263,16 @@ class DataSection(Section):
         if self.tokenizer is not None and (self.fingerprint is None or self.path == STANDARD_LIBRARY):
             raise ValueError(
                 "tokenizer needs the path of a folder of tokens and its fingerprint; see p2p-diloco tokenize"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_shared_text_has_a_list(self) -> Self:
+        if self.share and self.path == STANDARD_LIBRARY:
+            raise ValueError('share = true has no meaning with path = "stdlib", which every machine has; leave it out')
+        if self.share != (self.files is not None):
+            raise ValueError(
+                "share = true and files belong together; set both or none (`p2p-diloco fingerprint PATH` prints files)"
             )
         return self
 
@@ -449,6 +463,15 @@ class RunManifest(Section):
             raise ValueError(
                 f"model.vocabulary is {self.model.vocabulary}, but the tokens of this text are its 256 bytes; leave it "
                 "out, or make a folder of other tokens with p2p-diloco tokenize and name it as data.path"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _own_loops_read_their_own_text(self) -> Self:
+        if self.data.share and self.model.is_own_loop:
+            raise ValueError(
+                "data.share = true only applies to models that `join` trains; your own training loop reads its own "
+                "text, so leave it out"
             )
         return self
 

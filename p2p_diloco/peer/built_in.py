@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,21 +14,28 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch
 from p2p_diloco.peer.local_spans import describe_device, spans_for
 from p2p_diloco.peer.run_model import build_run_model
-from p2p_diloco.peer.run_plan import plan_run
-from p2p_diloco.peer.run_text import open_run_text, open_stream
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.peer.run_text import (
+    first_position,
+    keep_tokenizer,
+    open_fetched_text,
+    open_own_stream,
+    open_run_text,
+    open_stream,
+)
+from p2p_diloco.peer.shared_text import ArrivingText
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.storage.whole_file import replace_file, write_all
 from p2p_diloco.training.corpus_files import list_corpus_files
+from p2p_diloco.training.data import Batches, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.training.precision import choose_precision
 from p2p_diloco.training.text_model import TextModel
-from p2p_diloco.training.token_shards import TOKENIZER_FILE, TokenText
 
 LAST_STEP_SECONDS = 5.0  # a step on a slow machine may take longer; then do not wait for it
 
@@ -48,6 +56,8 @@ class BuiltInTraining(Training):
         self._built: TextModel | None = None
         self._thread: TrainingThread | None = None
         self._watch: HeldOutWatch | None = None
+        self._make_watch: Callable[[Text], HeldOutWatch] | None = None
+        self._arriving: ArrivingText | None = None
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Refuse a missing device or text, and a run whose model cannot be built here."""
@@ -56,7 +66,8 @@ class BuiltInTraining(Training):
             plan = plan_run(manifest)
             if manifest.model.is_own_loop:
                 raise ConfigError(plan.why_no_model())
-            open_run_text(manifest.data, settings.data)
+            if settings.data is not None or not manifest.data.share:  # otherwise it is fetched from other peers
+                open_run_text(manifest.data, settings.data)
             if manifest.model.kind != "built-in":  # whether it can be built shows only when it is
                 self._built = build_run_model(plan, settings.model, founds=self._founds)
         elif settings.data is not None:
@@ -68,11 +79,12 @@ class BuiltInTraining(Training):
         # The first optimiser of a process imports torch._dynamo, which takes seconds.
         text = "starting to train; PyTorch takes a few seconds to load its optimisers"
         host.in_loop(partial(host.report, "starting", text))
-        corpus = open_run_text(plan.manifest.data, settings.data)
-        if isinstance(corpus, TokenText):
-            # For `export`, which has only this folder.
-            replace_file(host.folder / TOKENIZER_FILE, partial(write_all, content=corpus.tokenizer()))
-        stream = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
+        corpus = open_run_text(plan.manifest.data, settings.data) if host.text is None else None
+        if corpus is not None:
+            keep_tokenizer(host.folder, corpus)
+            stream: Batches = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
+        else:
+            stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
         device = choose_device(settings.device)
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
@@ -101,14 +113,36 @@ class BuiltInTraining(Training):
             report=host.report,
         )
         steps = InnerSteps(loop, self.state, windows_at_once=settings.windows_at_once, report=report_memory)
-        self._thread = TrainingThread(state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died)
-        if self.evaluate_seconds > 0:
-            if plan.built_in is not None:
-                evaluation: AnchorEvaluation | WholeEvaluation = AnchorEvaluation(plan.built_in, plan.fragments, corpus)
-            else:
-                evaluation = WholeEvaluation(model, plan.fragments, corpus)
-            self._watch = HeldOutWatch(plan, evaluation)
+        self._thread = TrainingThread(
+            state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died, can_step=self._has_text
+        )
+        self._make_watch = partial(_watch_held_out, plan, model)
+        if self.evaluate_seconds > 0 and corpus is not None:
+            self._watch = self._make_watch(corpus)
         return self.state
+
+    def _await_text(self, host: TrainingHost) -> ArrivingText:
+        assert host.text is not None, "there is no other text"
+        plan = host.plan
+        return ArrivingText(
+            host.text,
+            open_whole=partial(open_fetched_text, plan.manifest.data, host.text.root),
+            stream_of=lambda text, position: open_own_stream(text, plan, host.run, host.peer, position),
+            opened=partial(keep_tokenizer, host.folder),
+            batch=plan.inner.batch,
+            context=plan.context,
+            position=first_position(host.incarnation),
+            is_tokens=plan.manifest.data.tokenizer is not None,
+            needs_all=host.settings.keep_trace,  # a replay draws the same windows from the whole text
+            peer=host.peer,
+        )
+
+    def _has_text(self) -> bool:
+        return self._arriving is None or self._arriving.is_ready()
+
+    def is_stepping(self) -> bool:
+        """Return whether steps are being made; False before enough of a shared text is here."""
+        return self._arriving is None or self._arriving.has_begun
 
     def start(self) -> None:
         """Start the thread; it trains once all spans are loaded."""
@@ -123,7 +157,13 @@ class BuiltInTraining(Training):
         self._opened().wait_until_idle()
 
     async def measure(self) -> HeldOutLoss | None:
-        """Measure both losses on the held-out text."""
+        """Measure both losses on the held-out text, once all of it is here."""
+        is_due = self._watch is None and self.evaluate_seconds > 0
+        if is_due and self._arriving is not None and self._arriving.has_held_out():
+            assert self._make_watch is not None, "set with the text"
+            # A text of its own: only the training thread may read the stream's.
+            text = await asyncio.to_thread(self._arriving.open_whole)
+            self._watch = await asyncio.to_thread(self._make_watch, text)
         if self._watch is None or self.state is None:
             return None
         return await self._watch.measure(self.state)
@@ -140,3 +180,9 @@ class BuiltInTraining(Training):
     def _opened(self) -> TrainingThread:
         assert self._thread is not None, "open it first"
         return self._thread
+
+
+def _watch_held_out(plan: RunPlan, model: TextModel, text: Text) -> HeldOutWatch:
+    if plan.built_in is not None:
+        return HeldOutWatch(plan, AnchorEvaluation(plan.built_in, plan.fragments, text))
+    return HeldOutWatch(plan, WholeEvaluation(model, plan.fragments, text))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.storage.whole_file import replace_file, write_all
 from p2p_diloco.training.data import BatchStream, Text, open_corpus
-from p2p_diloco.training.token_shards import INDEX_FILE, TokenText, is_shard_folder
+from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, is_shard_folder
 
 STARTS = 1 << 24
 WINDOWS_OF_ONE_START = 1 << 40
@@ -51,9 +53,31 @@ def open_run_text(data: DataSection, own_copy: str | None) -> Text:
     return corpus
 
 
+def open_fetched_text(data: DataSection, root: Path) -> Text:
+    """Open a text that was fetched to `root`; it may have gaps, because its pieces were compared as they came.
+
+    Raises:
+        ConfigError: it is not of the kind that the run names.
+    """
+    if data.tokenizer is not None:
+        return open_run_text(data, str(root))
+    return open_corpus(str(root), held_out_share=data.held_out)
+
+
+def keep_tokenizer(folder: Path, text: Text) -> None:
+    """Write the tokenizer of a text of tokens into the run's folder, for `export`, which has only this folder."""
+    if isinstance(text, TokenText):
+        replace_file(folder / TOKENIZER_FILE, partial(write_all, content=text.tokenizer()))
+
+
 def open_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, incarnation: int) -> BatchStream:
     """Return a peer's stream of text windows, at the position of this start."""
-    return open_own_stream(corpus, plan, run, peer, (incarnation - 1) % STARTS * WINDOWS_OF_ONE_START)
+    return open_own_stream(corpus, plan, run, peer, first_position(incarnation))
+
+
+def first_position(incarnation: int) -> int:
+    """Return the position of a start in its peer's stream of windows."""
+    return (incarnation - 1) % STARTS * WINDOWS_OF_ONE_START
 
 
 def open_own_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, position: int) -> BatchStream:

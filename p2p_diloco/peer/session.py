@@ -22,6 +22,7 @@ from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.reach_keeper import ReachKeeper, announced
+from p2p_diloco.node.text_exchange import SharedCopy
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
@@ -32,6 +33,7 @@ from p2p_diloco.peer.last_round import state_digest, wait_for_agreement, wait_un
 from p2p_diloco.peer.next_start import NextStart
 from p2p_diloco.peer.peer_plan import PeerPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.peer.shared_text import SharedText
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.peer.waiting import first_error, wait_for_first
@@ -45,6 +47,7 @@ from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
+from p2p_diloco.storage.text_copy import OwnText, TextStore
 from p2p_diloco.storage.watched_memory import WatchedMemory
 from p2p_diloco.transport.addresses import without_loopback
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
@@ -61,6 +64,7 @@ class SessionParts:
 
     Attributes:
         start: initial φ to found the run from; cleared once it is no longer needed, since it is as large as the model.
+        text: copy of the text, in a run that shares it.
     """
 
     plan: PeerPlan
@@ -74,6 +78,7 @@ class SessionParts:
     start: dict[SpanId, Vector] = field(default_factory=dict)
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
+    text: OwnText | TextStore | None = None
 
 
 class PeerSession:
@@ -119,6 +124,7 @@ class PeerSession:
         )
         reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
+        self._text_worker = VectorWorker(asyncio.get_running_loop(), "text") if parts.text is not None else None
         self._failure: asyncio.Future[None] | None = None
         self._state: HeldState | None = None
         self._node: SwarmNode | None = None
@@ -187,6 +193,8 @@ class PeerSession:
         finally:
             self._parts.transport.listener = SilentListener()  # ignore what still arrives
             self._worker.close()
+            if self._text_worker is not None:
+                self._text_worker.close()
             self._writer.shutdown(wait=False)
             await self._training.end()
             if self._state is not None:
@@ -206,6 +214,7 @@ class PeerSession:
             died=self._fail,
             damaged=self._span_damaged,
             report=self._reporter.report,
+            text=SharedText(parts.text) if isinstance(parts.text, TextStore) else None,
         )
 
     def _held(self) -> HeldState:
@@ -257,7 +266,18 @@ class PeerSession:
             addresses=self._keeper,
             archive=self._archive,
             reach=self._reach,
+            text=self._shared_copy(),
         )
+
+    def _shared_copy(self) -> SharedCopy | None:
+        parts, worker = self._parts, self._text_worker
+        if parts.text is None or worker is None:
+            return None
+        return SharedCopy(copy=parts.text, worker=worker, line=self._line_rate, failed=self._fail)
+
+    def _line_rate(self) -> float | None:
+        line, limits = self._parts.line, self._parts.transport.limits
+        return line.upload_bytes_per_second() if line is not None else limits.upload_bytes_per_second
 
     # -- the state to begin with
 
@@ -333,6 +353,8 @@ class PeerSession:
             tasks.create_task(self._keeper.run(), name="links")
             tasks.create_task(self._reach.run(), name="reach")
             tasks.create_task(self._keep_house(node), name="housekeeping")
+            if node.text is not None:
+                tasks.create_task(node.text.run(), name="text")
             if self._training.owns_process:
                 tasks.create_task(trim_now_and_then(), name="memory")
             if self._training.evaluate_seconds > 0:

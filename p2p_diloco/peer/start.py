@@ -15,7 +15,7 @@ from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, FrameError, StateError
-from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import read_start
@@ -32,6 +32,7 @@ from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
+from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.link import Lane, Transport
 
 START_SECONDS = 60.0
@@ -118,8 +119,11 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
             if plan.founding is None:
                 try:
                     await _check_here(plan, verified.manifest)
+                    text = await _open_text(plan, verified.manifest, reporter)
                 except ConfigError as error:
                     raise Refused(str(error)) from None
+            else:
+                text = await _open_text(plan, verified.manifest, reporter)
             if plan.trains:
                 reporter.report(
                     "checkpoints",
@@ -144,6 +148,7 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
                     start=start,
                     records=found.records,
                     has_met_somebody=answered is not None,
+                    text=text,
                 )
                 session = PeerSession(parts, reporter, stop)
                 await session.run()
@@ -208,6 +213,24 @@ async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
         _check_memory(plan, manifest)
     if plan.training is not None:
         await asyncio.to_thread(plan.training.check, plan.settings, manifest)
+
+
+async def _open_text(plan: PeerPlan, manifest: RunManifest, reporter: StatusReporter) -> OwnText | TextStore | None:
+    """Return this machine's copy of a text that the run shares, or the folder to fetch it into; None: neither."""
+    data, settings = manifest.data, plan.settings
+    if data.files is None:
+        return None
+    digest = Digest(bytes.fromhex(data.files))
+    if settings.data is not None:
+        reporter.report("text", f"comparing {settings.data} with the run's list of files")
+        return await asyncio.to_thread(open_own_text, settings.data, digest, settings.state_directory)
+    if plan.trains and plan.founding is not None:
+        raise ConfigError("this run shares its text, and its founder must have a copy; name it with --data PATH")
+    if plan.trains:
+        folder, is_bytes = text_folder(settings.state_directory, digest), data.tokenizer is None
+        return await asyncio.to_thread(partial(TextStore, folder, digest, needs_all=is_bytes))
+    reporter.report("text", "this peer has no copy of the run's text, so it sends it to nobody; name one with --data")
+    return None
 
 
 def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:

@@ -15,6 +15,7 @@ from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.evaluation import HeldOutLoss
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.shared_text import SharedText
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.span.replica import SpanDamaged
 from p2p_diloco.training.parameters import LocalParameters
@@ -35,6 +36,7 @@ class TrainingHost:
         died: called in the loop if training ends with an error.
         damaged: called in the loop with a span that must be replaced.
         report: called in the loop with `(topic, text)` to report something, such as a failed save.
+        text: the run's text if it is fetched from other peers; None: the training opens its own copy.
     """
 
     plan: RunPlan
@@ -48,6 +50,7 @@ class TrainingHost:
     died: Callable[[BaseException], None]
     damaged: SpanDamaged
     report: Callable[[str, str], None]
+    text: SharedText | None = None
 
 
 class Training(ABC):

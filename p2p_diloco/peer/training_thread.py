@@ -67,6 +67,7 @@ class TrainingThread:
         step: makes one step; None: no training, θ only follows entries.
         in_loop: schedules a call in the event loop.
         died: called in the loop if training ends with an error.
+        can_step: returns whether a step can be made, for a text that has yet to arrive.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class TrainingThread:
         step: Callable[[], None] | None,
         in_loop: Callable[[Callable[[], None]], None],
         died: Callable[[BaseException], None],
+        can_step: Callable[[], bool] = lambda: True,
     ) -> None:
         self.state = state
         self._step = step
         self._in_loop = in_loop
         self._died = died
+        self._can_step = can_step
         self._woken = threading.Event()
         self._stopping = False
         self._training = True
@@ -131,4 +134,4 @@ class TrainingThread:
     def may_step(self) -> bool:
         """Return whether to make an inner step; otherwise wait for the next entry."""
         may_train = self._training and not self._stopping and self._step is not None
-        return self.state.begin() and may_train
+        return self.state.begin() and may_train and self._can_step()

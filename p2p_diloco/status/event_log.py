@@ -70,6 +70,7 @@ TOPICS = {
     "split": "this peer is cut off from most members, or no longer",
     "start": "other peers hold the state that this bootstrap founded",
     "starting": "training starts",
+    "text": "fetching the run's text from other peers, and sending it to them",
     "tips": "peers name different states, and none has a majority",
     "traffic": "expected traffic of this peer",
     "trouble": "why this peer's contributions are in no entry, or that they are included again",

@@ -8,7 +8,7 @@ and a restarted peer continues where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -129,9 +129,29 @@ class Corpus:
         own.train_parts = self.train_parts[first:last]
         return own
 
+    def within(self, ranges: Sequence[tuple[int, int]]) -> Corpus:
+        """Return a corpus with only the stretches that lie within one of these (start, stop) ranges, in order.
+
+        The corpus has no training text if the ranges hold no whole stretch.
+        """
+        own = copy(self)
+        own.train_parts = _inside(self.train_parts, ranges)
+        own.held_out_parts = _inside(self.held_out_parts, ranges)
+        return own
+
     def held_out_bytes(self) -> int:
         """Return the number of held-out bytes."""
         return int((self.held_out_parts[:, 1] - self.held_out_parts[:, 0]).sum())
+
+
+def _inside(parts: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the rows of `parts` that lie within one of the ranges, which are in order and apart."""
+    starts, stops = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+    index = np.searchsorted(starts, parts[:, 0], side="right") - 1
+    is_inside = (
+        (index >= 0) & (parts[:, 1] <= stops[np.maximum(index, 0)]) if len(starts) else np.zeros(len(parts), bool)
+    )
+    return parts[is_inside]
 
 
 def open_corpus(path: str | Path | None = None, *, held_out_share: float = HELD_OUT_SHARE) -> Corpus:
@@ -165,6 +185,24 @@ class WindowIndex:
         return int(self._starts[part] + window - (self._stops[part] - self._counts[part]))
 
 
+class Batches(Protocol):
+    """The source of an island's batches.
+
+    Attributes:
+        position: number of windows drawn so far.
+        batch: windows per batch.
+        context: predicted tokens in a window.
+    """
+
+    position: int
+    batch: int
+    context: int
+
+    def next_batch(self) -> Tensor:
+        """Return the next batch of windows, int64 on the CPU, shape (batch, context + 1)."""
+        ...
+
+
 class BatchStream:
     """One peer's endless stream of training windows, each drawn uniformly from the text of its block.
 
@@ -193,6 +231,15 @@ class BatchStream:
         rows = [self._window(self.position + row) for row in range(self.batch)]
         self.position += self.batch
         return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def parts_ahead(self, num_windows: int) -> NDArray[np.int64]:
+        """Return the stretches, as (start, stop), of the block of the window that is `num_windows` ahead."""
+        block = 0 if self._block_windows is None else (self.position + num_windows) // self._block_windows
+        return self._corpus.parts_of_block(self._seed, block)
+
+    def block_ahead(self) -> NDArray[np.int64]:
+        """Return the stretches, as (start, stop), of the block after this one."""
+        return self.parts_ahead(self._block_windows or 0)
 
     def _windows_of(self, block: int) -> WindowIndex:
         return WindowIndex(self._corpus.parts_of_block(self._seed, block), self.context + 1, "training")

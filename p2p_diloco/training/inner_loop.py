@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.training.data import BatchStream
+from p2p_diloco.training.data import Batches
 from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
@@ -115,7 +115,7 @@ class InnerLoop:
     def __init__(
         self,
         model: TextModel | DecoderModel,
-        stream: BatchStream,
+        stream: Batches,
         rule: InnerRule,
         device: torch.device | str = "cpu",
         *,

@@ -194,6 +194,11 @@ class TokenText:
         offset = int(self._stops[number]) - self._shards[number].tokens
         return self._map(number)[start - offset : stop - offset].copy()
 
+    def files_of(self, parts: NDArray[np.int64]) -> tuple[str, ...]:
+        """Return the names of the files of these stretches, without repetition."""
+        numbers = np.searchsorted(self._stops, parts[:, 0], side="right")
+        return tuple(dict.fromkeys(self._shards[int(number)].name for number in numbers))
+
     def parts_of_block(self, seed: bytes, block: int) -> NDArray[np.int64]:
         """Return the shards that a block of windows comes from, as (start, stop); a shard may come twice.
 

@@ -29,6 +29,15 @@ def test_a_trainer_may_found_a_run(run_file: Path) -> None:
     assert plan.founding.signed.manifest.name == "dawn"
 
 
+def test_the_founder_of_a_run_that_shares_its_text_opens_the_path_of_its_own_file(run_file: Path) -> None:
+    shared = {"data.path": "/texts/words.txt", "data.share": True, "data.files": "0" * 64}
+    around = Surroundings(overrides=shared, environment={})
+    for given, opened in ((None, "/texts/words.txt"), ("/copy", "/copy")):
+        settings = SettingsFlags(data=given)
+        plan = request_join(None, found=run_file, key_path=None, settings=settings, flags=PeerFlags(), around=around)
+        assert plan.settings.data == opened
+
+
 def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags: ran.append(plan) or 7)

@@ -17,6 +17,7 @@ from p2p_diloco.config.toml_document import known_keys
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.planning import inner_step
 from p2p_diloco.planning.inner_step import MeasuredStep, Unmeasured
+from p2p_diloco.training.data import open_corpus
 
 Captured = pytest.CaptureFixture[str]
 
@@ -209,6 +210,32 @@ def test_a_local_text_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("words")
     assert main(["new", "--data.path", "words.txt"]) == 0
     assert read_run_toml(tmp_path / "run.toml").data.path == "words.txt"
+
+
+def test_a_run_that_shares_its_text_names_the_list_of_its_files(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "a.txt").write_text("some words " * 5000)
+    assert main(["new", "--data.path", "words", "--data.share", "true"]) == 0
+    data = read_run_toml(tmp_path / "run.toml").data
+    assert data.share
+    assert capsys.readouterr().out.splitlines()[-1].endswith("bootstrap run.toml --data words")
+    assert main(["fingerprint", "words"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-2:]
+    assert printed == [
+        f'fingerprint = "{open_corpus("words").fingerprint.hex()}"  # 1 file, 55.0 kB',
+        f'files = "{data.files}"  # for share = true',
+    ]
+
+
+def test_a_text_that_cannot_be_shared_makes_no_run(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "words").mkdir()
+    for name in ("Readme", "readme"):
+        (tmp_path / "words" / name).write_text("some words " * 5000)
+    assert main(["new", "--data.path", "words", "--data.share", "true"]) == 2
+    assert "files Readme and readme have the same name on some disks" in capsys.readouterr().err
+    assert main(["new", "--data.share", "true"]) == 2
+    assert 'share = true has no meaning with path = "stdlib"' in capsys.readouterr().err
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_help_lists_every_key_that_can_be_changed_with_its_default(capsys: Captured) -> None:

@@ -108,6 +108,7 @@ def test_equal_manifests_have_equal_digests_however_they_were_written() -> None:
         {"model.seed": 1},
         {"model.layers": 3},
         {"data.fingerprint": "0" * 64},
+        {"data.path": "words.txt", "data.share": True, "data.files": "0" * 64},
         {"outer.momentum": 0.25},
         {"codec.entry": "int8"},
         {"rounds.round_seconds": 4.999},
@@ -227,6 +228,21 @@ def test_a_model_section_lists_its_differences_from_its_size() -> None:
         ({"name": ""}, "name in the new run: expected text of at least one character, without control characters"),
         ({"name": "x" * 65}, f'name = "{"x" * 65}" in the new run: should have at most 64 characters'),
         ({"data.fingerprint": "AB"}, "data.fingerprint in the new run: expected 64 hexadecimal digits in lower case"),
+        (
+            {"data.path": "words.txt", "data.share": True},
+            "data in the new run: share = true and files belong together; set both or none "
+            "(`p2p-diloco fingerprint PATH` prints files)",
+        ),
+        (
+            {"data.path": "words.txt", "data.files": "0" * 64},
+            "data in the new run: share = true and files belong together; set both or none "
+            "(`p2p-diloco fingerprint PATH` prints files)",
+        ),
+        (
+            {"data.share": True, "data.files": "0" * 64},
+            'data in the new run: share = true has no meaning with path = "stdlib", which every machine has; '
+            "leave it out",
+        ),
         ({"inner.beta2": 1}, "inner.beta2 = 1 in the new run: should be less than 1"),
         (
             {"format": 1},

@@ -37,7 +37,7 @@ STEP_SECONDS = 0.5
 class LoopWorker(AtOnce):
     """A worker without a thread, so there is nothing to close."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str = "") -> None:
         pass
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import save_model
 from session_stage import Watcher, run_stage
 from small_run import CLOCK_START, ORGANISER, small_manifest, write_text
+from test_shared_text import Tokens
 from torch import nn
 
 from p2p_diloco.config.invite import Invite, parse_invite
@@ -22,7 +23,7 @@ from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
-from p2p_diloco.ids import PeerId, format_peer_id, sha256
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.peer import network, start
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.own_model import OwnModel, describe_model
@@ -35,6 +36,8 @@ from p2p_diloco.protocol.wire.messages import ManifestReply, ManifestRequest, de
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, RunFolder
+from p2p_diloco.storage.text_copy import list_own_text, text_folder
+from p2p_diloco.training.token_shards import TOKENIZER_FILE, TokenText
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
@@ -53,7 +56,7 @@ class PeerStage:
         self.asked: list[dict[str, Any]] = []
         self.initial: list[tuple[str, ...]] = []
         self._folder = folder
-        self._text = write_text(folder)
+        self.text = write_text(folder)
         self._directory = MemoryDirectory(lambda: asyncio.get_running_loop().time())
         monkeypatch.setattr(network, "Libp2pTransport", self._transport)
         monkeypatch.setattr(network, "Libp2pDirectory", self._open_directory)
@@ -72,7 +75,8 @@ class PeerStage:
         yield self._directory
 
     def settings(self, name: str, **choices: Any) -> PeerSettings:
-        return PeerSettings(state_directory=self._folder / name, data=str(self._text), device="cpu", **choices)
+        own = {"data": str(self.text)} | choices
+        return PeerSettings(state_directory=self._folder / name, device="cpu", **own)
 
     def founder(
         self,
@@ -753,4 +757,131 @@ def test_a_joiner_refuses_a_model_too_large_for_this_machine(tmp_path: Path, mon
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
 
     monkeypatch.setattr(start, "memory_of_machine", lambda: 1000)
+    play(tmp_path, monkeypatch, scene)
+
+
+def shared(folder: Path, **values: Any) -> SignedManifest:
+    """Return a run that shares the text of the stage."""
+    return shared_by(write_text(folder), **values)
+
+
+def shared_by(path: Path, **values: Any) -> SignedManifest:
+    own = list_own_text(str(path))
+    data = {"data.path": "/elsewhere/words.txt", "data.share": True, "data.files": own.digest.hex()}
+    return small_manifest({"membership.heartbeat_seconds": 1.0} | data | values).sign(ORGANISER)
+
+
+def test_a_joiner_without_a_copy_fetches_the_text_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        signed = shared(tmp_path)
+        boot, ada, ben, stop = Watcher(), Watcher(), Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(stage.founder(signed=signed), boot, stop))
+        invite = await stage.invite(boot)
+        joiners = []
+        for name, watcher in (("ada", ada), ("ben", ben)):
+            plan = stage.joiner(name, invite, until_round=8)
+            bare = replace(
+                plan,
+                settings=stage.settings(name, data=None),
+                training=BuiltInTraining(evaluate_seconds=5.0),
+            )
+            joiners.append(run_peer(bare, watcher, StopRequest()))
+        one, other = await asyncio.gather(*joiners)
+        assert one.state_digest == other.state_digest != ""
+        assert one.anchor_loss is not None, "measured on the held-out part of the fetched text"
+        for name, watcher in (("ada", ada), ("ben", ben)):
+            texts = watcher.texts("text")
+            assert texts[0].startswith("fetching 39.4 kB of the run's text (1 file, 39.4 kB) from other peers"), texts
+            assert texts[-1].startswith("all of the run's text is here, 39.4 kB in")
+            assert watcher.last.inner_steps > 0
+            store = text_folder(tmp_path / name, Digest(bytes.fromhex(signed.manifest.data.files or "")))
+            assert (store / "text" / "words.txt").read_bytes() == (tmp_path / "words.txt").read_bytes()
+        assert boot.last.bytes_sent.transfer > 2 * 39_000
+        stop.leave()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_joiner_without_a_copy_fetches_the_shards_of_its_windows_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        tokens = Tokens(tmp_path)
+        text = TokenText(tokens.root)
+        named = {"data.fingerprint": text.fingerprint.hex(), "data.tokenizer": text.index.tokenizer}
+        shape = {"model.vocabulary": text.index.vocabulary, "rounds.spans_per_fragment": 2}
+        signed = shared_by(tokens.root, **named, **shape)
+        boot, ada, stop = Watcher(), Watcher(), StopRequest()
+        plan = stage.founder(signed=signed, training=BuiltInTraining(evaluate_seconds=0.0))
+        plan = replace(plan, settings=stage.settings("boot", data=str(tokens.root)))
+        founder = asyncio.ensure_future(run_peer(plan, boot, stop))
+        invite = await stage.invite(boot)
+        joiner = replace(
+            stage.joiner("ada", invite, until_round=8),
+            settings=stage.settings("ada", data=None),
+            training=BuiltInTraining(evaluate_seconds=5.0),
+        )
+        result = await run_peer(joiner, ada, StopRequest())
+        assert result.anchor_loss is not None
+        assert ada.last.inner_steps > 0
+        run = signed.manifest.digest()
+        assert RunFolder(tmp_path / "ada", run).read(TOKENIZER_FILE) == b"{}", "for export"
+        stop.leave()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_joiner_does_not_step_before_its_text_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        signed = shared(tmp_path)
+        boot, ada, stop = Watcher(), Watcher(), StopRequest()
+        plan = replace(stage.founder(signed=signed), settings=stage.settings("boot", data=None))
+        founder = asyncio.ensure_future(run_peer(plan, boot, stop))
+        invite = await stage.invite(boot)
+        assert boot.texts("text") == [
+            "this peer has no copy of the run's text, so it sends it to nobody; name one with --data"
+        ]
+        leave = StopRequest()
+        joiner = replace(stage.joiner("ada", invite, until_round=None), settings=stage.settings("ada", data=None))
+        running = asyncio.ensure_future(run_peer(joiner, ada, leave))
+        await asyncio.sleep(80.0)
+        assert ada.texts("text") == ["no linked peer holds the list of the run's text; waiting for one"]
+        assert ada.last.phase == "not stepping"
+        assert ada.last.inner_steps == 0
+        leave.leave()
+        await running
+        stop.leave()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_copy_of_another_text_is_refused_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        signed = shared(tmp_path)
+        boot, stop = Watcher(), StopRequest()
+        founder = asyncio.ensure_future(run_peer(stage.founder(signed=signed), boot, stop))
+        invite = await stage.invite(boot)
+        other = tmp_path / "other.txt"
+        other.write_text("other words " * 5000)
+        plan = replace(stage.joiner("ada", invite), settings=stage.settings("ada", data=str(other)))
+        why = "is not the run's: its list of files has the digest"
+        with pytest.raises(ConfigError, match=why), nothing_left_if_refused(plan):
+            await run_peer(plan, Watcher(), StopRequest())
+        assert not (tmp_path / "ada").exists()
+        stop.leave()
+        await founder
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_founder_that_trains_needs_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: PeerStage) -> None:
+        plan = stage.founder(signed=shared(tmp_path), training=BuiltInTraining(evaluate_seconds=0.0))
+        plan = replace(plan, settings=stage.settings("boot", data=None))
+        with pytest.raises(ConfigError, match="its founder must have a copy; name it with --data PATH"):
+            await run_peer(plan, Watcher(), StopRequest())
+
     play(tmp_path, monkeypatch, scene)

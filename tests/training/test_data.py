@@ -247,3 +247,16 @@ def test_the_default_text_is_python_source_with_the_expected_entropy() -> None:
     corpus = open_corpus(None)
     assert 2.2 < bigram_entropy(corpus) < 2.6
     assert corpus.held_out_bytes() > 200_000
+
+
+@pytest.mark.parametrize("held", [[], [(0, 10)], [(0, 700_000)], [(300_000, 400_000), (500_000, 2_000_000)]])
+def test_a_corpus_within_ranges_has_exactly_the_stretches_that_lie_inside(
+    tmp_path: Path, held: list[tuple[int, int]]
+) -> None:
+    (tmp_path / "long.txt").write_bytes(bytes(2_000_000))
+    whole = open_corpus(tmp_path / "long.txt")
+    part = whole.within(held)
+    for own, everything in ((part.train_parts, whole.train_parts), (part.held_out_parts, whole.held_out_parts)):
+        inside = [row for row in everything.tolist() if any(a <= row[0] and row[1] <= b for a, b in held)]
+        assert own.tolist() == inside
+    assert part.num_bytes == whole.num_bytes, "positions stay those of the whole text"
