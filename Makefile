@@ -61,7 +61,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility losses clocks planned own-loop gpu rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop gpu rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -101,6 +101,9 @@ hostility: $(STAMP)
 
 homes: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)
+
+shared-text: $(STAMP)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)
 
 losses: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_losses.py $(TEST_FLAGS)

@@ -32,6 +32,7 @@ from p2p_diloco.status.event_log import PeerEvent, read_events
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder
+from p2p_diloco.storage.text_copy import list_own_text
 
 ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")
@@ -139,6 +140,7 @@ class ProcessSwarm:
         keep_traces: bool = False,
         text: bytes | None = None,
         listed: Sequence[str] = (),
+        shares_text: bool = False,
     ) -> None:
         self._keep_diaries = keep_traces
         self.patience_seconds = patience_seconds
@@ -146,10 +148,13 @@ class ProcessSwarm:
         self.peers: dict[str, PeerProcess] = {}
         # A short path, because it contains the daemons' sockets.
         self._root = Path(tempfile.mkdtemp(prefix="p2pd-faults-"))
-        values = {**(values or {}), **({"trust": self._list(listed)} if listed else {})}
-        self.manifest = tiny_manifest(values, round_seconds)
         self.text = self._root / "text.txt"
         self.text.write_bytes(text if text is not None else drawn_text())
+        values = {**(values or {}), **({"trust": self._list(listed)} if listed else {})}
+        if shares_text:
+            digest = list_own_text(str(self.text)).digest
+            values["data"] = {"path": str(self.text), "share": True, "files": digest.hex()}
+        self.manifest = tiny_manifest(values, round_seconds)
 
     def _list(self, names: Sequence[str]) -> dict[str, Any]:
         """Create the identities of peers before they start, for a run that lists them."""
@@ -190,6 +195,8 @@ class ProcessSwarm:
         wall_ahead: float | None = None,
         invite: str | None = None,
         port: int = 0,
+        has_text: bool = True,
+        flips_text: bool = False,
     ) -> PeerProcess:
         """Start a peer, or restart it.
 
@@ -203,13 +210,16 @@ class ProcessSwarm:
             max_upload: a cap, as on the command line.
             wall_ahead: seconds by which its wall clock is ahead, until `set_wall_clock`; None: it is the machine's. Its
         records have times of its own clock.
+            has_text: whether it has a copy of the text.
+            flips_text: whether it flips a bit in each piece of the text that it sends.
             lie: lie of a hostile member, told once the file `lie` is in its folder; see tests/processes/lying_peer.py.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
         order = {
             "folder": str(peer.folder),
-            "text": str(self.text),
+            "text": str(self.text) if has_text else None,
+            "flips_text": flips_text,
             "trains": trains,
             "dial_out_only": dial_out_only,
             "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,

@@ -21,6 +21,7 @@ import uvloop
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.ids import Digest
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.start import run_peer
@@ -31,6 +32,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.span import pieces
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.status.status_file import PeerStatus, write_status
+from p2p_diloco.storage.text_copy import TextCopy
 
 LAST_ROUND_FILE = "last_round"
 INVITE_FILE = "invite"
@@ -118,6 +120,19 @@ def serve_slowly(seconds: float) -> None:
     pieces.Pieces.serve = later  # type: ignore[method-assign]
 
 
+def flip_text() -> None:
+    """Flip a bit of each piece of the text that is sent, but none of its list."""
+    honest = TextCopy.read
+
+    def flipped(self: TextCopy, digest: Digest, offset: int, most_bytes: int) -> tuple[int, bytes]:
+        total, block = honest(self, digest, offset, most_bytes)
+        if digest == self.digest or not block:
+            return total, block
+        return total, bytes([block[0] ^ 1, *block[1:]])
+
+    TextCopy.read = flipped  # type: ignore[method-assign]
+
+
 async def main(order: dict[str, Any]) -> None:
     folder = Path(order["folder"])
     stop = StopRequest()
@@ -126,6 +141,8 @@ async def main(order: dict[str, Any]) -> None:
     loop.add_signal_handler(signal.SIGUSR2, flip_a_bit, folder)
     if order["serves_slowly"]:
         serve_slowly(order["serves_slowly"])
+    if order.get("flips_text"):
+        flip_text()
     loop.add_signal_handler(signal.SIGUSR1, lambda: stop.end_after(int((folder / LAST_ROUND_FILE).read_text())))
     await run_peer(plan_of(order, folder), FolderObserver(folder), stop)
 
