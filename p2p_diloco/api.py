@@ -529,9 +529,10 @@ def _leave_at_exit(swarm: Swarm) -> None:
 
 
 def _settings_of(settings: AnySettings) -> PeerSettings:
-    """Return the settings, with an absolute state directory, since the program may change its working directory."""
+    """Return the settings, with absolute folders, since the program may change its working directory."""
     own = settings if isinstance(settings, PeerSettings) else load_settings(flags=settings, flags_source="settings")
-    return own.model_copy(update={"state_directory": own.state_directory.absolute()})
+    scalars = own.tensorboard.absolute() if own.tensorboard is not None else None
+    return own.model_copy(update={"state_directory": own.state_directory.absolute(), "tensorboard": scalars})
 
 
 def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:

@@ -44,7 +44,8 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def test_the_package_imports_exactly_what_is_declared() -> None:
-    assert imported(PROJECT / "p2p_diloco") == declared() | {name.replace("-", "_") for name in declared("hf")}
+    optional = declared("hf") | declared("track")
+    assert imported(PROJECT / "p2p_diloco") == declared() | {name.replace("-", "_") for name in optional}
 
 
 def test_benchmarks_and_research_import_nothing_undeclared() -> None:
@@ -58,4 +59,4 @@ def test_plots_import_exactly_what_their_extra_declares() -> None:
 
 def test_no_extra_is_unused() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"dev", "hf", "plots"}
+    assert set(project["optional-dependencies"]) == {"dev", "hf", "plots", "track"}

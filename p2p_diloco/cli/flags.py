@@ -48,6 +48,7 @@ class SettingsFlags:
     max_upload: Annotated[str | None, _setting("max_upload")] = None
     max_download: Annotated[str | None, _setting("max_download")] = None
     keep_trace: Annotated[bool | None, _setting("keep_trace")] = None
+    tensorboard: Annotated[str | None, _setting("tensorboard")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the flags that were typed."""

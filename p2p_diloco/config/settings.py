@@ -85,6 +85,9 @@ class PeerSettings(BaseModel):
     max_upload: float | None = Field(None, description="maximum upload rate, such as 20mbit [default: no limit]")
     max_download: float | None = Field(None, description="maximum download rate, such as 100mbit [default: no limit]")
     keep_trace: bool = Field(False, description="record each step of the exchange, for `p2p-diloco replay`")
+    tensorboard: Path | None = Field(
+        None, description="folder for TensorBoard: loss, speed, members, traffic; needs the package tensorboard"
+    )
 
     @field_validator("device")
     @classmethod
@@ -125,7 +128,7 @@ class PeerSettings(BaseModel):
             return name
         raise ValueError(f"{name!r} is not a host name or IP address; expected one such as bootstrap.example.org")
 
-    @field_validator("state_directory", "identity_path")
+    @field_validator("state_directory", "identity_path", "tensorboard")
     @classmethod
     def _home_is_known(cls, path: Path | None) -> Path | None:
         return None if path is None else Path(os.path.expanduser(path))

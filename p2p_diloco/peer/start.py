@@ -28,6 +28,7 @@ from p2p_diloco.peer.waiting import result_before
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.status.event_log import EVENTS_FILE
 from p2p_diloco.status.reporter import PeerObserver, StatusReporter
+from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE
@@ -82,6 +83,11 @@ async def run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) ->
         NetworkError: no bootstrap answered, the port is taken, or the libp2p daemon died.
         StateError: the disk cannot be used, or a file is broken.
     """
+    with with_tensorboard(plan.settings.tensorboard, observer) as watching:
+        return await _run_peer(plan, watching, stop)
+
+
+async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -> PeerResult:
     settings = plan.settings
     start = _check_founder(plan)
     await _check_here(plan, plan.founding.signed.manifest if plan.founding is not None else None)
