@@ -191,6 +191,7 @@ class Swarm:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: StopRequest | None = None
         self._step_seconds: deque[float] = deque(maxlen=_TIMED_STEPS)
+        self._shows_anchor = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="p2p_diloco", daemon=True)
         self._thread.start()
@@ -236,13 +237,18 @@ class Swarm:
     def anchor(self) -> Iterator[None]:
         """Load the shared state into the model for the block, to evaluate or save it; then restore the local state."""
         state = self._held()
+        if self._shows_anchor:  # a block inside another; a merge now would be lost with the anchor that it moves
+            yield
+            return
         state.border()
         before = state.local.parameters.read_all()
         for span, held in state.states().items():
             state.local.write(span, held.anchor_N)
+        self._shows_anchor = True
         try:
             yield
         finally:
+            self._shows_anchor = False
             state.local.parameters.load_flat(before)
 
     def save(self, path: str | Path) -> None:

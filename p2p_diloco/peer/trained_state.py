@@ -136,7 +136,7 @@ class TrainedState(HeldState):
         self._is_loaded = False
         self._lately: deque[tuple[float, int]] = deque()
         self._stepped_at = time.monotonic()
-        self._loss = 0.0
+        self._loss: float | None = None
         self._progress = Progress()
         self._contributed = [_Counts() for _ in plan.fragments]
         self._locals: dict[SpanId, _Local] = {}
@@ -212,15 +212,15 @@ class TrainedState(HeldState):
         moment = time.monotonic()
         self._stepped_at = moment
         if loss is not None:
-            is_first = self.counts.steps == 0
-            self._loss = loss if is_first else LOSS_SMOOTHING * self._loss + (1 - LOSS_SMOOTHING) * loss
+            before = loss if self._loss is None else self._loss
+            self._loss = LOSS_SMOOTHING * before + (1 - LOSS_SMOOTHING) * loss
         self.counts.tokens += tokens
         self.counts.steps += 1
         self._progress = Progress(
             tokens=self.counts.tokens,
             steps=self.counts.steps,
             tokens_per_second=self._tokens_per_second(moment),
-            loss=self._loss,
+            loss=self._loss or 0.0,
         )
 
     def _tokens_per_second(self, moment: float) -> float:

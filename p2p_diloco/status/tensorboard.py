@@ -31,7 +31,7 @@ def scalars_of(status: PeerStatus) -> dict[str, float]:
     trains = status.role == "trainer"
     sent, received = status.bytes_sent, status.bytes_received
     values: dict[str, float | None] = {
-        "train/loss": status.loss,
+        "train/loss": status.loss or None,  # 0.0: the loop has given none yet
         "train/tokens_per_second": status.tokens_per_second if trains else None,
         "train/tokens": status.tokens if trains else None,
         "train/steps": status.inner_steps if trains else None,

@@ -110,6 +110,26 @@ def test_the_anchor_is_in_the_model_only_inside_the_block_and_the_model_is_free_
     assert not loop.step(swarm), "the loop is asked to stop"
 
 
+def test_an_anchor_block_inside_another_changes_nothing() -> None:
+    """Loading the anchor again would first merge what has arrived, into a model that is not this peer's own."""
+    loop = Loop(0)
+    with local_swarm() as local, local.found(loop.model) as swarm, swarm.anchor():
+        weight = loop.model[0].weight
+        with torch.no_grad():
+            weight.zero_()
+        with swarm.anchor():
+            assert not weight.any()
+
+
+def test_the_first_loss_that_a_loop_gives_is_published_as_it_is() -> None:
+    loop = Loop(0)
+    with local_swarm() as local, local.found(loop.model) as swarm:
+        swarm.step(tokens=64)
+        swarm.step(tokens=64, loss=8.0)
+        swarm.leave()
+    assert swarm.status.loss == pytest.approx(8.0)
+
+
 class Reader(nn.Module):
     """An embedding tied to the head, a frozen layer and buffers."""
 
