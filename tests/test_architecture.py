@@ -25,11 +25,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("status",),
     ("peer", "planning", "replay"),
     ("testing", "api"),
-    ("cli", "__main__"),
+    ("cli", "callbacks", "__main__"),
 )
 PROTOCOL_FLOORS = ("wire", "membership", "round", "repair", "files")
 """Packages of the protocol, the lowest first; the engine and shared modules are outside them."""
-STRANGERS = (("kernels", "log"), ("transport", "protocol", "codec", "outer"), ("node", "training"))
+STRANGERS = (
+    ("kernels", "log"),
+    ("transport", "protocol", "codec", "outer"),
+    ("node", "training"),
+    ("cli", "callbacks"),
+)
 
 PURE_ROOMS = ("log", "outer", "codec", "protocol")
 IMPURE_MODULES = frozenset(
@@ -40,6 +45,7 @@ IMPURE_MODULES = frozenset(
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint", "hash", "id"})
 PICKLERS = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 HEAVY = frozenset({"torch", "hivemind"})
+OF_EXTRAS = frozenset("accelerate datasets lightning peft pyarrow tensorboard tokenizers transformers".split())
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -120,6 +126,11 @@ def test_imports_go_down_and_never_between_strangers(path: Path) -> None:
     for there in rooms_known_to(path) - {here}:
         assert FLOOR_OF[there] <= FLOOR_OF[here], f"{here}/ is below {there}/ and may not import it"
         assert not any(here in line and there in line for line in STRANGERS), f"{here}/ and {there}/ are strangers"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "callbacks"], ids=module_name)
+def test_packages_of_the_extras_are_imported_only_when_they_are_used(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports_at_start(path)} & OF_EXTRAS == set()
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE / "protocol"), ids=module_name)

@@ -22,9 +22,12 @@ def declared(extra: str | None = None) -> set[str]:
 
 def imported(folder: Path) -> set[str]:
     """Return the third-party packages that any module below `folder` imports when it runs."""
-    names = {
-        name.partition(".")[0] for path in folder.rglob("*.py") for name in imports_of(ast.parse(path.read_text()))
-    }
+    return {name for path in folder.rglob("*.py") for name in imported_by(path)}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the third-party packages that a module imports when it runs."""
+    names = {name.partition(".")[0] for name in imports_of(ast.parse(path.read_text()))}
     return names - {"p2p_diloco"} - sys.stdlib_module_names
 
 
@@ -44,7 +47,7 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def test_the_package_imports_exactly_what_is_declared() -> None:
-    optional = declared("hf") | declared("track")
+    optional = declared("hf") | declared("lightning") | declared("track")
     assert imported(PROJECT / "p2p_diloco") == declared() | {name.replace("-", "_") for name in optional}
 
 
@@ -59,4 +62,4 @@ def test_plots_import_exactly_what_their_extra_declares() -> None:
 
 def test_no_extra_is_unused() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"dev", "hf", "plots", "track"}
+    assert set(project["optional-dependencies"]) == {"dev", "plots", "hf", "lightning", "track"}
