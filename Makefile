@@ -31,14 +31,16 @@
 # make bench      measures everything in docs/performance.md, on an otherwise idle machine, and draws it; 30 minutes
 # make bench-figures  draws the tables and plots of docs/performance from the stored figures
 # make wheel-test builds wheel and sdist, installs them into an empty environment elsewhere, and trains there; 2 minutes
-# make export-test  loads what `p2p-diloco export` writes with transformers, which it installs into .venv-export
+# make extras     installs the packages of the extras (transformers, Lightning, TensorBoard, notebooks) into .venv-extras
+# make examples   runs every example with the commands of its README, every notebook, and the tests that need the extras
+# make export-test  loads what `p2p-diloco export` writes with transformers
 # make reference  generates the pages of docs/reference
 # make check      style and types
 # make format     formats with ruff
 # make clean      removes what the other targets created
 #
 # All but `clean` first create .venv and install what pyproject.toml and constraints.txt name; they do so again only after
-# one of these files has changed. Nothing is installed outside .venv and .venv-export.
+# one of these files has changed. Nothing is installed outside .venv and .venv-extras.
 
 PYTHON ?= python3
 # Additional arguments for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -61,7 +63,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop gpu rivals footprint size disasters learning results export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop gpu rivals footprint size disasters learning results extras examples export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -201,18 +203,27 @@ bench-figures: $(STAMP)
 wheel-test: $(STAMP)
 	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
-# A separate environment that uses the packages of .venv (torch is large) and adds transformers, which peers do not need.
-EXPORT_VENV := .venv-export
-EXPORT_STAMP := $(EXPORT_VENV)/.installed
-export-test: $(EXPORT_STAMP)
-	$(EXPORT_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)
+# A separate environment that uses the packages of .venv (torch is large) and adds those of the extras, which peers do not
+# need.
+EXTRAS := hf,lightning,notebooks,track
+EXTRAS_VENV := .venv-extras
+EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
+EXTRAS_TESTS := tests/status/test_tensorboard.py $(wildcard tests/swarm/test_*_callback.py tests/processes/test_*_callback.py)
+extras: $(EXTRAS_STAMP)
+
+examples: $(EXTRAS_STAMP)
+	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(EXTRAS_TESTS) $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py $(TEST_FLAGS)
+
+export-test: $(EXTRAS_STAMP)
+	$(EXTRAS_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)
 
 SITE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
-$(EXPORT_STAMP): $(STAMP)
-	$(BIN)/python -m venv $(EXPORT_VENV)
+$(EXTRAS_STAMP): $(STAMP)
+	$(BIN)/python -m venv $(EXTRAS_VENV)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
-	  > "$$($(EXPORT_VENV)/bin/python -c '$(SITE_PACKAGES)')/peer.pth"
-	$(EXPORT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) transformers
+	  > "$$($(EXTRAS_VENV)/bin/python -c '$(SITE_PACKAGES)')/peer.pth"
+	$(EXTRAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e ".[$(EXTRAS)]"
 	@touch $@
 
 pure: $(STAMP)
@@ -242,5 +253,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(EXPORT_VENV) build dist demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(EXTRAS_VENV) build dist demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -51,6 +51,16 @@ def test_the_package_imports_exactly_what_is_declared() -> None:
     assert imported(PROJECT / "p2p_diloco") == declared() | {name.replace("-", "_") for name in optional}
 
 
+def test_examples_import_nothing_undeclared() -> None:
+    own = {path.stem for path in (PROJECT / "examples").rglob("*.py")}
+    assert imported(PROJECT / "examples") - own <= declared() | declared("hf") | declared("lightning")
+
+
+def test_the_extra_of_notebooks_runs_them() -> None:
+    found = imported_by(PROJECT / "tests" / "processes" / "test_examples.py")
+    assert found - {"pytest", "nbformat"} == declared("notebooks") - {"ipykernel"}, "nbclient brings nbformat"
+
+
 def test_benchmarks_and_research_import_nothing_undeclared() -> None:
     beside = imported(PROJECT / "benchmarks") | imported(PROJECT / "research")
     assert beside - {"benchmarks", "research"} - ELSEWHERE <= declared()
@@ -62,4 +72,4 @@ def test_plots_import_exactly_what_their_extra_declares() -> None:
 
 def test_no_extra_is_unused() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"dev", "plots", "hf", "lightning", "track"}
+    assert set(project["optional-dependencies"]) == {"dev", "plots", "hf", "lightning", "notebooks", "track"}

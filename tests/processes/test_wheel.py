@@ -87,7 +87,7 @@ def test_the_metadata_is_valid_for_an_index(wheel: Path) -> None:
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
     assert str(message_from_bytes(text).get_payload()).startswith("# p2p_diloco\n")
-    assert set(metadata.provides_extra or ()) == {"dev", "hf", "lightning", "plots", "track"}
+    assert set(metadata.provides_extra or ()) == {"dev", "hf", "lightning", "notebooks", "plots", "track"}
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def _exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderMo
 
 @pytest.fixture
 def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="needs transformers: make export-test brings it")
+    return pytest.importorskip("transformers", reason="needs transformers: make extras brings it")
 
 
 def test_transformers_computes_the_same_logits(transformers: Any, exported: tuple[DecoderModel, Path]) -> None:
