@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,16 +83,21 @@ class LocalParameters:
 
     Use it from the training thread between two steps: a write during a step would corrupt its gradients.
 
+    Args:
+        tensors: the trained tensors of the model, if they were looked up before.
     Raises:
         ConfigError: the fragments do not cover the model's tensors exactly once each.
     """
 
-    def __init__(self, model: nn.Module, fragments: Sequence[Fragment]) -> None:
+    def __init__(
+        self, model: nn.Module, fragments: Sequence[Fragment], tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.fragments = tuple(fragments)
-        self._parameters = trained(model)
+        self._parameters: dict[str, Tensor] = dict(trained(model) if tensors is None else tensors)
         self._known: dict[tuple[int, int, int], list[_Piece]] = {}
+        self._kept: list[Sequence[NDArray[np.float32]]] = []
         planned = [(slot.name, slot.elements) for fragment in self.fragments for slot in fragment.tensors]
-        if sorted(planned) != sorted(sizes(model)):
+        if sorted(planned) != sorted((name, tensor.numel()) for name, tensor in self._parameters.items()):
             raise ConfigError(
                 f"the fragments plan {len(planned)} tensors with {sum(size for _, size in planned)} elements, "
                 f"the model has {len(self._parameters)} with {sum(p.numel() for p in self._parameters.values())}; "
@@ -113,7 +118,7 @@ class LocalParameters:
     @torch.no_grad()
     def write(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
         """Set elements `start` to `stop` of a fragment to `values_N`, float32, shape (stop - start,); it is copied."""
-        _check(values_N, stop - start)
+        check_values(values_N, stop - start)
         for piece in self._pieces(fragment, start, stop):
             here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
             if piece.host_N is not None:
@@ -139,7 +144,7 @@ class LocalParameters:
 
         On a device this works in chunks, to limit its memory use.
         """
-        _check(values_N, stop - start)
+        check_values(values_N, stop - start)
         for piece in self._pieces(fragment, start, stop):
             here_N = values_N[piece.offset : piece.offset + piece.flat.numel()]
             if piece.host_N is not None:
@@ -167,6 +172,18 @@ class LocalParameters:
         for fragment, vector_N in zip(self.fragments, vectors, strict=True):
             self.write(fragment.index, 0, fragment.elements, vector_N)
 
+    def keep(self) -> None:
+        """Copy θ, for `restore`."""
+        self._kept.append(self.read_all())
+
+    def restore(self) -> None:
+        """Set θ to the latest copy of `keep`, which is dropped."""
+        self.load_flat(self._kept.pop())
+
+    def restore_all(self) -> None:
+        """Restore θ on all ranks that train it, which here is one."""
+        self.restore()
+
     def _pieces(self, fragment: int, start: int, stop: int) -> list[_Piece]:
         """Return flat views of the model's tensors under a slice of a fragment, with their offsets in the slice."""
         plan = self.fragments[fragment]
@@ -189,7 +206,8 @@ class LocalParameters:
         return pieces
 
 
-def _check(values_N: NDArray[np.float32], elements: int) -> None:
+def check_values(values_N: NDArray[np.float32], elements: int) -> None:
+    """Check the values that a caller wants to write; anything else than that many float32 is its bug."""
     if values_N.shape != (elements,) or values_N.dtype != np.float32:
         raise ValueError(f"got {values_N.dtype} of shape {values_N.shape}; expected float32 of ({elements},)")
 
