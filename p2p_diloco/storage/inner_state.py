@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from p2p_diloco.errors import StateError
+from p2p_diloco.training.shards import is_sharded, local_part, with_part
 
 INNER_FILE = "inner.pt"
+_PART = "part of a sharded tensor"
 
 
 class Stateful(Protocol):
@@ -35,12 +38,28 @@ class InnerState:
 
     Args:
         folder: the run's folder on this machine.
+        rank: the rank of this process in its island; each rank has its own file.
     """
 
-    def __init__(self, folder: Path, parts: Mapping[str, Stateful]) -> None:
-        self._path = folder / INNER_FILE
+    def __init__(self, folder: Path, parts: Mapping[str, Stateful], rank: int = 0) -> None:
+        self.folder = folder
+        self._path = folder / (INNER_FILE if not rank else f"inner-rank-{rank}.pt")
         self._parts = dict(parts)
         self._is_proved = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all parts."""
+        return tuple(self._parts)
+
+    def label(self) -> str | None:
+        """Return the label of the latest save; None if there is no file.
+
+        Raises:
+            StateError: the file cannot be read.
+        """
+        # Memory-mapped: only the label is read.
+        return str(self._read(mmap=True)["label"]) if self._parts and self._path.exists() else None
 
     def save(self, label: str) -> None:
         """Replace the file with the current state of all parts.
@@ -76,13 +95,8 @@ class InnerState:
         """
         if not self._parts or not self._path.exists():
             return None
-        try:
-            kept = torch.load(self._path, map_location="cpu", weights_only=True)
-            label, parts = str(kept["label"]), dict(kept["parts"])
-        except Exception as error:
-            raise StateError(
-                f"{self._path} cannot be read ({_first_line(error)}); these are reset: {', '.join(self._parts)}"
-            ) from None
+        kept = self._read(mmap=False)
+        label, parts = str(kept["label"]), kept["parts"]
         refused = [
             f"{name} ({reason})" for name, part in self._parts.items() if (reason := _put(part, parts.get(name)))
         ]
@@ -90,9 +104,48 @@ class InnerState:
             raise StateError(f"{self._path} does not match, so these are reset: {', '.join(refused)}")
         return label
 
+    def _read(self, *, mmap: bool) -> dict[str, Any]:
+        try:
+            kept = torch.load(self._path, map_location="cpu", weights_only=True, mmap=mmap)
+            return {"label": kept["label"], "parts": dict(kept["parts"])}
+        except Exception as error:
+            raise StateError(
+                f"{self._path} cannot be read ({_first_line(error)}); these are reset: {', '.join(self._parts)}"
+            ) from None
+
 
 def _taken(part: Stateful) -> dict[str, Any]:
-    return {"kind": _kind(part), "shapes": _shapes(part), "state": part.state_dict()}
+    state = part.state_dict()
+    if any(map(is_sharded, _tensors_of(part))):
+        state = _with_own_parts(state)
+    return {"kind": _kind(part), "shapes": _shapes(part), "state": state}
+
+
+def _with_own_parts(value: Any) -> Any:
+    """Return an optimiser's state in which each sharded tensor is replaced by this rank's part of it."""
+    if isinstance(value, dict):
+        return {key: _with_own_parts(held) for key, held in value.items()}
+    if isinstance(value, Tensor) and is_sharded(value):
+        return {_PART: local_part(value).clone(), "shape": list(value.shape)}
+    return value
+
+
+def _laid_out(part: Stateful, state: Any) -> Any:
+    """Return an optimiser's state in which each part of a sharded tensor is laid out like its parameter again."""
+    tensors = _tensors_of(part)
+    if not any(map(is_sharded, tensors)):
+        return state
+    return state | {"state": {at: _like(tensors[at], held) for at, held in state["state"].items()}}
+
+
+def _like(tensor: Tensor, held: Any) -> Any:
+    if not isinstance(held, dict):
+        return held
+    if _PART not in held:
+        return {key: _like(tensor, value) for key, value in held.items()}
+    if not is_sharded(tensor) or list(tensor.shape) != held["shape"]:
+        raise ValueError(f"a sharded tensor of shape {held['shape']} does not have the layout of its parameter")
+    return with_part(held[_PART], tensor)
 
 
 def _put(part: Stateful, kept: Any) -> str:
@@ -104,7 +157,7 @@ def _put(part: Stateful, kept: Any) -> str:
     if kept["shapes"] != _shapes(part):
         return "its tensors had other shapes"
     try:
-        part.load_state_dict(kept["state"])
+        part.load_state_dict(_laid_out(part, kept["state"]))
     except Exception as error:
         return _first_line(error)
     return ""
@@ -116,8 +169,13 @@ def _kind(part: Stateful) -> str:
 
 def _shapes(part: Stateful) -> list[list[int]]:
     """Return the shapes of an optimiser's parameters; a state of other shapes would load, but fail in a later step."""
+    return [list(tensor.shape) for tensor in _tensors_of(part)]
+
+
+def _tensors_of(part: Stateful) -> list[Tensor]:
+    """Return an optimiser's parameters in the order in which its state counts them; none for another object."""
     groups: Sequence[dict[str, Any]] = getattr(part, "param_groups", ())
-    return [list(tensor.shape) for group in groups for tensor in group["params"]]
+    return [tensor for group in groups for tensor in group["params"]]
 
 
 def _first_line(error: Exception) -> str:
