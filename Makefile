@@ -20,6 +20,8 @@
 #                 loss with a replay and a trial; 18 minutes, or less: make planned PLANNED_SECONDS=60
 # make own-loop   users' own training loops in real processes: killed and restarted, with data workers, compiled, idle;
 #                 10 minutes
+# make ranks      islands of several ranks in real processes: replicated and sharded beside a plain one, ranks that are
+#                 killed or hang, restarts; 15 minutes
 # make gpu        own loops and a joiner on a GPU; skipped without CUDA
 # make rivals     tests of the benchmarks that compare with other systems; 5 minutes
 # make footprint  test of the memory benchmark; 2 minutes
@@ -63,7 +65,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop gpu rivals footprint size disasters learning results extras examples export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop ranks gpu rivals footprint size disasters learning results extras examples export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -120,6 +122,9 @@ planned: $(STAMP)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
+
+ranks: $(STAMP)
+	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_ranks.py tests/processes/test_ranks.py $(TEST_FLAGS)
 
 # Skipped without a CUDA device.
 gpu: $(STAMP)

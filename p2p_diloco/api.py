@@ -15,8 +15,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -26,7 +27,7 @@ import torch
 import uvloop
 from torch import Tensor, nn
 
-from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
@@ -41,7 +42,7 @@ from p2p_diloco.config.run_file import (
 from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.peer.own_model import OwnModel, describe_model
+from p2p_diloco.peer.own_model import OwnModel, describe_model, island_of
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
@@ -54,6 +55,7 @@ from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.inner_state import Stateful
 from p2p_diloco.training.own_files import own_files, own_tensors
 from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.ranks import RANK_SECONDS, RankLost
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02
@@ -79,7 +81,8 @@ def new_run(
 ) -> RunManifest:
     """Write a run file for training `model`, and the key that signs it next to it.
 
-    Edit the file before the first peer joins; every change makes a different run.
+    Edit the file before the first peer joins; every change makes a different run. On several ranks of
+    `torch.distributed`, call it on all of them; rank 0 writes the files.
 
     Args:
         path: path of the new file, such as "run.toml".
@@ -91,10 +94,28 @@ def new_run(
     Raises:
         ConfigError: the file exists, a value is invalid, or a tensor of the model cannot be trained in a run.
     """
-    path = Path(path)
+    path, island = Path(path), island_of(model, RANK_SECONDS)
+    write = partial(_write_new_run, path, values=values, step_seconds=step_seconds, islands=islands, uplink=uplink)
+    if island is None:
+        return write(describe_model(model, ignore))
+    with island.together():
+        described = describe_model(model, ignore, island.ranks)
+    text = island.call("new_run", lambda reports: write(described).model_dump_json())
+    return RunManifest.model_validate_json(text)
+
+
+def _write_new_run(
+    path: Path,
+    described: Mapping[str, object],
+    *,
+    values: Mapping[str, object],
+    step_seconds: float | None,
+    islands: int | None,
+    uplink: str | None,
+) -> RunManifest:
     key_path, now = path.with_name(KEY_FILE), time.time()
     check_new_run(path, key_path)
-    sections: Mapping[str, object] = {**values, "model": describe_model(model, ignore)}
+    sections: Mapping[str, object] = {**values, "model": described}
     draft = draft_manifest(now_seconds=now, name=path.stem, values=sections)
     given = values_by_key(sections, "the new run")
     if step_seconds is not None:
@@ -128,9 +149,13 @@ def join(
     wait: bool = True,
     timeout: float | None = None,
     until_round: int | None = None,
+    rank_timeout: float = RANK_SECONDS,
     on_event: OnEvent | None = None,
 ) -> Swarm:
     """Join a run, and return once the model holds the run's current state.
+
+    The ranks of `torch.distributed`, if it is initialised, are one island: all of them call this, and then the same
+    methods of the swarm in the same order.
 
     Args:
         invite: the line that `bootstrap` and `status` print, p2pdiloco://…
@@ -142,12 +167,16 @@ def join(
         wait: return only when the model holds the run's state; otherwise see `Swarm.ready`.
         timeout: maximum seconds to wait.
         until_round: end after this round; all peers with the same value end with the same bytes.
-        on_event: called with each event, in a thread that must not be blocked.
+        rank_timeout: seconds that ranks wait for each other in a call before the island ends.
+        on_event: called with each event, in a thread that must not be blocked; on rank 0 only.
     Raises:
-        ConfigError: the invite, the model or the settings are invalid.
+        ConfigError: the invite, the model or the settings are invalid, or the ranks have different models.
         NetworkError: no peer answered in time.
+        StateError: a rank is missing.
     """
-    plan = joiner_plan(invite, model, optimizer, settings=settings, state=state, until_round=until_round)
+    plan = joiner_plan(
+        invite, model, optimizer, settings=settings, state=state, until_round=until_round, rank_timeout=rank_timeout
+    )
     return start(plan, wait=wait, timeout=timeout, on_event=on_event)
 
 
@@ -159,30 +188,47 @@ def found(
     settings: AnySettings = None,
     state: OwnState = None,
     until_round: int | None = None,
+    rank_timeout: float = RANK_SECONDS,
     on_event: OnEvent | None = None,
 ) -> Swarm:
     """Found the run of a run file, starting from the model's current parameters. After a restart, continue the run.
 
     Args:
-        run: the file that `new_run` wrote, with its key next to it.
-        model, optimizer, settings, state, until_round, on_event: as for `join`.
+        run: the file that `new_run` wrote, with its key next to it; only rank 0 reads them.
+        model, optimizer, settings, state, until_round, rank_timeout, on_event: as for `join`.
     Raises:
-        ConfigError: the run file, its key, the model or the settings are invalid.
+        ConfigError: the run file, its key, the model or the settings are invalid, or the ranks have different models.
+        StateError: a rank is missing.
     """
-    plan = founder_plan(run, model, optimizer, settings=settings, state=state, until_round=until_round)
+    plan = founder_plan(
+        run, model, optimizer, settings=settings, state=state, until_round=until_round, rank_timeout=rank_timeout
+    )
     return start(plan, on_event=on_event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """The part of a rank other than 0 in a peer: it has no peer of its own."""
+
+    settings: PeerSettings
+    training: OwnModel
 
 
 class Swarm:
     """One peer of a run, controlled from a training loop. Created by `join` and `found`.
 
     Call its methods from the training thread. `leave` and `status` may be called from any thread.
+
+    If the island has several ranks, call each method on all ranks, in the same order and from the training thread;
+    `status`, `invite` and `step_seconds` may be called on one rank. Rank 0 is the peer: `status`, `invite` and events
+    are empty on the others.
     """
 
-    def __init__(self, plan: PeerPlan, on_event: OnEvent | None, run_to_end: RunToEnd) -> None:
+    def __init__(self, plan: PeerPlan | RankPlan, on_event: OnEvent | None, run_to_end: RunToEnd) -> None:
         assert isinstance(plan.training, OwnModel)
         self._plan = plan
         self._own = plan.training
+        self._island = plan.training.island
         self._observer = _Observer(plan.settings.state_directory, on_event)
         self._run_to_end = run_to_end
         self._failure: BaseException | None = None
@@ -193,7 +239,11 @@ class Swarm:
         self._step_seconds: deque[float] = deque(maxlen=_TIMED_STEPS)
         self._shows_anchor = False
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="p2p_diloco", daemon=True)
+        if isinstance(plan, RankPlan):
+            return
+        if self._island is not None:
+            self._island.on_lost = lambda: self._ask(lambda stop: stop.leave())
+        self._thread = threading.Thread(target=self._run, args=(plan,), name="p2p_diloco", daemon=True)
         self._thread.start()
         self._running.wait()
         _leave_at_exit(self)
@@ -203,9 +253,7 @@ class Swarm:
     @property
     def ready(self) -> bool:
         """Whether the model holds the run's state and this peer is running."""
-        state = self._own.state
-        is_known = bool(self.status.run) and not self._ended.is_set()
-        return is_known and state is not None and state.begin()
+        return bool(self._together("ready", self._is_ready, when_over=False))
 
     def step(self, tokens: int, loss: float | None = None) -> bool:
         """Count a training step, update the model, and contribute if a round asks for it. Never waits for the network.
@@ -214,53 +262,51 @@ class Swarm:
         counts tokens.
 
         Args:
-            tokens: tokens trained on since the last call.
-            loss: loss of the step, published to other peers.
+            tokens: tokens trained on since the last call, by this rank; the island's count is the sum over its ranks.
+            loss: loss of the step, published to other peers; of several ranks, their mean.
         Returns:
             Whether to continue; False once the run is over or this peer has left.
         Raises:
             P2PDilocoError: the peer has failed, for example because of a full disk.
+            StateError: another rank of this island has ended or does not answer. This island has ended.
         """
         began = time.perf_counter()
-        if self._ended.is_set():
-            self._own.close()
-            self._raise_failure()
-            return False
-        state = self._own.state
-        if state is not None and state.begin():
-            self._own.stepped(tokens, loss)
-            self._own.border()
-        self._step_seconds.append(time.perf_counter() - began)
-        return True
+        if self._island is None:
+            goes_on = self._step(tokens, loss)
+        elif self._island.is_over and self._island.lost is None:
+            goes_on = False
+        else:
+            numbers = (tokens, 0.0 if loss is None else loss, loss is not None)
+            goes_on = bool(self._island.call("step", self._step_of_ranks, numbers))
+        if goes_on:
+            self._step_seconds.append(time.perf_counter() - began)
+        return goes_on
 
     @contextmanager
     def anchor(self) -> Iterator[None]:
         """Load the shared state into the model for the block, to evaluate or save it; then restore the local state."""
-        state = self._held()
         if self._shows_anchor:  # a block inside another; a merge now would be lost with the anchor that it moves
             yield
             return
-        state.border()
-        before = state.local.parameters.read_all()
-        for span, held in state.states().items():
-            state.local.write(span, held.anchor_N)
+        self._together("anchor", self._load_anchor)
         self._shows_anchor = True
         try:
             yield
         finally:
             self._shows_anchor = False
-            state.local.parameters.load_flat(before)
+            self._restore()
 
     def save(self, path: str | Path) -> None:
         """Write the shared model to a new safetensors file, with the names of the model's `state_dict`.
 
-        The file includes this model's frozen tensors and buffers. `save` and `export` also work after the end.
+        The file includes this model's frozen tensors and buffers. `save` and `export` also work after the end. Of
+        several ranks, rank 0 writes it.
 
         Raises:
             ConfigError: the file exists.
             StateError: the model does not hold the run's state yet, or the disk is full.
         """
-        write_new_file(Path(path), own_tensors(*self._shared()), mode=0o666)
+        self._together("save", lambda: write_new_file(Path(path), own_tensors(*self._shared()), mode=0o666))
 
     def export(self, folder: str | Path) -> None:
         """Write the shared model to a new folder: the file that `save` writes, and a model card.
@@ -269,8 +315,12 @@ class Swarm:
             ConfigError: the folder exists.
             StateError: as for `save`.
         """
-        check_new_folder(Path(folder))
-        write_new_folder(Path(folder), own_files(*self._shared(), is_whole=True))
+
+        def write() -> None:
+            check_new_folder(Path(folder))
+            write_new_folder(Path(folder), own_files(*self._shared(), is_whole=True))
+
+        self._together("export", write)
 
     # -- status
 
@@ -292,14 +342,14 @@ class Swarm:
     @property
     def progress(self) -> float:
         """Completed share of the planned cycles, 0 to 1, for learning-rate schedules."""
-        return self._held().fraction
+        return float(self._together("progress", lambda: self._held().fraction))
 
     @property
     def seed(self) -> int:
-        """A seed unique to this start of this peer, for sampling its own data."""
-        self._held()
-        status = self.status
-        said = f"{status.run} {status.peer} {status.incarnation}"
+        """A seed unique to this rank and this start of this peer, for sampling its own data."""
+        said = str(self._together("seed", self._source_of_seed))
+        if self._island is not None and not self._island.leads:
+            said = f"{said} {self._island.ranks.rank}"
         return int.from_bytes(sha256(b"p2p-diloco data seed 1\n", said.encode())[:7], "little")
 
     # -- leaving
@@ -308,6 +358,98 @@ class Swarm:
         """Finish the round, announce the leave, save and end, in at most about 15 seconds. Ctrl-C ends it at once."""
         if os.getpid() != self._process:
             return  # a forked child has no peer
+        try:
+            if self._island is None or self._island.is_over:
+                self._leave(saves=self._island is None)
+            else:
+                self._island.call("leave", lambda reports: self._leave(saves=not self._island_is_over()))
+        except RankLost:
+            self._leave(saves=False)
+        finally:
+            self._own.close(saves=False)
+
+    def leave_alone(self) -> None:
+        """Leave without the other ranks, as at the end of the process."""
+        if self._island is not None:
+            self._island.is_over = True
+        self.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self._island is not None:
+            self._island.hurry()
+        self.leave()
+        if kind is None:
+            self._raise_failure()
+
+    # -- internal
+
+    def _together(self, name: str, work: Callable[[], Any], *, when_over: bool | None = None) -> Any:
+        """Return what `work` returns on rank 0; if the island has several ranks, all of them make this call.
+
+        Args:
+            when_over: the result once rank 0 has left without this rank; None: that is an error.
+        """
+        if self._island is None:
+            return work()
+        result = None
+        if self._island.lost is not None or not self._island.is_over:
+            result = self._island.call(name, lambda reports: work())
+        if not self._island.is_over:
+            return result
+        if when_over is None:
+            raise StateError("rank 0 of this island has left the run; start all its ranks again to continue")
+        return when_over
+
+    def _island_is_over(self) -> bool:
+        return self._island is not None and self._island.is_over
+
+    def _is_ready(self) -> bool:
+        state = self._own.state
+        is_known = bool(self.status.run) and not self._ended.is_set()
+        return is_known and state is not None and state.begin()
+
+    def _step(self, tokens: int, loss: float | None) -> bool:
+        if self._ended.is_set():
+            self._own.close()
+            self._raise_failure()
+            return False
+        state = self._own.state
+        if state is not None and state.begin():
+            self._own.stepped(tokens, loss)
+            self._own.border()
+        return True
+
+    def _step_of_ranks(self, reports: list[list[float]]) -> bool:
+        losses = [loss for _, loss, is_given in reports if is_given]
+        return self._step(sum(int(tokens) for tokens, _, _ in reports), fmean(losses) if losses else None)
+
+    def _load_anchor(self) -> None:
+        state = self._held()
+        state.border()
+        state.local.parameters.keep()
+        for span, held in state.states().items():
+            state.local.write(span, held.anchor_N)
+
+    def _restore(self) -> None:
+        """Set θ to what it was before `_load_anchor`; each rank does this by itself."""
+        if self._island is not None and not self._island.leads:
+            self._island.restore()
+        else:
+            state = self._own.state
+            assert state is not None, "the anchor was loaded"
+            state.local.parameters.restore()
+
+    def _source_of_seed(self) -> str:
+        self._held()
+        status = self.status
+        return f"{status.run} {status.peer} {status.incarnation}"
+
+    def _leave(self, *, saves: bool) -> None:
         try:
             self._ask(lambda stop: stop.leave())
             if not self._join(LEAVE_SECONDS):
@@ -318,19 +460,7 @@ class Swarm:
             self._join(STOP_SECONDS)
             raise
         finally:
-            self._own.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-        if kind is None:
-            self._raise_failure()
-
-    # -- internal
+            self._own.close(saves=saves)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Wait until the model holds the run's state.
@@ -339,8 +469,13 @@ class Swarm:
             NetworkError: it took longer than `timeout` seconds.
             P2PDilocoError: the peer has failed.
         """
+        self._together("wait", lambda: self._wait_until_ready(timeout))
+
+    def _wait_until_ready(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.ready:
+        while not self._is_ready():
+            if self._island is not None:
+                self._island.check_present()
             if self._ended.wait(_LOOK_SECONDS):
                 self._raise_failure()
                 raise StateError("the run was over before this peer held its state")
@@ -353,8 +488,14 @@ class Swarm:
     def _shared(self) -> tuple[dict[str, Tensor], Provenance]:
         """Return all tensors with the shared state, and their provenance."""
         state, status = self._held(), self.status
-        with self.anchor():
+        if self._shows_anchor:
             tensors = self._own.tensors()
+        else:
+            self._load_anchor()
+            try:
+                tensors = self._own.tensors()
+            finally:
+                state.local.parameters.restore_all()
         held, progress = state.states(), state.progress()
         rounds = max(0, *(span.head.round + 1 for span in held.values()))
         return tensors, Provenance(
@@ -373,10 +514,10 @@ class Swarm:
             raise StateError("the model does not hold the run's state yet; wait until the swarm is ready")
         return state
 
-    def _run(self) -> None:
+    def _run(self, plan: PeerPlan) -> None:
         try:
-            with nothing_left_if_refused(self._plan), closing(self._observer):
-                self._run_to_end(self._be_peer())
+            with nothing_left_if_refused(plan), closing(self._observer):
+                self._run_to_end(self._be_peer(plan))
         except BaseException as error:
             self._failure = error
             if isinstance(error, P2PDilocoError):
@@ -387,10 +528,10 @@ class Swarm:
             self._ended.set()
             self._running.set()
 
-    async def _be_peer(self) -> None:
+    async def _be_peer(self, plan: PeerPlan) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), StopRequest()
         self._running.set()
-        await run_peer(self._plan, self._observer, self._stop)
+        await run_peer(plan, self._observer, self._stop)
 
     def _ask(self, call: Callable[[StopRequest], None]) -> None:
         loop, stop = self._loop, self._stop
@@ -402,7 +543,11 @@ class Swarm:
 
     def _join(self, seconds: float) -> bool:
         """Wait for the peer to end; return whether it did in time."""
-        return self._ended.wait(seconds)
+        if isinstance(self._plan, RankPlan):
+            return True
+        if self._island is None or not self._island.ranks.following.is_set():
+            return self._ended.wait(seconds)
+        return self._island.wait(self._ended, seconds)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -417,14 +562,11 @@ def joiner_plan(
     settings: AnySettings,
     state: OwnState,
     until_round: int | None,
-) -> PeerPlan:
-    """Return the peer plan of `join`; from here on the model counts as in a run."""
-    own_settings, parsed = _settings_of(settings), parse_invite(invite)
-    return PeerPlan(
-        settings=own_settings,
-        source=parsed,
-        training=OwnModel(model, _listed(optimizer), state),
-        until_round=until_round,
+    rank_timeout: float = RANK_SECONDS,
+) -> PeerPlan | RankPlan:
+    """Return the plan of `join` for this rank; from here on the model counts as in a run."""
+    return _plan_of(
+        lambda: parse_invite(invite), model, optimizer, settings, state, until_round=until_round, timeout=rank_timeout
     )
 
 
@@ -436,21 +578,50 @@ def founder_plan(
     settings: AnySettings,
     state: OwnState,
     until_round: int | None,
-) -> PeerPlan:
-    """Return the peer plan of `found`; from here on the model counts as in a run."""
-    path = Path(run)
-    key = read_key_file(path.with_name(KEY_FILE))
-    signed, own_settings = read_run_toml(path).sign(key), _settings_of(settings)
-    return PeerPlan(
-        settings=own_settings,
-        source=Founding(signed=signed, organiser_key=key),
-        training=OwnModel(model, _listed(optimizer), state),
-        until_round=until_round,
-    )
+    rank_timeout: float = RANK_SECONDS,
+) -> PeerPlan | RankPlan:
+    """Return the plan of `found` for this rank; from here on the model counts as in a run."""
+
+    def founding() -> Founding:
+        path = Path(run)
+        key = read_key_file(path.with_name(KEY_FILE))
+        return Founding(signed=read_run_toml(path).sign(key), organiser_key=key)
+
+    return _plan_of(founding, model, optimizer, settings, state, until_round=until_round, timeout=rank_timeout)
+
+
+def _plan_of(
+    source: Callable[[], Founding | Invite],
+    model: nn.Module,
+    optimizer: Optimizers,
+    settings: AnySettings,
+    state: OwnState,
+    *,
+    until_round: int | None,
+    timeout: float,
+) -> PeerPlan | RankPlan:
+    island = island_of(model, timeout)
+    plan: PeerPlan | RankPlan | None = None
+    try:
+        with island.together() if island is not None else nullcontext():
+            own_settings = _settings_of(settings)
+            found = source() if island is None or island.leads else None
+            training = OwnModel(model, _listed(optimizer), state, island)
+            if found is None:
+                plan = RankPlan(settings=own_settings, training=training)
+            else:
+                plan = PeerPlan(settings=own_settings, source=found, training=training, until_round=until_round)
+        training.meet_ranks(own_settings.state_directory)
+    except BaseException:
+        if plan is not None:
+            training.close(saves=False)
+        raise
+    assert plan is not None, "an error would have been raised"
+    return plan
 
 
 def start(
-    plan: PeerPlan,
+    plan: PeerPlan | RankPlan,
     *,
     wait: bool = True,
     timeout: float | None = None,
@@ -529,7 +700,7 @@ def _leave_at_exit(swarm: Swarm) -> None:
 
     def leave() -> None:
         if (running := found()) is not None:
-            running.leave()
+            running.leave_alone()
 
     threading._register_atexit(leave)  # type: ignore[attr-defined]
 

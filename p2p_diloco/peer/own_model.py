@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +17,17 @@ from p2p_diloco.config.manifest import ModelSection, RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
+from p2p_diloco.peer.island import Island, RankInner, plan_text
 from p2p_diloco.peer.local_spans import describe_device, spans_for
+from p2p_diloco.peer.rank_models import RankModels, described
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.parameters import LocalParameters, is_embedding, is_head, plain_name, trained
+from p2p_diloco.training.rank_parameters import RankParameters, gather_tensor
+from p2p_diloco.training.ranks import Ranks
+from p2p_diloco.training.shards import is_sharded, local_part, reshard, why_unsupported
 
 OWN_COPIES = ("schedulefree", "zero_redundancy_optimizer", "deepspeed", "apex")
 """Modules of optimisers that keep a copy of θ and write it back to the model, which would undo a merge."""
@@ -38,7 +44,7 @@ LONGEST_STEP_SECONDS = 30.0
 _taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def describe_model(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, Any]:
+def describe_model(model: nn.Module, ignore: Sequence[str] = (), ranks: Ranks | None = None) -> dict[str, Any]:
     """Return the manifest's description of a model: its trained tensors, and a digest of the rest of its state.
 
     Embeddings, tensors tied to them and the output head use the plain mean, all others the radial mean: a given row is
@@ -46,13 +52,14 @@ def describe_model(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, An
 
     Args:
         ignore: names of frozen tensors or buffers that may differ between peers.
+        ranks: the ranks of this island, which all call this; the description on rank 0 is that of the whole model.
     Raises:
         ConfigError: a tensor cannot be trained in a run.
     """
     rows = [(name, tuple(tensor.shape), _mean_of(model, tensor)) for name, tensor in checked(model).items()]
     return {
         "tensors": [[name, list(shape), mean] for name, shape, mean in rows],
-        "rest": _digest_of_rest(model, ignore),
+        "rest": _digest(_parts_of_rest(model, ignore, ranks)),
         "ignored": list(ignore),
     }
 
@@ -63,19 +70,19 @@ def checked(model: nn.Module) -> dict[str, nn.Parameter]:
     Raises:
         ConfigError: there is none, or one cannot be trained in a run; the text names it and the remedy.
     """
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ConfigError(
+            "the model is sharded by FSDP version 1 (FullyShardedDataParallel), which is not supported; shard it with "
+            "torch.distributed.fsdp.fully_shard instead"
+        )
     tensors = trained(model)
     if not tensors:
         raise ConfigError("the model has no parameter that requires a gradient, so there is nothing to train")
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
         raise ConfigError(f"parameters are on {' and '.join(devices)}; put all trained parameters on one device")
-    if (ranks := _num_ranks()) > 1:
-        raise ConfigError(
-            f"this is one of {ranks} ranks of torch.distributed; islands of several processes are not supported yet; "
-            "join from a single process"
-        )
     for name, tensor in tensors.items():
-        wrong = _what_is_wrong(tensor)
+        wrong = why_unsupported(tensor, num_ranks()) or _what_is_wrong(local_part(tensor))
         if wrong:
             raise ConfigError(f"parameter {name} {wrong}")
     return tensors
@@ -87,7 +94,12 @@ def check_model(model: nn.Module, said: ModelSection) -> None:
     Raises:
         ConfigError: it differs; the text names the first tensor that does.
     """
-    own = {name: tuple(tensor.shape) for name, tensor in checked(model).items()}
+    _check_shapes(checked(model), said)
+    _check_rest(_parts_of_rest(model, said.ignored), said)
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], said: ModelSection) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     agreed = {name: tuple(shape) for name, shape, _ in said.tensors}
     for name, shape in agreed.items():
         if name not in own:
@@ -97,7 +109,10 @@ def check_model(model: nn.Module, said: ModelSection) -> None:
     extra = next((name for name in own if name not in agreed), None)
     if extra is not None:
         raise ConfigError(f"this model trains {extra} of shape {own[extra]}, which the run does not; {_SAME_MODEL}")
-    if _digest_of_rest(model, said.ignored) != said.rest:
+
+
+def _check_rest(parts: Mapping[str, bytes], said: ModelSection) -> None:
+    if _digest({name: part for name, part in parts.items() if name not in said.ignored}) != said.rest:
         raise ConfigError(
             "frozen parameters or buffers of this model differ from those of the run; load the same base model, or "
             "list those that may differ as ignored when you create the run"
@@ -136,6 +151,7 @@ class OwnModel(Training):
     Args:
         optimizers: the optimisers whose steps are counted; if empty, every call of `stepped` is a step.
         kept: other objects whose state is restored after a restart, by name; optimisers always are.
+        island: the ranks that train the model together; None: this process alone.
     Raises:
         ConfigError: the model or an optimiser is not supported, or is already in a run.
     """
@@ -145,13 +161,18 @@ class OwnModel(Training):
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         kept: Mapping[str, Stateful] | None = None,
+        island: Island | None = None,
     ) -> None:
-        checked(model)
+        if island is not None:
+            reshard(model)
+        self._tensors = checked(model)
         check_optimizers(optimizers)
         if model in _taking_part:
             raise ConfigError("this model is already in a run; leave that run first, or join with another model")
         _taking_part.add(model)
         self.model: nn.Module = model
+        self.island = island
+        self._models = None if island is None else RankModels(island.ranks)
         self._counts = bool(optimizers)
         self._steps = 0
         self._kept = {f"optimizer {number}": optimizer for number, optimizer in enumerate(optimizers)} | dict(
@@ -170,15 +191,28 @@ class OwnModel(Training):
         if manifest is None:
             return
         if manifest.model.tensors:
-            check_model(self.model, manifest.model)
-        elif sorted(trained(self.model)) != sorted(plan_run(manifest).shapes):
+            if self._models is None:
+                check_model(self.model, manifest.model)
+            else:
+                _check_shapes(self._tensors, manifest.model)
+                _check_rest(self._models.rest(manifest.model.ignored), manifest.model)
+        elif sorted(self._tensors) != sorted(plan_run(manifest).shapes):
             raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
 
     def open(self, host: TrainingHost) -> TrainedState:
         """Create the state of this model in a run."""
         plan = host.plan
-        parameters = LocalParameters(self.model, plan.fragments)
-        device = next(iter(trained(self.model).values())).device
+        parameters: LocalParameters
+        inner: InnerState
+        if self.island is None:
+            parameters = LocalParameters(self.model, plan.fragments)
+            inner = InnerState(host.folder, self._kept)
+        else:
+            ranks = self.island.ranks
+            ranks.announce(plan_text(plan.fragments, host.folder.name))
+            parameters = RankParameters(self.model, self._tensors, plan.fragments, ranks)
+            inner = RankInner(ranks, host.folder, self._kept)
+        device = next(iter(self._tensors.values())).device
         local = spans_for(plan, parameters, device)
         if device.type != "cpu":
             host.in_loop(partial(host.report, "device", describe_device(device, local)))
@@ -189,7 +223,7 @@ class OwnModel(Training):
             in_loop=host.in_loop,
             died=host.died,
             damaged=host.damaged,
-            inner=InnerState(host.folder, self._kept),
+            inner=inner,
             report=host.report,
         )
         return self.state
@@ -205,6 +239,8 @@ class OwnModel(Training):
             ConfigError: the optimiser has undone a merge.
         """
         assert self.state is not None, "open it first"
+        if self.island is not None and self.state.has_work:
+            self.island.check_replicas()
         if not self._probes_left:
             self.state.border()
             return
@@ -217,8 +253,8 @@ class OwnModel(Training):
             self._probe = _Probe(before=first, after=self._last)
 
     def _sample(self) -> Tensor:
-        tensor = next(iter(trained(self.model).values()))
-        return tensor.detach().flatten()[:SAMPLED].clone()
+        tensor = next(iter(self._tensors.values()))
+        return local_part(tensor).flatten()[:SAMPLED].clone()
 
     def _check_probe(self) -> None:
         """Check that the step after a merge started from the merged parameters, not from the old ones."""
@@ -239,12 +275,31 @@ class OwnModel(Training):
                 "nothing from others; use one that works on the model's own tensors, such as torch.optim.AdamW"
             )
 
-    def close(self) -> None:
+    def meet_ranks(self, state_directory: Path) -> None:
+        """Check that the ranks of this island have the same model, if there are ranks; all of them call this.
+
+        Args:
+            state_directory: where this rank saves the state of its optimisers.
+        Raises:
+            ConfigError: they have not; the text names the rank and the first tensor that differs.
+        """
+        if self.island is None or self._models is None:
+            return
+        self.island.attach(self.model, self._tensors, self._kept, state_directory)
+        with self.island.together():
+            self._models.compare_tables(self._tensors, _rest(self.model, ()))
+        with self.island.together():
+            self._models.compare_values(self._tensors, _parts_of_rest(self.model, (), self.island.ranks))
+
+    def close(self, *, saves: bool = True) -> None:
         """Save the optimisers' state, and detach from the model and the optimisers.
 
         Nothing is saved if called from a thread other than the training thread: a step may be in progress.
+
+        Args:
+            saves: False if the other ranks of this island do not take part.
         """
-        if self.state is not None and self._thread == threading.get_ident():
+        if saves and self.state is not None and self._thread == threading.get_ident():
             self._thread = None
             self.state.save_inner()
         _taking_part.discard(self.model)
@@ -254,6 +309,8 @@ class OwnModel(Training):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of all tensors of the model's `state_dict`; none share memory."""
+        if self.island is not None:
+            return {plain_name(name): tensor for name, tensor in self.island.whole_tensors(self.model).items()}
         named = self.model.state_dict().items()
         return {
             plain_name(name): tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -283,14 +340,23 @@ def _length(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector))
 
 
-def _num_ranks() -> int:
+def num_ranks() -> int:
+    """Return the number of ranks of the default process group; 1 without one."""
     is_there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if is_there else 1
 
 
+def island_of(model: nn.Module, timeout_seconds: float) -> Island | None:
+    """Return the ranks that train a model together; None for a single process. All ranks call this.
+
+    Raises:
+        RankLost: a rank does not take part.
+    """
+    is_alone = num_ranks() == 1 and not any(map(is_sharded, model.parameters()))
+    return None if is_alone else Island(Ranks(timeout_seconds))
+
+
 def _what_is_wrong(tensor: Tensor) -> str:
-    if type(tensor).__name__ == "DTensor":
-        return "is sharded (DTensor); sharded models are not supported yet; keep it whole on each island"
     if tensor.device.type == "meta":
         return "is on the meta device and has no values; materialise the model before it joins"
     if tensor.dtype != torch.float32:
@@ -311,19 +377,28 @@ def _mean_of(model: nn.Module, tensor: Tensor) -> str:
 
 def _rest(model: nn.Module, ignore: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     own, left_out = trained(model), set(ignore)
-    pointers = {tensor.data_ptr() for tensor in own.values()}
-    for name, tensor in model.state_dict().items():
+    same = {id(tensor) for tensor in own.values()}
+    pointers = {tensor.data_ptr() for tensor in own.values() if not is_sharded(tensor)}
+    for name, tensor in model.state_dict(keep_vars=True).items():
         plain = plain_name(name)
-        if plain in own or plain in left_out or not isinstance(tensor, Tensor) or tensor.data_ptr() in pointers:
+        if plain in own or plain in left_out or not isinstance(tensor, Tensor) or id(tensor) in same:
             continue
-        yield plain, tensor
+        if is_sharded(tensor) or tensor.data_ptr() not in pointers:
+            yield plain, tensor.detach()
 
 
-def _digest_of_rest(model: nn.Module, ignore: Sequence[str]) -> str | None:
+def _parts_of_rest(model: nn.Module, ignore: Sequence[str], ranks: Ranks | None = None) -> dict[str, bytes]:
+    """Return a line and a digest of each frozen parameter and persistent buffer by name.
+
+    Those of shards are gathered on rank 0, and empty on the other ranks.
+    """
+    parts = {}
+    for name, tensor in sorted(_rest(model, ignore), key=lambda named: named[0]):
+        value = gather_tensor(tensor, ranks) if ranks is not None and is_sharded(tensor) else tensor
+        parts[name] = described(name, value) if value is not None else b""
+    return parts
+
+
+def _digest(parts: Mapping[str, bytes]) -> str | None:
     """Return one digest over frozen parameters and persistent buffers; None if there are none."""
-    parts: list[bytes] = []
-    for name, tensor in sorted(_rest(model, ignore)):
-        value = tensor.detach().cpu().contiguous()
-        parts.append(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        parts.append(sha256(value.flatten().view(torch.uint8).numpy().tobytes()) if value.numel() else b"")
-    return sha256(b"p2p-diloco model rest 1\n", *parts).hex() if parts else None
+    return sha256(b"p2p-diloco model rest 1\n", *parts.values()).hex() if parts else None

@@ -15,7 +15,17 @@ from typing import Any
 import uvloop
 from torch import nn
 
-from p2p_diloco.api import OnEvent, Optimizers, OwnState, Swarm, founder_plan, joiner_plan, new_run, start
+from p2p_diloco.api import (
+    OnEvent,
+    Optimizers,
+    OwnState,
+    RankPlan,
+    Swarm,
+    founder_plan,
+    joiner_plan,
+    new_run,
+    start,
+)
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
@@ -111,8 +121,10 @@ class LocalSwarm:
     def _settings(self) -> dict[str, object]:
         return {"state_directory": self._folder / f"peer-{len(self._swarms)}"}
 
-    def _start(self, plan: PeerPlan, **choices: Any) -> Swarm:
-        swarm = start(replace(plan, network=self._network), run_to_end=self._loop.run_to_end, **choices)
+    def _start(self, plan: PeerPlan | RankPlan, **choices: Any) -> Swarm:
+        if isinstance(plan, PeerPlan):
+            plan = replace(plan, network=self._network)
+        swarm = start(plan, run_to_end=self._loop.run_to_end, **choices)
         self._swarms.append(swarm)
         return swarm
 

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from small_run import ORGANISER, start_states, update_of
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from p2p_diloco.api import found, join, new_run
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest, read_run_toml, write_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import SpanId, format_peer_id
+from p2p_diloco.ids import SpanId
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.own_model import OwnModel, check_model, describe_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
@@ -212,15 +213,17 @@ def test_a_model_that_cannot_take_part_is_refused_by_name(model: Callable[[], nn
         OwnModel(model(), ())
 
 
-def test_ranks_of_torch_distributed_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    new_run(tmp_path / "run.toml", small())
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    refused = "this is one of 2 ranks of torch.distributed; .* join from a single process"
-    with pytest.raises(ConfigError, match=refused):
-        found(tmp_path / "run.toml", small())
-    with pytest.raises(ConfigError, match=refused):
-        join(f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/{format_peer_id(ORGANISER.peer)}", small())
+@pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")
+@pytest.mark.parametrize("keeps_names", [False, True])
+def test_a_model_sharded_by_version_one_of_fsdp_is_refused(keeps_names: bool) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        cpu = torch.device("cpu")
+        model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=cpu, use_orig_params=keeps_names)
+        with pytest.raises(ConfigError, match=r"FSDP version 1 .*; shard it with torch.distributed.fsdp.fully_shard"):
+            OwnModel(model, ())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_model_takes_part_in_one_run_at_a_time() -> None:
