@@ -50,6 +50,26 @@ class LineWatch:
         self._rate = LineRate()
         self._forecasts: dict[tuple[int, int, bool, bool, float], Forecast] = {}
 
+    def follow(self, limits: TransportLimits) -> list[Notice]:
+        """Take over changed caps; return the notices to report.
+
+        What the line has shown under the old caps is forgotten: it may have been the cap.
+        """
+        before, self.limits = self.limits, limits
+        notices: list[Notice] = []
+        for name, old, new in (
+            ("upload", before.upload_bytes_per_second, limits.upload_bytes_per_second),
+            ("download", before.download_bytes_per_second, limits.download_bytes_per_second),
+        ):
+            if old != new:
+                text = (
+                    f"{name} is no longer capped" if new is None else f"{name} is now capped at {format_rate(8 * new)}"
+                )
+                notices.append(Notice(topic="cap", text=text, figures={}))
+        if notices:
+            self._rate, self._reported_rate, self._published_bytes = LineRate(), None, None
+        return notices
+
     def steer(self, engine: PeerEngine, now: float) -> list[Notice]:
         """Adapt what this peer averages and contributes to its connection; return the notices to report.
 

@@ -85,7 +85,7 @@ async def read_frame(
         raise FrameError(frame_too_long(sender, lane, length, longest))
     seconds = limits.longest_seconds(length)
     try:
-        if pace is not None:
+        if pace is not None and pace.is_capped:
             return await _read_in_pieces(reader, length, seconds, pace)
         async with asyncio.timeout(seconds):
             return await reader.readexactly(length)

@@ -68,7 +68,7 @@ class LaneWriter:
             link.writing.add(lane)
             if lane is Lane.BULK and not await self._wait_for_room():
                 continue
-            if self._pace is not None and lane is Lane.BULK:
+            if self._pace is not None and self._pace.is_capped and lane is Lane.BULK:
                 await self._write_in_turn(self._pace)
             else:
                 await self._write_whole()

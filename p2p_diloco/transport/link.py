@@ -11,7 +11,7 @@ import asyncio
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
@@ -187,13 +187,18 @@ class Transport(ABC):
         self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
         """Returns whether a peer that dials gets a link at all."""
         self.counters = TransportCounters()
-        up, down = self.limits.upload_bytes_per_second, self.limits.download_bytes_per_second
-        self.upload = Pace(up) if up is not None else None
-        self.download = Pace(down) if down is not None else None
+        self.upload = Pace(self.limits.upload_bytes_per_second)
+        self.download = Pace(self.limits.download_bytes_per_second)
 
     def backlog_bytes(self) -> float:
         """Return the bytes of bulk frames still to be sent, plus those booked ahead under a cap."""
-        return self.counters.bulk.bytes_waiting + (self.upload.debt_bytes() if self.upload is not None else 0.0)
+        return self.counters.bulk.bytes_waiting + self.upload.debt_bytes()
+
+    def set_caps(self, *, upload: float | None, download: float | None) -> None:
+        """Change the bandwidth caps in `limits`, also for frames that wait; bytes per second, None: no cap."""
+        self.limits = replace(self.limits, upload_bytes_per_second=upload, download_bytes_per_second=download)
+        self.upload.set_rate(upload)
+        self.download.set_rate(download)
 
     @abstractmethod
     def listen_addresses(self) -> tuple[str, ...]:

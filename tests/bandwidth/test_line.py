@@ -14,6 +14,7 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import USABLE_SHARE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
+from p2p_diloco.rate import format_rate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
@@ -118,6 +119,31 @@ def needed(members: int) -> float:
     """Return the rate that distributes all entries of an equal share in time, in bytes per second for vectors."""
     flow = forecast(PLAN.rules, members=members, reachable=members, is_reachable=True).largest
     return flow.handed_out / ((1.0 - CONTRIBUTE_SHARE) * PLAN.rules.clock.round_seconds)
+
+
+def test_changed_caps_are_reported_with_their_effect_and_the_rounds_follow_them() -> None:
+    line, peer = watch(), engine(4)
+    line.steer(peer, 0.0)
+    assert line.follow(line.limits) == []
+    cap = 0.5 * needed(4) / USABLE_SHARE
+    (capped,) = line.follow(TransportLimits(upload_bytes_per_second=cap))
+    assert (capped.topic, capped.text) == ("cap", f"upload is now capped at {format_rate(8 * cap)}")
+    assert [notice.topic for notice in line.steer(peer, 1.0)] == ["share", "traffic", "cap"]
+    assert (peer.exchange.upload_budget.bytes_per_second, peer.membership.share) == (cap, 2)
+    free = line.follow(TransportLimits(download_bytes_per_second=1e6))
+    assert [notice.text for notice in free] == ["upload is no longer capped", "download is now capped at 8 Mbit/s"]
+    line.follow(TransportLimits())
+    assert [notice.topic for notice in line.steer(peer, 2.0)] == ["share", "traffic"]
+    assert (peer.exchange.upload_budget.bytes_per_second, peer.membership.share) == (None, FULL_SHARE)
+
+
+def test_what_a_line_has_shown_under_a_cap_is_forgotten_without_it() -> None:
+    """The cap was saturated, not the line."""
+    rate = needed(4)
+    line, _ = full_line(4, 3, rate, TransportLimits(upload_bytes_per_second=rate))
+    assert line.shown is None
+    line.follow(TransportLimits())
+    assert line.upload_bytes_per_second() is None
 
 
 def test_a_line_that_was_never_full_gets_a_full_share() -> None:

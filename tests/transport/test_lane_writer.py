@@ -262,6 +262,37 @@ def test_a_peer_that_reads_nothing_or_almost_nothing_loses_its_link_in_bounded_t
     run_virtual(main())
 
 
+def test_a_changed_cap_holds_for_the_rest_of_a_frame_and_without_a_cap_it_passes() -> None:
+    async def main() -> None:
+        pace = Pace(RATE)
+        bench = Bench("one", pace=pace)
+        frame = bytes(int(10 * RATE))
+        bench.post(frame)
+        async with bench.writing():
+            assert await bench.until_written(len(frame) // 2) == pytest.approx(5 * WIRE_SHARE, rel=0.1)
+            pace.set_rate(RATE / 2)
+            assert await bench.until_written(3 * len(frame) // 4) == pytest.approx(10 * WIRE_SHARE, rel=0.1)
+            pace.set_rate(None)
+            assert await bench.until_written(len(frame)) == pytest.approx(10 * WIRE_SHARE, rel=0.1)
+
+    run_virtual(main())
+
+
+def test_frames_pass_uncapped_until_a_cap_is_set() -> None:
+    async def main() -> None:
+        pace = Pace(None)
+        bench = Bench("one", pace=pace)
+        frame = bytes(int(RATE))
+        async with bench.writing():
+            bench.post(frame)
+            assert await bench.until_written(len(frame)) < 0.1
+            pace.set_rate(RATE)
+            bench.post(frame)
+            assert await bench.until_written(2 * len(frame)) == pytest.approx(WIRE_SHARE, rel=0.15)
+
+    run_virtual(main())
+
+
 def test_a_peer_that_does_not_read_delays_no_other_peers_frames_under_a_cap() -> None:
     async def main() -> None:
         pace = Pace(RATE)

@@ -54,6 +54,24 @@ def test_later_frames_wait_for_a_counted_frame() -> None:
     run_virtual(main())
 
 
+def test_without_a_cap_nothing_waits_and_bookings_keep_their_time_under_a_new_one() -> None:
+    async def main() -> None:
+        pace = Pace(None)
+        assert not pace.is_capped
+        await pace.wait_for(10**9)
+        assert pace.count(10**9) == now() == pace.debt_bytes() == 0.0
+        pace.set_rate(RATE)
+        assert pace.is_capped
+        at = pace.count(200_000)
+        pace.set_rate(RATE / 2)
+        assert pace.count(100_000) == pytest.approx(at + WIRE_SHARE * 2.0, rel=0.01)
+        pace.set_rate(None)
+        await pace.wait_for(10**9)
+        assert now() == 0.0
+
+    run_virtual(main())
+
+
 def test_a_frame_is_charged_at_both_ends() -> None:
     async def main() -> None:
         slow, fast = Pace(RATE), Pace(10 * RATE)
