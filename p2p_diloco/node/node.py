@@ -69,6 +69,7 @@ from p2p_diloco.protocol.wire.messages import (
     RosterReply,
     RosterRequest,
     SpanReply,
+    SpanRequest,
     TextBlock,
     decode_message,
     is_bulk,
@@ -333,6 +334,8 @@ class SwarmNode:
             case ReachRequest() | ReachReply():
                 if self._reach is not None:
                     self._reach.receive(peer, message)
+            case EntryRequest() | SpanRequest() | BlockRequest() if self.engine.membership.is_paused:
+                pass  # the requester turns to another peer
             case HoldingsRequest() | Holdings() | BlockRequest() | TextBlock():
                 if self.text is not None:
                     self.text.receive(peer, message)

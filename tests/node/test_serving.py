@@ -84,6 +84,26 @@ def test_an_entry_no_longer_in_memory_is_served_from_disk() -> None:
     act(scene)
 
 
+def test_a_peer_that_its_owner_has_paused_serves_nothing_until_it_resumes() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        await swarm.grows("founder", entries=8)
+        newest = next(entry for entry in reversed(swarm.inspector.entries.values()) if entry.span == SPAN)
+        request = EntryRequest(span=SPAN, parent=newest.parent)
+        membership, sent = founder.running.membership, node_of(founder).traffic.sent
+        assert await caller.ask(founder.peer, request, Entry) == newest
+        membership.is_paused = True
+        before = sent["transfer"]
+        for each in (request, LATEST):
+            caller.say(founder.peer, each)
+        await swarm.run(10.0)
+        assert sent["transfer"] == before
+        membership.is_paused = False
+        assert await caller.ask(founder.peer, request, Entry) == newest
+        assert (await caller.ask(founder.peer, LATEST, SpanReply)).piece
+
+    act(scene)
+
+
 @pytest.mark.parametrize("num_peers", [2, 3])
 @pytest.mark.parametrize("saves", [True, False], ids=["from its own disk", "from others"])
 def test_a_flipped_bit_is_found_reported_and_corrected_within_a_scrub_period(num_peers: int, saves: bool) -> None:

@@ -68,6 +68,9 @@ class Attendance:
         self.proofs: tuple[ReachProof, ...] = ()
         self.ready = False
         self.leaving = False
+        self.is_paused = False
+        """Whether this peer's owner has paused it: it follows the run and votes, but trains, averages and serves
+        nothing. The shell sets this; heartbeats and declarations tell the others."""
         self.declared: dict[PeerId, Declaration] = {}
         """The newest declaration of each peer."""
         self._verify = verify
@@ -126,7 +129,7 @@ class Attendance:
         if grid is not None and roster is not None and len(grid.rows) > 1:
             return sum(member.trains for member in roster.members)
         here = {peer for peer, beat in self.alive(now).items() if beat.ready and beat.trains}
-        if self.ready and self.me.trains and not self.leaving:
+        if self.ready and self.me.trains and not (self.leaving or self.is_paused):
             here.add(self.me.peer)
         return len(here | self._unheard_in_entries(now))
 
@@ -167,7 +170,7 @@ class Attendance:
 
     def _shown_proofs(self) -> tuple[ReachProof, ...]:
         roster = self.book.in_force
-        if roster is None or not self.can_be_dialled:
+        if roster is None or not self.can_be_dialled or self.is_paused:
             return ()
         return proofs_to_declare(self.proofs, self.me.peer, roster, self.book.founder)
 

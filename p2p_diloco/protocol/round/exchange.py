@@ -154,7 +154,7 @@ class Exchange:
         if contributes and listed is not None and listed.incarnation == me.incarnation:
             if not self.membership.may_name_parents(collection.roster_digest, round_index):
                 actions += self._keep_silent(collection)
-            elif not me.trains:
+            elif not me.trains or self.membership.is_paused:
                 self._note_named(round_index)
                 actions += self._come_empty_handed(collection, self.rules.clock.begin(round_index))
             else:
@@ -202,6 +202,8 @@ class Exchange:
         deadline = self.rules.clock.contribute_by(contribution.round)
         if not self._is_awaited or collection is None or collection.round != contribution.round or now > deadline:
             return []
+        if self.membership.is_paused:
+            return self._come_empty_handed(collection, now)
         return self._announce_and_send(collection, contribution, now)
 
     def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
@@ -466,14 +468,17 @@ class Exchange:
         Also report members whose vectors did not arrive. They count as present, so no roster ever drops them for that.
         """
         collection, me = self.collection, self.membership.me.peer
-        if collection is None:
+        if collection is None or self.membership.is_paused:
             return []
         if me not in collection.openings:
             return []
         missing = [
             "this peer" if member.peer == me else short_peer_id(member.peer)
             for member in collection.members.values()
-            if collection.reduced and member.trains and not has_trained(collection.openings.get(member.peer))
+            if collection.reduced
+            and member.trains
+            and not self._is_known_idle(member.peer)
+            and not has_trained(collection.openings.get(member.peer))
         ]
         late = [f"{num} from {short_peer_id(peer)}" for peer, num in sorted(collection.overdue.items())]
         said = (
@@ -488,6 +493,11 @@ class Exchange:
             for who, text in said
             if who
         ]
+
+    def _is_known_idle(self, peer: PeerId) -> bool:
+        """Return whether a member says itself that it is not ready: it catches up, or its owner has paused it."""
+        heard = self.membership.heard.get(peer)
+        return heard is not None and not heard.heartbeat.ready
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
         if to == self.membership.me.peer:

@@ -45,9 +45,10 @@ class Heartbeat:
         sequence: grows by one; an older heartbeat that arrives late changes nothing.
         roster, roster_k: digest of the roster in force at this peer, and its place in the chain.
         heads: one per fragment at its closed boundary; empty for peers that hold no state.
-        ready: whether the peer holds the agreed state.
+        ready: whether the peer holds the agreed state, and takes part; False while its owner has paused it.
         share: share of averaging that its line can carry, as on a roster.
         tokens, steps: trained so far in this incarnation.
+        tokens_per_second: recent rate; 0 while the peer is paused.
         loss: the last training loss, 0 if there is none.
     """
 
