@@ -19,6 +19,7 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
+from p2p_diloco.storage.disk_rule import Saving
 from p2p_diloco.storage.entry_log import EntryLog
 
 ENTRIES_FOLDER = "entries"
@@ -61,6 +62,9 @@ class Archive:
         report: Callable[[str, str], None],
     ) -> None:
         self.checkpoints = CheckpointFolder(folder, run=plan.rules.run, elements=plan.rules.span_elements, keep=keep)
+        self.saving = Saving.ALL
+        """The part that is written, by the limits of the machine's owner; see `limit_saving`."""
+        self._keep = keep
         self.wants_checkpoint = False
         """Whether a span was replaced since the last checkpoint, so that the entries on disk do not lead to it."""
         self._plan = plan
@@ -80,6 +84,9 @@ class Archive:
 
     def keep_entry(self, entry: Entry) -> None:
         """Schedule writing an entry; a failing disk is reported once, and once more when it works again."""
+        if self.saving is Saving.NOTHING:
+            self.wants_checkpoint = True  # the entries on disk no longer lead to the present
+            return
         self._write_soon(entry)
 
     def give_up(self, span: SpanId) -> None:
@@ -131,6 +138,22 @@ class Archive:
         for state in self.checkpoints.load_span(span):
             if not any(state.head.height in heights for heights in self._distrusted.get(span, ())):
                 yield state
+
+    def limit_saving(self, saving: Saving) -> None:
+        """Write less from now on, or all again; what the newest checkpoint needs is always kept.
+
+        Call it in the loop; the files are removed on the writer thread.
+        """
+        self.saving = saving
+        self._soon(self._thin_out)
+
+    def _thin_out(self) -> None:
+        try:
+            self.checkpoints.keep_only(self._keep if self.saving is Saving.ALL else 1)
+            if self.saving is not Saving.ALL:
+                self._log.drop_before_checkpoint()
+        except (OSError, StateError) as error:
+            self._report("disk", f"cannot remove old checkpoints: {error}")
 
     def _write_soon(self, what: Entry | SpanId) -> None:
         self._waiting.append(what)
@@ -207,6 +230,8 @@ class Archive:
         heights = _heights(states)  # read first, since spans advance during the write
         self.checkpoints.save(states)
         self._log.note_checkpoint(heights)
+        if self.saving is not Saving.ALL:
+            self._log.drop_before_checkpoint()
 
     def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
         """Apply the entries on disk, in parent order, up to `until` or the last one."""

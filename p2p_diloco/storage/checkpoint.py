@@ -46,6 +46,15 @@ class CheckpointFolder:
         self._elements = dict(elements)
         self._keep = keep
 
+    def keep_only(self, keep: int) -> None:
+        """Change the number of checkpoints to keep, and remove those that are too many now."""
+        self._keep = keep
+        self._remove_old(self._numbers())
+
+    def _remove_old(self, numbers: Sequence[int]) -> None:
+        for old in numbers[: -self._keep]:
+            self._path(old).unlink(missing_ok=True)
+
     def save(self, states: Mapping[SpanId, SpanState]) -> None:
         """Write a checkpoint, then remove the oldest ones.
 
@@ -55,8 +64,7 @@ class CheckpointFolder:
         numbers = self._numbers()
         number = numbers[-1] + 1 if numbers else 0
         save_checkpoint(self._path(number), self._run, states)
-        for old in [*numbers, number][: -self._keep]:
-            self._path(old).unlink(missing_ok=True)
+        self._remove_old([*numbers, number])
 
     def load_newest(self) -> tuple[dict[SpanId, SpanState] | None, tuple[str, ...]]:
         """Return the newest sound checkpoint, or None, and a sentence for each that was refused.

@@ -162,6 +162,12 @@ class EntryLog:
         with self._lock:
             return self._make_room()
 
+    def drop_before_checkpoint(self) -> None:
+        """Unlink the heights that a replay from the newest checkpoint does not need; none without a checkpoint."""
+        with self._lock:
+            while self._checkpointed and len(self._ends) > 1 and not self._is_needed(min(self._ends)):
+                self._unlink(min(self._ends))
+
     def _make_room(self) -> bool:
         if len(self._ends) < 2:
             return False

@@ -10,6 +10,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.disk_rule import Saving
 
 LONGEST_PAUSE_SECONDS = 300.0
 SHORTEST_PAUSE_SECONDS = 10.0
@@ -61,9 +62,9 @@ class Saver:
                 due = loop.time() + self._pause_seconds
 
     async def save(self) -> None:
-        """Save now if all spans are present."""
+        """Save now if all spans are present, and the limits of the machine's owner allow it."""
         states = self._states()
-        if states is None:
+        if states is None or self._archive.saving is Saving.NOTHING:
             return
         try:
             async with self._saving:

@@ -18,6 +18,7 @@ from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage import archive, entry_log
 from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.disk_rule import Saving
 
 PLAN = small_plan()
 SPAN = SpanId(0, 0)
@@ -281,3 +282,51 @@ def test_on_a_full_disk_the_newest_checkpoint_and_later_entries_restore_the_last
     recalled = Kept(tmp_path).archive.recall()
     assert recalled is not None
     assert digest(recalled) == digest(steps[4])
+
+
+def test_at_a_limit_of_the_disk_less_is_written_and_the_newest_bytes_remain(tmp_path: Path) -> None:
+    entries, steps = trained(6)
+    kept = Kept(tmp_path)
+
+    def keep(numbers: range) -> None:
+        for span_entries in entries.values():
+            for number in numbers:
+                kept.archive.keep_entry(span_entries[number])
+        kept.settle()
+
+    kept.archive.save(steps[0])
+    keep(range(3))
+    kept.archive.save(steps[2])
+    kept.archive.limit_saving(Saving.NEWEST)
+    kept.settle()
+    assert len(kept.archive.checkpoints.paths()) == 1
+    assert kept.archive.entry_after(SPAN, entries[SPAN][0].parent) is None, "the checkpoint holds it"
+    keep(range(3, 4))
+    recalled = Kept(tmp_path).archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[4])
+    kept.archive.limit_saving(Saving.NOTHING)
+    kept.settle()
+    files = sorted((path, path.stat().st_size) for path in tmp_path.rglob("*"))
+    keep(range(4, 5))
+    assert sorted((path, path.stat().st_size) for path in tmp_path.rglob("*")) == files
+    recalled = Kept(tmp_path).archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[4])
+    kept.archive.limit_saving(Saving.ALL)
+    assert kept.archive.wants_checkpoint, "the entries on disk no longer lead to the present"
+    kept.archive.save(steps[5])
+    keep(range(5, 6))
+    recalled = Kept(tmp_path).archive.recall()
+    assert recalled is not None
+    assert digest(recalled) == digest(steps[6])
+
+
+def test_without_a_checkpoint_no_entry_is_removed_at_a_limit_of_the_disk(tmp_path: Path) -> None:
+    entries, _ = trained(3)
+    kept = Kept(tmp_path)
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.archive.limit_saving(Saving.NEWEST)
+    kept.settle()
+    assert [kept.archive.entry_after(SPAN, entry.parent) for entry in entries[SPAN]] == entries[SPAN]
