@@ -1,13 +1,17 @@
-"""Parse and format numbers: bit rates like `20mbit`, parameters like `100M`, counts like `1 peer`."""
+"""Parse and format numbers: rates like `20mbit`, amounts like `500GB`, times like `2h`, counts like `1 peer`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from p2p_diloco.errors import ConfigError
 
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
 """Bits per second; powers of ten, as usual for network rates."""
+_BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+"""Bytes; powers of ten, as on disks and invoices."""
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _COUNTS = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
@@ -19,17 +23,51 @@ def parse_rate(text: str, name: str) -> float:
     Raises:
         ConfigError: it is not a rate.
     """
-    word = text.strip().lower().removesuffix("/s")
-    unit = next((unit for unit in _BITS if word.endswith(unit)), "")
-    try:
-        rate = float(word.removesuffix(unit)) * _BITS.get(unit, 1.0)
-    except ValueError:
-        rate = 0.0
-    if not unit or not 0.0 < rate < float("inf"):
+    rate = _scaled_number(text.strip().lower().removesuffix("/s"), _BITS)
+    if rate is None:
         raise ConfigError(
             f"{name} is {text!r}; expected a rate with its unit, kbit, mbit or gbit per second, such as 20mbit"
         )
     return rate
+
+
+def parse_bytes(text: str, name: str) -> float:
+    """Parse `500GB`, `1.5 TB`, `200MB`; a number without a unit is refused.
+
+    Args:
+        name: name of the value, for the error.
+    Raises:
+        ConfigError: it is not an amount.
+    """
+    amount = _scaled_number(text, _BYTES)
+    if amount is None:
+        raise ConfigError(f"{name} is {text!r}; expected an amount with its unit, MB, GB or TB, such as 500GB")
+    return amount
+
+
+def parse_seconds(text: str, name: str) -> float:
+    """Parse `90s`, `30m`, `2h`, `1d`; a number without a unit is refused.
+
+    Args:
+        name: name of the value, for the error.
+    Raises:
+        ConfigError: it is not a time span.
+    """
+    seconds = _scaled_number(text, _SECONDS)
+    if seconds is None:
+        raise ConfigError(f"{name} is {text!r}; expected a time with its unit, s, m, h or d, such as 2h")
+    return seconds
+
+
+def _scaled_number(text: str, units: Mapping[str, float]) -> float | None:
+    """Return a positive number times its unit; None if `text` is not one."""
+    word = text.strip().lower()
+    unit = next((unit for unit in units if word.endswith(unit)), "")
+    try:
+        number = float(word.removesuffix(unit)) * units.get(unit, 1.0)
+    except ValueError:
+        return None
+    return number if unit and 0.0 < number < math.inf else None
 
 
 def check_count(count: int, name: str) -> None:

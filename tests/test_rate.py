@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.rate import count_named, counted, format_part, format_rate, parse_rate
+from p2p_diloco.rate import (
+    count_named,
+    counted,
+    format_part,
+    format_rate,
+    parse_bytes,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize("text", ["fast", "0mbit", "-1gbit", "nan", "infgbit", "", "mbit", "20mb", "20"])
@@ -47,3 +55,16 @@ def test_one_item_has_no_plural() -> None:
 def test_a_part_is_never_more_than_the_whole() -> None:
     assert [format_part(part, 1, "member") for part in (0, 1, 2)] == ["0 of 1 member", "1 of 1 member", "1 of 1 member"]
     assert (format_part(3, 4, "member"), format_part(3, 4)) == ("3 of 4 members", "3 of 4")
+
+
+def test_amounts_and_times_are_parsed() -> None:
+    assert [parse_bytes(text, "it") for text in ("500GB", "1.5 tb", "200mb", "10kb")] == [500e9, 1.5e12, 200e6, 10e3]
+    assert [parse_seconds(text, "it") for text in ("90s", "30m", "2h", "1.5d")] == [90.0, 1800.0, 7200.0, 129_600.0]
+
+
+@pytest.mark.parametrize("text", ["", "much", "500", "-1GB", "0GB", "nanGB", "infh", "GB", "h", "5 mbit"])
+def test_other_amounts_and_times_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^it is .*; expected an amount with its unit, MB, GB or TB, such as 500GB$"):
+        parse_bytes(text, "it")
+    with pytest.raises(ConfigError, match=r"^it is .*; expected a time with its unit, s, m, h or d, such as 2h$"):
+        parse_seconds(text, "it")

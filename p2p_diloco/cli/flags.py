@@ -26,7 +26,29 @@ def _setting(name: str, *, many: bool = False) -> Parameter:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsFlags:
+class LimitsFlags:
+    """Limits of this machine's owner as typed; `limits` also changes them while a peer runs."""
+
+    max_upload: Annotated[str | None, _setting("max_upload")] = None
+    max_download: Annotated[str | None, _setting("max_download")] = None
+    monthly_quota: Annotated[str | None, _setting("monthly_quota")] = None
+    hours: Annotated[str | None, _setting("hours")] = None
+    days: Annotated[str | None, _setting("days")] = None
+    on_battery: Annotated[str | None, _setting("on_battery")] = None
+    disk_cap: Annotated[str | None, _setting("disk_cap")] = None
+    disk_free: Annotated[str | None, _setting("disk_free")] = None
+    nice: Annotated[str | None, _setting("nice")] = None
+    gpu_duty: Annotated[str | None, _setting("gpu_duty")] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the flags that were typed."""
+        values = {slot.name: getattr(self, slot.name) for slot in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFlags(LimitsFlags):
     """Settings as typed; `settings.py` checks them, so that flags, variables and files get the same errors."""
 
     device: Annotated[str | None, _setting("device")] = None
@@ -45,15 +67,8 @@ class SettingsFlags:
     initial_peers: Annotated[tuple[str, ...] | None, _setting("initial_peers", many=True)] = None
     dial_out_only: Annotated[bool | None, _setting("dial_out_only")] = None
     no_port_mapping: Annotated[bool | None, _setting("no_port_mapping")] = None
-    max_upload: Annotated[str | None, _setting("max_upload")] = None
-    max_download: Annotated[str | None, _setting("max_download")] = None
     keep_trace: Annotated[bool | None, _setting("keep_trace")] = None
     tensorboard: Annotated[str | None, _setting("tensorboard")] = None
-
-    def given(self) -> dict[str, Any]:
-        """Return the flags that were typed."""
-        values = {slot.name: getattr(self, slot.name) for slot in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 def _check_pause(_: Any, seconds: float) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from p2p_diloco.config.address import parse_host_address, parse_peer_address, port_of
+from p2p_diloco.config.hours import Days, Hours, parse_days, parse_hours
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import canonical_key
 from p2p_diloco.config.toml_document import (
@@ -29,16 +30,39 @@ from p2p_diloco.config.toml_document import (
     validated,
 )
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.rate import format_rate, parse_rate
+from p2p_diloco.rate import format_rate, parse_bytes, parse_rate
+from p2p_diloco.wording import format_bytes
+
+_Value = TypeVar("_Value")
 
 ENVIRONMENT_PREFIX = "P2P_DILOCO_"
 BOOTSTRAP_PORT = 31337
 IDENTITY_FILE = "identity.key"
 SLOWEST_CAP = 128e3
 """Bits per second; below that, a frame takes longer than peers wait for it."""
+LEAST_AMOUNT = 1e6
+"""Bytes; smaller quotas and amounts of disk are typing errors."""
+
+LIMITS = (
+    "max_upload",
+    "max_download",
+    "monthly_quota",
+    "hours",
+    "days",
+    "on_battery",
+    "disk_cap",
+    "disk_free",
+    "nice",
+    "gpu_duty",
+)
+"""Settings that limit what a peer uses of its machine; `p2p-diloco limits` changes them while the peer runs."""
+NO_LIMIT = "none"
+"""The text that removes a limit."""
+_CAPS = ("max_upload", "max_download")
+_AMOUNTS = ("monthly_quota", "disk_cap", "disk_free")
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
-_NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once"})
+_NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once", "nice", "gpu_duty"})
 _SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_trace"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*")
@@ -84,6 +108,24 @@ class PeerSettings(BaseModel):
     no_port_mapping: bool = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
     max_upload: float | None = Field(None, description="maximum upload rate, such as 20mbit [default: no limit]")
     max_download: float | None = Field(None, description="maximum download rate, such as 100mbit [default: no limit]")
+    monthly_quota: float | None = Field(
+        None, description="maximum bytes sent and received in a calendar month, such as 500GB [default: no limit]"
+    )
+    hours: str | None = Field(None, description="local time in which to train, such as 22:00-07:00 [default: always]")
+    days: str | None = Field(None, description="days on which to train, such as sat,sun or mon-fri [default: all]")
+    on_battery: Literal["pause", "run"] = Field("run", description="pause or run while on battery power")
+    disk_cap: float | None = Field(
+        None, description="maximum size of the state directory, such as 20GB [default: no limit]"
+    )
+    disk_free: float | None = Field(
+        None, description="space to leave free on the disk of the state directory, such as 10GB [default: none]"
+    )
+    nice: Annotated[int, Field(ge=0, le=19)] | None = Field(
+        None, description="lower the priority of this process: 0 to 19, 19 is the lowest [default: unchanged]"
+    )
+    gpu_duty: Annotated[float, Field(ge=0.05, le=1.0)] | None = Field(
+        None, description="share of the time in which training steps may use the device, such as 0.5 [default: all]"
+    )
     keep_trace: bool = Field(False, description="record each step of the exchange, for `p2p-diloco replay`")
     tensorboard: Path | None = Field(
         None, description="folder for TensorBoard: loss, speed, members, traffic; needs the package tensorboard"
@@ -96,7 +138,29 @@ class PeerSettings(BaseModel):
             raise ValueError(f"unknown device {device!r}; expected auto, cpu, cuda, cuda:<number> or mps")
         return device
 
-    @field_validator("max_upload", "max_download", mode="before")
+    @field_validator(*_AMOUNTS, mode="before")
+    @classmethod
+    def _amount_is_in_bytes(cls, amount: object) -> object:
+        return _as_value_error(lambda text: parse_bytes(text, "it"), amount) if isinstance(amount, str) else amount
+
+    @field_validator(*_AMOUNTS)
+    @classmethod
+    def _amount_is_not_tiny(cls, amount: float | None) -> float | None:
+        if amount is not None and amount < LEAST_AMOUNT:
+            raise ValueError(f"{format_bytes(amount)} is too little; expected at least {format_bytes(LEAST_AMOUNT)}")
+        return amount
+
+    @field_validator("hours")
+    @classmethod
+    def _hours_are_hours(cls, hours: str | None) -> str | None:
+        return None if hours is None else str(_as_value_error(lambda text: parse_hours(text, "it"), hours))
+
+    @field_validator("days")
+    @classmethod
+    def _days_are_days(cls, days: str | None) -> str | None:
+        return None if days is None else str(_as_value_error(lambda text: parse_days(text, "it"), days))
+
+    @field_validator(*_CAPS, mode="before")
     @classmethod
     def _cap_is_a_rate(cls, cap: object) -> object:
         if cap is None or isinstance(cap, bool):
@@ -110,6 +174,12 @@ class PeerSettings(BaseModel):
                 f"{format_rate(bits)} is too slow to take part in a run; expected at least {format_rate(SLOWEST_CAP)}"
             )
         return bits
+
+    @field_validator(*(key for key in LIMITS if key != "on_battery"), mode="before")
+    @classmethod
+    def _no_limit_is_none(cls, value: object) -> object:
+        # Validators run from the last one to the first: this one must see the text before the others.
+        return None if isinstance(value, str) and value.strip().lower() == NO_LIMIT else value
 
     @field_validator("host_maddrs", "announce_maddrs")
     @classmethod
@@ -143,6 +213,37 @@ class PeerSettings(BaseModel):
         """Path of this peer's key file."""
         return self.identity_path or self.state_directory / IDENTITY_FILE
 
+    @property
+    def schedule(self) -> tuple[Hours | None, Days | None]:
+        """Hours and days in which to train; None: all."""
+        return (
+            None if self.hours is None else parse_hours(self.hours, "hours"),
+            None if self.days is None else parse_days(self.days, "days"),
+        )
+
+    def limit_texts(self) -> dict[str, str]:
+        """Return the limits in force as texts that the settings accept; without those that do not limit anything."""
+        texts = {key: _limit_text(key, getattr(self, key)) for key in LIMITS}
+        return {key: text for key, text in texts.items() if text and (key, text) != ("on_battery", "run")}
+
+    def with_limits(self, texts: Mapping[str, str], source: str) -> PeerSettings:
+        """Return a copy with changed limits.
+
+        Args:
+            texts: values by key, as `limits` takes them; "none" removes a limit.
+            source: origin of the texts, for errors.
+        Raises:
+            ConfigError: a key is not one of `LIMITS`, or a value is invalid.
+        """
+        for key in texts:
+            if key not in LIMITS:
+                raise ConfigError(
+                    f"{key} in {source} cannot be changed while a peer runs; expected {', '.join(LIMITS)}"
+                )
+        layer = {key: _from_text(key, text) for key, text in texts.items()}
+        changed = validated(PeerSettings, layer, source)
+        return self.model_copy(update={key: getattr(changed, key) for key in layer})
+
     def listen_addresses(self, default_port: int) -> tuple[str, ...]:
         """Return the addresses to listen on; empty for a peer that only dials out.
 
@@ -172,6 +273,15 @@ class PeerSettings(BaseModel):
             )
         kind = f"ip{ipaddress.ip_address(self.public_name).version}" if _is_ip(self.public_name) else "dns4"
         return tuple(f"/{kind}/{self.public_name}/tcp/{port}" for port in ports)
+
+
+def _limit_text(key: str, value: Any) -> str:
+    """Return the value of a limit as text; empty if there is none."""
+    if value is None:
+        return ""
+    if key in _CAPS:
+        return f"{value / 1e3:.12g}kbit"
+    return f"{value / 1e6:.12g}MB" if key in _AMOUNTS else str(value)
 
 
 def bytes_per_second(cap: float | None) -> float | None:
@@ -322,8 +432,8 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def _as_value_error(parse: Any, text: str) -> str:
+def _as_value_error(parse: Callable[[str], _Value], text: str) -> _Value:
     try:
-        return str(parse(text))
+        return parse(text)
     except ConfigError as error:
         raise ValueError(str(error)) from None

@@ -87,7 +87,8 @@ def test_text_stays_text_and_numbers_are_parsed() -> None:
 
 def test_every_field_that_is_not_text_can_be_given_as_text() -> None:
     special = {name for name, field in PeerSettings.model_fields.items() if field.annotation not in (str, str | None)}
-    read_by_their_field = {"identity_path", "max_download", "max_upload", "precision", "state_directory", "tensorboard"}
+    read_by_their_field = {"state_directory", "identity_path", "precision", "on_battery", "tensorboard"}
+    read_by_their_field |= {"max_upload", "max_download", "monthly_quota", "disk_cap", "disk_free"}
     assert special - read_by_their_field == module._LISTS | module._NUMBERS | module._SWITCHES
 
 
@@ -299,3 +300,59 @@ def test_an_invalid_cap_error_names_what_is_expected(name: str) -> None:
 def test_caps_are_converted_to_bytes() -> None:
     assert module.bytes_per_second(None) is None
     assert module.bytes_per_second(20e6) == 2.5e6
+
+
+LIMIT_TEXTS = {
+    "max_upload": "5000kbit",
+    "max_download": "20000kbit",
+    "monthly_quota": "500000MB",
+    "hours": "22:00-07:00",
+    "days": "sat,sun",
+    "on_battery": "pause",
+    "disk_cap": "20000MB",
+    "disk_free": "1500MB",
+    "nice": "10",
+    "gpu_duty": "0.5",
+}
+
+
+def test_limits_are_settings_like_others_and_can_be_written_as_text(tmp_path: Path) -> None:
+    environment = {f"P2P_DILOCO_{key.upper()}": text for key, text in LIMIT_TEXTS.items()}
+    file = settings_file(tmp_path, "\n".join(f'{key} = "{text}"' for key, text in LIMIT_TEXTS.items() if key < "g"))
+    settings = load_settings(environment=environment)
+    assert set(LIMIT_TEXTS) == set(module.LIMITS)
+    assert settings.limit_texts() == LIMIT_TEXTS
+    assert load_settings(flags=LIMIT_TEXTS) == settings
+    assert (settings.monthly_quota, settings.disk_free, settings.nice, settings.gpu_duty) == (500e9, 1.5e9, 10, 0.5)
+    assert load_settings(files=[file]).disk_cap == 20e9
+    hours, days = settings.schedule
+    assert (str(hours), str(days)) == ("22:00-07:00", "sat,sun")
+    assert load_settings().limit_texts() == {}
+    assert load_settings().schedule == (None, None)
+
+
+def test_limits_change_one_by_one_and_none_removes_them() -> None:
+    before = load_settings(flags=LIMIT_TEXTS)
+    after = before.with_limits({"max_upload": "none", "hours": "NONE", "nice": "3"}, "the command line")
+    assert (after.max_upload, after.hours, after.nice, after.days) == (None, None, 3, "sat,sun")
+    free = before.with_limits(dict.fromkeys((*LIMIT_TEXTS.keys() - {"on_battery"},), "none"), "the command line")
+    assert free.with_limits({"on_battery": "run"}, "the command line").limit_texts() == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        ("monthly_quota", "500", "it is '500'; expected an amount with its unit"),
+        ("monthly_quota", "10kb", "10.0 kB is too little; expected at least 1.0 MB"),
+        ("disk_cap", "lots", "it is 'lots'; expected an amount with its unit"),
+        ("hours", "at night", "it is 'at night'; expected two different times of the day"),
+        ("days", "weekend", "it is 'weekend'; expected days of the week"),
+        ("nice", "-5", "greater than or equal to 0"),
+        ("gpu_duty", "1.5", "less than or equal to 1"),
+        ("on_battery", "stop", "'pause' or 'run'"),
+        ("port", "31337", "cannot be changed while a peer runs; expected max_upload, "),
+    ],
+)
+def test_a_limit_that_is_none_is_refused_with_what_is_expected(key: str, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_settings().with_limits({key: text}, "the command line")
