@@ -59,6 +59,7 @@ from p2p_diloco.training.ranks import RANK_SECONDS, RankLost
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02
+_REST_SECONDS = 0.05
 _TIMED_STEPS = 256
 logger = logging.getLogger("p2p_diloco")
 
@@ -258,8 +259,9 @@ class Swarm:
     def step(self, tokens: int, loss: float | None = None) -> bool:
         """Count a training step, update the model, and contribute if a round asks for it. Never waits for the network.
 
-        Call it once after each `optimizer.step()`. While gradients accumulate between two optimiser steps, it only
-        counts tokens.
+        It returns later only while the machine's owner has paused this peer, or limits its share of the device
+        (`gpu_duty`). Call it once after each `optimizer.step()`. While gradients accumulate between two optimiser
+        steps, it only counts tokens.
 
         Args:
             tokens: tokens trained on since the last call, by this rank; the island's count is the sum over its ranks.
@@ -280,7 +282,24 @@ class Swarm:
             goes_on = bool(self._island.call("step", self._step_of_ranks, numbers))
         if goes_on:
             self._step_seconds.append(time.perf_counter() - began)
+            if self._island is None:
+                self._rest()
         return goes_on
+
+    def _rest(self) -> None:
+        """Wait while the machine's owner has paused this peer, or until its share of the device allows a step.
+
+        Meanwhile, entries are still applied to the model.
+        """
+        end = time.monotonic() + self._own.seconds_to_rest()
+        while not self._ended.is_set() and (self._own.is_paused or time.monotonic() < end):
+            state = self._own.state
+            if state is not None and state.begin():
+                self._own.border()
+            if self._island is not None:
+                self._island.check_present()
+            self._ended.wait(_REST_SECONDS)
+        self._own.note_rest()
 
     @contextmanager
     def anchor(self) -> Iterator[None]:
@@ -426,7 +445,10 @@ class Swarm:
 
     def _step_of_ranks(self, reports: list[list[float]]) -> bool:
         losses = [loss for _, loss, is_given in reports if is_given]
-        return self._step(sum(int(tokens) for tokens, _, _ in reports), fmean(losses) if losses else None)
+        goes_on = self._step(sum(int(tokens) for tokens, _, _ in reports), fmean(losses) if losses else None)
+        if goes_on:
+            self._rest()  # within the call, so that the other ranks wait for its end
+        return goes_on
 
     def _load_anchor(self) -> None:
         state = self._held()

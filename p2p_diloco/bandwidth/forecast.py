@@ -19,6 +19,7 @@ from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.wording import format_bytes, format_seconds
 
 DAY_SECONDS = 86_400.0
+MONTH_DAYS = 30
 STATE_BYTES_PER_ELEMENT = 8
 
 
@@ -114,6 +115,22 @@ def traffic_notice(expected: Forecast) -> Notice:
         "download_needed": round(8 * download_needed(expected.largest, expected.round_seconds)),
     }
     return Notice(topic="traffic", text=text, figures=figures)
+
+
+def month_sentence(rules: RunRules) -> tuple[str, float]:
+    """Return the traffic of a member at full rate as a sentence for people, and the bytes of 30 days both ways.
+
+    In a run of few members it is less: down to half with two.
+    """
+    expected = forecast(rules, members=rules.group_size, reachable=rules.group_size, is_reachable=True)
+    days = DAY_SECONDS / expected.cycle_seconds
+    up, down = days * expected.cycle.sent, days * expected.cycle.received
+    month = MONTH_DAYS * (up + down)
+    text = (
+        f"at full rate this run sends up to {format_bytes(up)} and receives up to {format_bytes(down)} a day, "
+        f"{format_bytes(month)} in {MONTH_DAYS} days"
+    )
+    return text, month
 
 
 def cap_notices(expected: Forecast, limits: TransportLimits) -> list[Notice]:

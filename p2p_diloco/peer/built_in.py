@@ -148,6 +148,14 @@ class BuiltInTraining(Training):
         """Start the thread; it trains once all spans are loaded."""
         self._opened().start()
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Make no steps while paused."""
+        self._opened().is_paused = is_paused
+
+    def set_duty(self, share: float | None) -> None:
+        """Let steps use the device for this share of the time."""
+        self._opened().duty = share
+
     def stop_stepping(self) -> None:
         """Stop making steps, but keep applying entries to θ."""
         self._opened().stop_training()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from p2p_diloco.peer.rank_models import RankModels, described
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
+from p2p_diloco.peer.training_thread import rest_seconds
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.parameters import LocalParameters, is_embedding, is_head, plain_name, trained
 from p2p_diloco.training.rank_parameters import RankParameters, gather_tensor
@@ -179,6 +181,9 @@ class OwnModel(Training):
             kept or {}
         )
         self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
+        self._paused = False
+        self._duty: float | None = None
+        self._rested_at: float | None = None
         self._waiting_tokens = 0
         self._thread: int | None = None
         self._probe: _Probe | None = None
@@ -227,6 +232,29 @@ class OwnModel(Training):
             report=host.report,
         )
         return self.state
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Hold the loop's next `Swarm.step` until the pause is over."""
+        self._paused = is_paused
+
+    def set_duty(self, share: float | None) -> None:
+        """Let steps use the device for this share of the time: `Swarm.step` waits for the rest of it."""
+        self._duty = share
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the owner has paused this peer."""
+        return self._paused
+
+    def seconds_to_rest(self) -> float:
+        """Return the pause after the step that has just ended, to keep to the share of the time."""
+        if self._rested_at is None:
+            return 0.0
+        return rest_seconds(min(time.monotonic() - self._rested_at, LONGEST_STEP_SECONDS), self._duty)
+
+    def note_rest(self) -> None:
+        """Note that a pause is over: the next step begins."""
+        self._rested_at = time.monotonic()
 
     def is_stepping(self) -> bool:
         """Return whether a step was made recently; a user's loop may stop at any time."""

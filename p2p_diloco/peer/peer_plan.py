@@ -12,6 +12,7 @@ from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.node.clock_sync import steady_unix_seconds
 from p2p_diloco.signing import SigningKey
@@ -73,6 +74,11 @@ class Clocks:
     wall: Callable[[], float] = time.time
 
 
+AskQuota = Callable[[str, float], str]
+"""Asks for a monthly quota, given a sentence about the traffic and the bytes of a month; returns a text for
+`monthly_quota`. Called in a thread that may block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
     """One peer of a run.
@@ -84,6 +90,8 @@ class PeerPlan:
         until_round: stop after this round, together with all others; None: run on.
         network: network access; None: libp2p.
         clocks: clocks of this machine.
+        ask_quota: asks the machine's owner for a monthly quota, once the traffic of the run is known; None: do not ask.
+        sensors: power, disk and priority of this machine.
     """
 
     settings: PeerSettings
@@ -92,6 +100,8 @@ class PeerPlan:
     until_round: int | None = None
     network: Network | None = None
     clocks: Clocks = field(default_factory=Clocks)
+    ask_quota: AskQuota | None = None
+    sensors: Sensors = field(default_factory=Sensors)
 
     @property
     def founding(self) -> Founding | None:

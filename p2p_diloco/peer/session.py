@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -12,8 +13,10 @@ from functools import partial
 
 import torch
 
+from p2p_diloco.bandwidth.forecast import STATE_BYTES_PER_ELEMENT
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import VerifiedManifest
+from p2p_diloco.config.settings import PeerSettings, bytes_per_second
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
@@ -28,6 +31,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.contact import Contact
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
+from p2p_diloco.peer.guest_watch import LEAVE_SECONDS, GuestWatch
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.peer.next_start import NextStart
@@ -45,6 +49,7 @@ from p2p_diloco.span.known_answer import check_known_answer
 from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.disk_rule import Saving
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
 from p2p_diloco.storage.text_copy import OwnText, TextStore
@@ -55,6 +60,8 @@ from p2p_diloco.transport.link import SilentListener, Transport
 from p2p_diloco.transport.reach_probe import is_own_host
 
 LEAVE_PAUSE_SECONDS = 0.05
+MOST_WAITED = 0.4
+"""Share of the time for leaving that a peer waits for the end of the round and for a roster without it."""
 HOUSEKEEPING_SECONDS = 1.0
 
 
@@ -75,6 +82,7 @@ class SessionParts:
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
     line: LineWatch | None = None
+    guest: GuestWatch | None = None
     start: dict[SpanId, Vector] = field(default_factory=dict)
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
@@ -130,6 +138,7 @@ class PeerSession:
         self._node: SwarmNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
+        self._offline = asyncio.Event()
         self._archive = self._make_archive()
         self._saver = Saver(
             self._archive,
@@ -172,8 +181,12 @@ class PeerSession:
         engine.exchange.upload_budget.bytes_per_second = self._parts.transport.limits.upload_bytes_per_second
         return engine
 
-    async def run(self) -> None:
-        """Run this peer until it is asked to stop, or until the last round."""
+    async def run(self) -> bool:
+        """Run this peer until it is asked to stop, until the last round, or until it goes offline.
+
+        Returns:
+            Whether it only went offline, and takes part again later.
+        """
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         plan = self._parts.plan
@@ -188,9 +201,13 @@ class PeerSession:
             self._state = await asyncio.to_thread(self._training.open, self._host())
             node = self._node = self._make_node()
             await self._take_up_state(node)
+            if self._parts.guest is not None:
+                self._parts.guest.attach(self)
             self._training.start()
             await self._live(node)
         finally:
+            if self._parts.guest is not None:
+                self._parts.guest.detach()
             self._parts.transport.listener = SilentListener()  # ignore what still arrives
             self._worker.close()
             if self._text_worker is not None:
@@ -199,6 +216,10 @@ class PeerSession:
             await self._training.end()
             if self._state is not None:
                 self._state.close()
+        return self._is_only_offline()
+
+    def _is_only_offline(self) -> bool:
+        return self._offline.is_set() and not self._stop.is_leaving
 
     def _host(self) -> TrainingHost:
         parts = self._parts
@@ -279,6 +300,41 @@ class PeerSession:
         line, limits = self._parts.line, self._parts.transport.limits
         return line.upload_bytes_per_second() if line is not None else limits.upload_bytes_per_second
 
+    # -- limits of the machine's owner
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of a checkpoint."""
+        return STATE_BYTES_PER_ELEMENT * sum(self._plan.rules.span_elements.values())
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Pause, or run again: paused, this peer follows the run, but trains, averages and serves nothing."""
+        self._engine.membership.is_paused = is_paused
+        self._training.set_paused(is_paused)
+
+    def apply_limits(self, settings: PeerSettings) -> None:
+        """Take over changed caps, and the share of the device."""
+        up, down = bytes_per_second(settings.max_upload), bytes_per_second(settings.max_download)
+        transport, line = self._parts.transport, self._parts.line
+        if (transport.limits.upload_bytes_per_second, transport.limits.download_bytes_per_second) != (up, down):
+            transport.set_caps(upload=up, download=down)
+        for notice in line.follow(transport.limits) if line is not None else ():
+            self._reporter.report(notice.topic, notice.text, **notice.figures)
+        self._training.set_duty(settings.gpu_duty)
+
+    def limit_saving(self, saving: Saving) -> None:
+        """Write less to the disk, or all again."""
+        self._archive.limit_saving(saving)
+
+    def go_offline(self) -> None:
+        """Leave as on request; this session then ends."""
+        self._offline.set()
+
+    def publish(self) -> None:
+        """Publish the status now."""
+        if self._node is not None:
+            self._publish(self._node, self._clock.now())
+
     # -- the state to begin with
 
     async def _take_up_state(self, node: SwarmNode) -> None:
@@ -318,7 +374,7 @@ class PeerSession:
 
     async def _live(self, node: SwarmNode) -> None:
         async with self._services(node) as services:
-            end = asyncio.ensure_future(wait_for_first(self._stop.wait_for_leave(), self._wait_for_last_round()))
+            end = asyncio.ensure_future(self._wait_for_end())
             try:
                 await asyncio.wait({end, services, self._failed()}, return_when=asyncio.FIRST_COMPLETED)
                 if services.done():
@@ -329,6 +385,13 @@ class PeerSession:
                 await self._end(node)
             finally:
                 end.cancel()
+
+    async def _wait_for_end(self) -> None:
+        offline = self._wait_for_offline()
+        await wait_for_first(self._stop.wait_for_leave(), offline, self._wait_for_last_round())
+
+    async def _wait_for_offline(self) -> None:
+        await self._offline.wait()
 
     def _failed(self) -> asyncio.Future[None]:
         assert self._failure is not None
@@ -400,10 +463,15 @@ class PeerSession:
 
     def _publish(self, node: SwarmNode, now: float) -> None:
         reporter, manifest = self._reporter, self._parts.verified.manifest
-        if self._engine.ready and reporter.phase in ("catching up", "training", "not stepping"):
-            reporter.phase = "training" if self._training.is_stepping() else "not stepping"
+        if self._engine.ready and reporter.phase in ("catching up", "training", "not stepping", "paused"):
+            reporter.phase = self._phase()
         reporter.addresses, reporter.ports = self._addresses(), self._parts.transport.listen_ports()
         reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
+
+    def _phase(self) -> str:
+        if self._engine.membership.is_paused:
+            return "paused"
+        return "training" if self._training.is_stepping() else "not stepping"
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
         if not self._parts.plan.trains and self._engine.holds_needlessly(now):
@@ -418,7 +486,7 @@ class PeerSession:
             await asyncio.sleep(self._training.evaluate_seconds if has_measured else HOUSEKEEPING_SECONDS)
 
     async def _evaluate_once(self) -> bool:
-        if not self._engine.serves_state or self._all_states() is None:
+        if not self._engine.serves_state or self._all_states() is None or self._engine.membership.is_paused:
             return False
         measured = await self._training.measure()
         if measured is None:
@@ -451,7 +519,7 @@ class PeerSession:
 
     async def _end(self, node: SwarmNode) -> None:
         """Finish the round, announce the leave, save a checkpoint; return early if asked to stop at once."""
-        told = self._stop.is_leaving
+        told = self._stop.is_leaving or self._offline.is_set()
         self._reporter.phase = "leaving"
         work = asyncio.ensure_future(self._finish(node, told))
         hurry = asyncio.ensure_future(self._stop.wait_for_stop())
@@ -465,23 +533,37 @@ class PeerSession:
             work.cancel()
             hurry.cancel()
 
+    def _longest_wait(self) -> float:
+        """Return how long to wait for others while leaving, seconds; the rest of the time is for saving."""
+        if self._stop.is_leaving:
+            within = self._stop.within_seconds
+        else:
+            within = LEAVE_SECONDS if self._offline.is_set() else None
+        return math.inf if within is None else MOST_WAITED * within
+
     async def _finish(self, node: SwarmNode, told: bool) -> None:
         clock = self._plan.rules.clock
         if told:
             node.leave()
+            moment = asyncio.get_running_loop().time
+            give_up_at = moment() + self._longest_wait()
             end_of_round = clock.begin(clock.round_at(self._clock.now()) + 1)
-            await asyncio.sleep(max(end_of_round - self._clock.now(), 0.0))
-            while not node.may_go():  # noqa: ASYNC110  # there is no event for the others' votes
+            await asyncio.sleep(min(max(end_of_round - self._clock.now(), 0.0), self._longest_wait()))
+            while not node.may_go() and moment() < give_up_at:  # noqa: ASYNC110  # there is no event for votes
                 await asyncio.sleep(LEAVE_PAUSE_SECONDS)
         if self._parts.plan.trains:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
             self._engine.progress = self._held().progress()  # with the steps since the last heartbeat
-            await self._evaluate_once()
+            if self._longest_wait() == math.inf:
+                await self._evaluate_once()
             self._reporter.state_digest = await asyncio.to_thread(state_digest, self._held().states())
             await self._saver.save()
             if not told:
                 node.leave()
+        if self._is_only_offline():
+            self._reporter.phase = "paused"
+            return
         self._reporter.phase = "finished"
         self._publish(node, self._clock.now())
         digest = self._reporter.state_digest[:16]

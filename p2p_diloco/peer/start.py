@@ -9,16 +9,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import read_start
+from p2p_diloco.peer.guest_watch import GuestWatch
 from p2p_diloco.peer.network import Libp2pNetwork
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.run_plan import plan_run
@@ -26,6 +29,7 @@ from p2p_diloco.peer.session import PeerSession, SessionParts
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.waiting import result_before
 from p2p_diloco.protocol.rules import explain_unlisted
+from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import EVENTS_FILE
 from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.status.tensorboard import with_tensorboard
@@ -61,7 +65,13 @@ def nothing_left_if_refused(plan: PeerPlan) -> Iterator[None]:
     """
     folder = run_folder(plan.settings.state_directory, plan.source.run).absolute()
     state = folder.parent
-    files = (folder / MANIFEST_FILE, state / PORT_FILE, state / EVENTS_FILE, plan.settings.identity_file)
+    files = (
+        folder / MANIFEST_FILE,
+        state / PORT_FILE,
+        state / EVENTS_FILE,
+        state / TRAFFIC_FILE,
+        plan.settings.identity_file,
+    )
     new_files = [file for file in files if not os.path.exists(file)]
     new_folders = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
     try:
@@ -109,56 +119,99 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
         reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)
-        network = plan.network or Libp2pNetwork()
-        online = network.online(settings, key, run, trains=plan.trains, notify=partial(reporter.report, "port"))
-        async with online as (transport, open_directory):
-            line = LineWatch(
-                transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK)
-            )
-            reporter.line = line
-            known = _known_addresses(plan, folder, transport.peer, reporter)
-            found = await _find_manifest(plan, folder, transport, known, reporter, stop)
-            if found is None:
-                return PeerResult(state_digest="", anchor_loss=None)
-            verified, answered = found.verified, found.answered
-            _check_listed(plan, verified.manifest, key.peer, reporter)
-            if plan.founding is None:
-                try:
-                    await _check_here(plan, verified.manifest)
-                    text = await _open_text(plan, verified.manifest, reporter)
-                except ConfigError as error:
-                    raise Refused(str(error)) from None
-            else:
-                text = await _open_text(plan, verified.manifest, reporter)
-            if plan.trains:
-                reporter.report(
-                    "checkpoints",
-                    f"checkpoints go to {folder.path}; `p2p-diloco sample` and `p2p-diloco export` read the newest",
-                )
-            initial = tuple(address for addresses in known.values() for address in addresses)
-            async with open_directory(initial) as directory:
-                reporter.addresses = transport.listen_addresses()
-                invite = fresh_invite(run, [reporter.addresses, *([known[answered]] if answered is not None else [])])
-                reporter.invite = format_invite(invite) if invite.bootstraps else ""
-                if plan.founding is not None or (not plan.trains and reporter.invite):
-                    observer.listening(reporter.invite, own_model=verified.manifest.model.is_own_loop)
-                parts = SessionParts(
-                    plan=plan,
-                    key=key,
-                    verified=verified,
-                    folder=folder,
-                    transport=transport,
-                    directory=directory,
-                    line=line,
-                    known=known,
-                    start=start,
-                    records=found.records,
-                    has_met_somebody=answered is not None,
-                    text=text,
-                )
-                session = PeerSession(parts, reporter, stop)
-                await session.run()
+        guest = GuestWatch(
+            settings,
+            run=run,
+            peer=key.peer,
+            reporter=reporter,
+            stop=stop,
+            clocks=plan.clocks,
+            sensors=plan.sensors,
+            owns_process=plan.training is None or plan.training.owns_process,
+        )
+        async with guest.watching():
+            goes_on = True
+            while goes_on and await guest.wait_until_online():
+                goes_on = await _take_part(plan, key, folder, guest, start, reporter, observer, stop)
+                guest.go_offline()
     return PeerResult(state_digest=reporter.state_digest, anchor_loss=reporter.anchor_loss)
+
+
+async def _take_part(
+    plan: PeerPlan,
+    key: SigningKey,
+    folder: RunFolder,
+    guest: GuestWatch,
+    start: dict[SpanId, Vector],
+    reporter: StatusReporter,
+    observer: PeerObserver,
+    stop: StopRequest,
+) -> bool:
+    """Be on the network until this peer is asked to stop, or until a limit of its machine's owner takes it offline.
+
+    Returns:
+        Whether it only went offline, and takes part again once the limit allows.
+    """
+    run, settings = plan.source.run, guest.settings
+    network = plan.network or Libp2pNetwork()
+    online = network.online(settings, key, run, trains=plan.trains, notify=partial(reporter.report, "port"))
+    async with online as (transport, open_directory):
+        guest.come_online(transport)
+        line = LineWatch(transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK))
+        reporter.line = line
+        known = _known_addresses(plan, folder, transport.peer, reporter)
+        found = await _find_manifest(plan, folder, transport, known, reporter, stop)
+        if found is None:
+            return False
+        verified, answered = found.verified, found.answered
+        _check_listed(plan, verified.manifest, key.peer, reporter)
+        if plan.founding is None:
+            try:
+                await _check_here(plan, verified.manifest)
+                text = await _open_text(plan, verified.manifest, reporter)
+            except ConfigError as error:
+                raise Refused(str(error)) from None
+        else:
+            text = await _open_text(plan, verified.manifest, reporter)
+        await _ask_quota(plan, guest, verified.manifest)
+        if plan.trains:
+            reporter.report(
+                "checkpoints",
+                f"checkpoints go to {folder.path}; `p2p-diloco sample` and `p2p-diloco export` read the newest",
+            )
+        initial = tuple(address for addresses in known.values() for address in addresses)
+        async with open_directory(initial) as directory:
+            reporter.addresses = transport.listen_addresses()
+            invite = fresh_invite(run, [reporter.addresses, *([known[answered]] if answered is not None else [])])
+            is_first, reporter.invite = not reporter.invite, format_invite(invite) if invite.bootstraps else ""
+            if is_first and (plan.founding is not None or (not plan.trains and reporter.invite)):
+                observer.listening(reporter.invite, own_model=verified.manifest.model.is_own_loop)
+            parts = SessionParts(
+                plan=plan,
+                key=key,
+                verified=verified,
+                folder=folder,
+                transport=transport,
+                directory=directory,
+                line=line,
+                guest=guest,
+                known=known,
+                start=start,
+                records=found.records,
+                has_met_somebody=answered is not None,
+                text=text,
+            )
+            return await PeerSession(parts, reporter, stop).run()
+
+
+async def _ask_quota(plan: PeerPlan, guest: GuestWatch, manifest: RunManifest) -> None:
+    """Ask the machine's owner for a monthly quota, now that the traffic of the run is known; once."""
+    if plan.ask_quota is None or plan.invite is None or not plan.trains or guest.has_asked_for_quota:
+        return
+    sentence, month_bytes = month_sentence(plan_run(manifest).rules)
+    answer = await asyncio.to_thread(plan.ask_quota, sentence, month_bytes)
+    if answer:
+        guest.keep_limit("monthly_quota", answer)
 
 
 def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:

@@ -11,6 +11,8 @@ class StopRequest:
     def __init__(self) -> None:
         self._leave = asyncio.Event()
         self._now = asyncio.Event()
+        self.within_seconds: float | None = None
+        """Time for leaving; None: until the end of the round, and for a last measurement."""
         self._last_round: int | None = None
         self._has_last_round = asyncio.Event()
 
@@ -20,8 +22,13 @@ class StopRequest:
             self._last_round = last_round
             self._has_last_round.set()
 
-    def leave(self) -> None:
-        """Announce the leave, finish the round, save a checkpoint, end."""
+    def leave(self, *, within_seconds: float | None = None) -> None:
+        """Announce the leave, finish the round, save a checkpoint, end.
+
+        Args:
+            within_seconds: do not wait for the end of a longer round.
+        """
+        self.within_seconds = within_seconds
         self._leave.set()
 
     def stop_now(self) -> None:

@@ -99,6 +99,12 @@ class Training(ABC):
         """Return whether steps are being made."""
         return True
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Make no steps while paused, but keep applying entries to θ; a step in progress is finished."""
+
+    def set_duty(self, share: float | None) -> None:
+        """Let steps use the device for this share of the time; None: all of it."""
+
     def stop_stepping(self) -> None:
         """Stop making steps, but keep applying entries to θ."""
 

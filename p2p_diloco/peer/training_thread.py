@@ -59,6 +59,11 @@ class InnerSteps:
             )
 
 
+def rest_seconds(step_seconds: float, duty: float | None) -> float:
+    """Return the pause after a step, such that steps take the share `duty` of the time."""
+    return 0.0 if duty is None else step_seconds * (1.0 - duty) / duty
+
+
 class TrainingThread:
     """The thread that trains a model; only it touches θ.
 
@@ -87,6 +92,10 @@ class TrainingThread:
         self._woken = threading.Event()
         self._stopping = False
         self._training = True
+        self.is_paused = False
+        """Whether the owner has paused the peer: no steps, but θ still follows entries."""
+        self.duty: float | None = None
+        """Share of the time in which steps may use the device; None: all of it."""
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
         state.wake = self._woken.set
 
@@ -124,14 +133,25 @@ class TrainingThread:
                 self.state.border()
                 if self.may_step():
                     assert self._step is not None
+                    began = time.monotonic()
                     self._step()
+                    self._rest(rest_seconds(time.monotonic() - began, self.duty))
                 elif not self.state.has_work and not self._stopping:
                     self._woken.wait(IDLE_SECONDS)
         except BaseException as error:
             failure = error
             self._in_loop(lambda: self._died(failure))
 
+    def _rest(self, seconds: float) -> None:
+        """Make no step for some time; borders go on, so that entries and requests do not wait."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0.0 and not self._stopping:
+            self._woken.clear()
+            self.state.border()
+            if not self.state.has_work:
+                self._woken.wait(min(left, IDLE_SECONDS))
+
     def may_step(self) -> bool:
         """Return whether to make an inner step; otherwise wait for the next entry."""
-        may_train = self._training and not self._stopping and self._step is not None
+        may_train = self._training and not (self._stopping or self.is_paused) and self._step is not None
         return self.state.begin() and may_train and self._can_step()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
-from p2p_diloco.ids import PeerId, format_peer_id, sha256
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.traffic import Purpose
 from p2p_diloco.protocol.actions import RoundClosed
@@ -51,6 +52,25 @@ class PeerObserver(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerStatus:
+    """Effects of the limits of the machine's owner; the fields are those of `PeerStatus`."""
+
+    paused: str = ""
+    pause_reason: str = ""
+    paused_until: float | None = None
+    limits: Mapping[str, str] = field(default_factory=dict)
+    month: str = ""
+    month_sent: int = 0
+    month_received: int = 0
+    disk_saving: str = "all"
+    control: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
 class StatusReporter:
     """A `SwarmObserver` that keeps counters and forwards events."""
 
@@ -67,6 +87,9 @@ class StatusReporter:
         self.failed_dials: Mapping[PeerId, str] = {}
         self.trouble = ""
         self.line: LineWatch | None = None
+        self.owner = OwnerStatus()
+        """Effects of the limits of the machine's owner; the watch over them sets this."""
+        self._latest = PeerStatus()
         self._observer = observer
         self._unix_seconds = unix_seconds
         self._rounds_closed = 0
@@ -130,7 +153,27 @@ class StatusReporter:
         """Publish the current status, and report when trouble or pace changes."""
         self._look_for_trouble(engine, now)
         self._look_at_pace(engine, manifest, now)
-        self._observer.status(self.status(engine, node, manifest, num_parameters, now))
+        self._latest = self.status(engine, node, manifest, num_parameters, now)
+        self._observer.status(self._latest)
+
+    def publish_offline(self, run: Digest, peer: PeerId) -> None:
+        """Publish the status of a peer that is not on the network at present: the last one, without the others."""
+        self._latest = replace(
+            self._latest,
+            run=run.hex(),
+            peer=format_peer_id(peer),
+            pid=os.getpid(),
+            updated=self._unix_seconds(),
+            phase=self.phase,
+            ready=False,
+            leaving=False,
+            peers=(),
+            upload_rate=None,
+            download_rate=None,
+            tokens_per_second=0.0,
+            **self.owner.fields(),
+        )
+        self._observer.status(self._latest)
 
     def report_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
         """Record whether and where others can dial this peer; report changes."""
@@ -144,7 +187,7 @@ class StatusReporter:
     def _look_for_trouble(self, engine: PeerEngine, now: float) -> None:
         """Find out why this peer is in no entry, if it is; report when that begins and ends."""
         round_index = engine.rules.clock.round_at(now)
-        if not engine.ready:
+        if not engine.ready or engine.membership.is_paused:
             self._ready_since = None
         elif self._ready_since is None:
             self._ready_since = max(round_index, 0)
@@ -162,7 +205,7 @@ class StatusReporter:
     def _look_at_pace(self, engine: PeerEngine, manifest: RunManifest, now: float) -> None:
         """Count the inner steps per cycle; report when they become too many or too few."""
         steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
-        if self._counted is None or not engine.ready or not steps:
+        if self._counted is None or not engine.ready or not steps or engine.membership.is_paused:
             self._counted = (now, steps)
             return
         since, before = self._counted
@@ -238,6 +281,7 @@ class StatusReporter:
             pace=self._pace,
             invite=self.invite,
             own_model=manifest.model.is_own_loop,
+            **self.owner.fields(),
         )
 
 

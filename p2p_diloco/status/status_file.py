@@ -88,7 +88,8 @@ class PeerStatus:
         num_ready: trainers of that roster that hold the run's state.
         ready: whether this peer holds it.
         leaving: whether it has been asked to leave.
-        phase: "connecting", "fetching manifest", "catching up", "training", "leaving" or "finished".
+        phase: "connecting", "fetching manifest", "catching up", "training", "not stepping", "paused", "leaving" or
+            "finished".
         inner_steps: optimiser steps of this peer.
         cycle_steps: recent optimiser steps per cycle; None until known.
         planned_steps: steps per cycle planned by the manifest; None if it plans none.
@@ -123,6 +124,15 @@ class PeerStatus:
         invite: invite of this run; empty until known.
         own_model: whether the run trains a user's own model, so that peers join from a training loop instead of the
             command line.
+        paused: "paused until 22:00 (hours)"; empty while this peer runs.
+        pause_reason: "asked", "hours", "days", "battery" or "monthly quota"; empty while this peer runs.
+        paused_until: end of the pause, Unix seconds; None if it is unknown.
+        limits: limits of this machine's owner that are in force, as texts by setting.
+        month: the calendar month of the next two, such as 2026-11.
+        month_sent: bytes sent this month, as on the wire, across restarts.
+        month_received: bytes received this month, likewise.
+        disk_saving: what is written to the disk: "all", "only the newest checkpoint" or "nothing".
+        control: number of the `control.json` that this peer obeys; it answers `pause`, `resume`, `limits` and `leave`.
     """
 
     run: str = ""
@@ -176,6 +186,15 @@ class PeerStatus:
     pace: str = ""
     invite: str = ""
     own_model: bool = False
+    paused: str = ""
+    pause_reason: str = ""
+    paused_until: float | None = None
+    limits: Mapping[str, str] = field(default_factory=dict)
+    month: str = ""
+    month_sent: int = 0
+    month_received: int = 0
+    disk_saving: str = "all"
+    control: str = ""
 
 
 def status_document(status: PeerStatus) -> dict[str, Any]:
@@ -196,6 +215,7 @@ def status_of(document: Mapping[str, Any]) -> PeerStatus:
             if name in known:
                 known[name] = ByteCounts(**_known_fields(ByteCounts, known[name]))
         known["peers"] = tuple(PeerLine(**_known_fields(PeerLine, line)) for line in known.get("peers", ()))
+        known["limits"] = {str(key): str(text) for key, text in dict(known.get("limits", {})).items()}
         known["grid"] = tuple(map(int, known.get("grid", ())))
         for name in ("addresses", "reachable_at"):
             known[name] = tuple(map(str, known.get(name, ())))

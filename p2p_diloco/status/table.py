@@ -65,7 +65,14 @@ def _heading(status: PeerStatus) -> Text:
 def _notes(status: PeerStatus) -> list[Text]:
     """Return notes: whether others can dial this peer, and what is wrong, if anything."""
     notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
-    return notes + [Text(note, style="bold yellow") for note in (status.trouble, status.pace) if note]
+    return notes + [
+        Text(note, style="bold yellow") for note in (status.trouble, status.pace, _disk_note(status)) if note
+    ]
+
+
+def _disk_note(status: PeerStatus) -> str:
+    """Return what is not written to the disk any more; empty if everything is."""
+    return "" if status.disk_saving == "all" else f"a limit of the disk is reached: writes {status.disk_saving}"
 
 
 def _figures(status: PeerStatus) -> Table:
@@ -109,7 +116,9 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
     if _is_silent(line):  # killed or gone; its last published state no longer applies
         words.append("silent")
     elif line.trains:
-        words.insert(0, "ready" if line.ready else "catching up")
+        # A peer that catches up after a start has made no step, and one that falls behind goes on stepping.
+        is_paused = not line.ready and line.steps > 0 and line.tokens_per_second == 0.0
+        words.insert(0, "ready" if line.ready else "paused" if is_paused else "catching up")
     heard = NOTHING if line.seconds_since_heard is None else f"{format_seconds(line.seconds_since_heard)} ago"
     return (
         short_peer(line.peer),
@@ -139,9 +148,11 @@ def _is_silent(line: PeerLine) -> bool:
 
 
 def _phase(status: PeerStatus) -> str:
-    """Return the phase of this peer; a bootstrap peer is "serving" instead of "training"."""
+    """Return the phase of this peer, or until when it is paused; a bootstrap peer is "serving", not "training"."""
     if status.leaving and status.phase != "finished":
         return "leaving"
+    if status.paused and status.phase not in ("leaving", "finished"):
+        return status.paused
     return "serving" if status.role == "bootstrap" and status.phase == "training" else status.phase
 
 

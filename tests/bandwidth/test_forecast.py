@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.bandwidth.forecast import Forecast, cap_notices, forecast, traffic_notice
+from p2p_diloco.bandwidth.forecast import Forecast, cap_notices, forecast, month_sentence, traffic_notice
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.testing.run import run_rules
@@ -43,6 +43,12 @@ def expected(members: int = 16, *, is_reachable: bool = True, cycle_seconds: flo
 def cap_texts(of: Forecast, *, up: float | None = None, down: float | None = None) -> list[str]:
     limits = TransportLimits(upload_bytes_per_second=up, download_bytes_per_second=down)
     return [notice.text for notice in cap_notices(of, limits)]
+
+
+def test_the_traffic_of_a_month_is_that_of_a_full_row_both_ways() -> None:
+    sentence, month_bytes = month_sentence(rules())
+    assert sentence == ("at full rate this run sends up to 6.1 GB and receives up to 6.1 GB a day, 367.2 GB in 30 days")
+    assert month_bytes == pytest.approx(30 * 48 * 2 * 127.5e6, rel=1e-3)
 
 
 def test_the_traffic_notice_gives_text_and_figures() -> None:

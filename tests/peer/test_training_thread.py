@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread, rest_seconds
 from p2p_diloco.training.data import Corpus
 
 PLAN = small_plan()
@@ -121,3 +123,46 @@ def test_it_runs_until_stopped_and_a_thread_that_never_started_need_not_be_waite
     never = TrainingThread(state=training.state, step=None, in_loop=lambda call: None, died=lambda error: None)
     assert never.join(0.0)
     training.state.wake = lambda: None
+
+
+def test_paused_it_makes_no_step_and_still_answers(training: Training) -> None:
+    answers = queue.Queue[Any]()
+    training.hold_start()
+    training.thread.is_paused = True
+    training.state.take_snapshot(0, 0, float("inf"), answers.put)
+    training.desk.do_one()
+    assert answers.get_nowait() is None, "no step was made since the start"
+    assert training.state.progress().steps == 0
+    training.thread.is_paused = False
+    for round_index in range(2, 10_000, 2):
+        training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
+        training.desk.do_one()
+        if answers.get_nowait() is not None:
+            break
+    assert training.state.progress().steps > 0
+
+
+def test_between_two_steps_of_a_small_duty_it_still_answers_and_ends_at_once(corpus: Corpus) -> None:
+    answers = queue.Queue[Any]()
+    stepped = threading.Event()
+
+    def step() -> None:
+        training.state.stepped(1)
+        stepped.set()
+        time.sleep(0.05)
+
+    training = Training(corpus, step)
+    training.thread.duty = 0.0005  # the rest takes a hundred seconds
+    training.hold_start()
+    assert stepped.wait(PATIENCE_SECONDS)
+    for round_index in (0, 2):
+        training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
+        training.desk.do_one()
+    assert answers.get_nowait().steps == 1
+    assert training.state.progress().steps == 1
+    training.end()
+
+
+@pytest.mark.parametrize(("duty", "seconds"), [(None, 0.0), (1.0, 0.0), (0.5, 2.0), (0.1, 18.0)])
+def test_the_rest_after_a_step_follows_from_the_share_of_the_device(duty: float | None, seconds: float) -> None:
+    assert rest_seconds(2.0, duty) == pytest.approx(seconds)

@@ -83,3 +83,11 @@ def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_not_a_status(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
+
+
+def test_the_limits_of_the_owner_are_read_back_as_texts(tmp_path: Path) -> None:
+    status = PeerStatus(limits={"max_upload": "5000kbit"}, paused="paused (battery)", paused_until=None, control="7")
+    write_status(tmp_path, status)
+    assert read_status(tmp_path) == status
+    with pytest.raises(ValueError, match="not a status document"):
+        status_of({"limits": 5})

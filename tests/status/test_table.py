@@ -140,3 +140,27 @@ def test_the_number_of_ready_trainers_never_exceeds_all_trainers(
     status = replace(STATUS, num_ready=ready, num_members=members)
     assert f", {line}, " in status_line(status)
     assert heading in shown(status).splitlines()[0]
+
+
+def test_a_paused_peer_shows_until_when_and_others_see_it_as_paused() -> None:
+    paused = replace(STATUS, phase="paused", paused="paused until 22:00 (hours)")
+    assert "paused until 22:00 (hours)" in shown(paused)
+    assert "paused until 22:00 (hours)" in status_line(paused)
+    assert "leaving" in status_line(replace(paused, leaving=True))
+    seen = PeerLine(peer="12D3KooWabcdefgh3333", reachable=True, steps=12, seconds_since_heard=0.4)
+    states = [
+        replace(seen, tokens_per_second=0.0),
+        replace(seen, tokens_per_second=5.0),
+        replace(seen, tokens_per_second=0.0, steps=0),
+        replace(seen, tokens_per_second=0.0, ready=True),
+    ]
+    lines = [
+        next(line for line in shown(replace(STATUS, peers=(each,))).splitlines() if "3333" in line) for each in states
+    ]
+    words = ("paused", "catching up", "catching up", "ready")
+    assert all(word in line for word, line in zip(words, lines, strict=True))
+
+
+def test_a_limit_of_the_disk_is_shown() -> None:
+    assert "a limit of the disk is reached: writes nothing" in shown(replace(STATUS, disk_saving="nothing"))
+    assert "limit of the disk" not in shown(STATUS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 
 import p2p_diloco
 from p2p_diloco import api
+from p2p_diloco.guest.control_file import new_number, read_control, write_control
 from p2p_diloco.testing import local_swarm
 
 pytestmark = pytest.mark.wall_clock
@@ -128,6 +131,39 @@ def test_the_first_loss_that_a_loop_gives_is_published_as_it_is() -> None:
         swarm.step(tokens=64, loss=8.0)
         swarm.leave()
     assert swarm.status.loss == pytest.approx(8.0)
+
+
+def test_the_machines_owner_pauses_slows_and_ends_a_custom_loop(tmp_path: Path) -> None:
+    ada, run, folder = Loop(0), tmp_path / "run.toml", tmp_path / "ada"
+    p2p_diloco.new_run(run, ada.model, rounds={"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2})
+    give_up = time.monotonic() + PATIENCE_SECONDS
+
+    def ask(**asked: object) -> None:
+        write_control(folder, replace(read_control(folder), number=new_number(), **asked))  # type: ignore[arg-type]
+
+    with p2p_diloco.found(run, ada.model, ada.optimizer, settings={"state_directory": folder, **HOME}) as swarm:
+        ada.step(swarm)
+        ask(pauses=True, pauses_until=time.time() + 3.0)
+        longest = 0.0
+        while longest < 1.0 and time.monotonic() < give_up:
+            ada.learn()
+            began = time.monotonic()
+            assert swarm.step(tokens=64)
+            longest = max(longest, time.monotonic() - began)
+        assert longest >= 1.0, "the step that began during the pause has waited for its end"
+        assert swarm.step_seconds < 0.5 * longest, "the pause is no cost of the swarm"
+        ask(pauses=False, limits={"gpu_duty": "0.1"})
+        while swarm.status.limits != {"gpu_duty": "0.1"} and time.monotonic() < give_up:
+            ada.step(swarm)
+        began = time.monotonic()
+        time.sleep(0.1)
+        ada.step(swarm)
+        assert time.monotonic() - began >= 0.9, "a step of a tenth of a second is followed by a rest of nine"
+        ask(leaves=os.getpid())
+        while ada.step(swarm) and time.monotonic() < give_up:
+            pass
+        assert not ada.step(swarm)
+    assert swarm.status.phase == "finished"
 
 
 class Reader(nn.Module):
