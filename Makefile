@@ -22,6 +22,8 @@
 #                 10 minutes
 # make ranks      islands of several ranks in real processes: replicated and sharded beside a plain one, ranks that are
 #                 killed or hang, restarts; 15 minutes
+# make guest      the owner's commands on a real peer: pause, resume, limits, leave, a quota; prints how long each takes;
+#                 4 minutes
 # make gpu        own loops and a joiner on a GPU; skipped without CUDA
 # make rivals     tests of the benchmarks that compare with other systems; 5 minutes
 # make footprint  test of the memory benchmark; 2 minutes
@@ -65,7 +67,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop ranks gpu rivals footprint size disasters learning results extras examples export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples export-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -119,6 +121,9 @@ clocks: $(STAMP)
 PLANNED_SECONDS ?= 300
 planned: $(STAMP)
 	PLANNED_SECONDS=$(PLANNED_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_planned.py $(TEST_FLAGS)
+
+guest: $(STAMP)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_guest.py $(TEST_FLAGS)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)

@@ -15,7 +15,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from p2p_diloco.cli.command_line import call_command, exit_code_of
-from p2p_diloco.cli.flags import FiguresFlag, PeerFlags, SettingsFlags, Surroundings, TextFlag, settings_of
+from p2p_diloco.cli.flags import FiguresFlag, LimitsFlags, PeerFlags, SettingsFlags, Surroundings, TextFlag, settings_of
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.config.invite import SCHEME
@@ -38,7 +38,9 @@ _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 
 _PEER_DEFAULTS = PeerFlags()
 _SETTINGS_DEFAULTS = SettingsFlags()
+_LIMITS_DEFAULTS = LimitsFlags()
 
+OwnStateFlag = Annotated[str | None, Parameter(help="state directory of the peer [default: the one that `join` uses]")]
 StateDirectoryFlag = Annotated[
     str | None, Parameter(help="state directory of the peer whose newest checkpoint is read; the peer may be running")
 ]
@@ -239,6 +241,51 @@ def make_app(around: Surroundings) -> App:
         return show_status(settings.state_directory, as_json=json)
 
     @app.command
+    def pause(
+        *,
+        duration: Annotated[
+            str | None, Parameter(name="--for", help="how long, such as 2h [default: until resume]")
+        ] = None,
+        state_directory: OwnStateFlag = None,
+    ) -> int:
+        """Pause the peer that runs on this machine: it makes no steps and contributes nothing, but follows the run."""
+        from p2p_diloco.cli.owner import pause_peer
+
+        return pause_peer(_folder(state_directory, around), duration)
+
+    @app.command
+    def resume(*, state_directory: OwnStateFlag = None) -> int:
+        """End a pause before its time."""
+        from p2p_diloco.cli.owner import resume_peer
+
+        return resume_peer(_folder(state_directory, around))
+
+    @app.command
+    def limits(
+        *,
+        json: Annotated[bool, Parameter(negative=())] = False,
+        state_directory: OwnStateFlag = None,
+        changes: LimitsFlags = _LIMITS_DEFAULTS,
+    ) -> int:
+        """Show the limits of the peer on this machine and what it has used, or change limits while it runs.
+
+        Parameters
+        ----------
+        json
+            print JSON
+        """
+        from p2p_diloco.cli.owner import limit_peer
+
+        return limit_peer(_folder(state_directory, around), changes.given(), as_json=json)
+
+    @app.command
+    def leave(*, state_directory: OwnStateFlag = None) -> int:
+        """Let the peer that runs on this machine leave the run, and wait until it has; its state is kept."""
+        from p2p_diloco.cli.owner import leave_peer
+
+        return leave_peer(_folder(state_directory, around))
+
+    @app.command
     def sample(
         prompt: Annotated[str, Parameter(help='text to continue, such as "def main"')],
         /,
@@ -387,6 +434,10 @@ def make_app(around: Surroundings) -> App:
         return run(ReplayOptions(folders=folders, data=data, json=json))
 
     return app
+
+
+def _folder(state_directory: str | None, around: Surroundings) -> Path:
+    return settings_of(SettingsFlags(state_directory=state_directory), around).state_directory
 
 
 def _invite_first(words: Sequence[str]) -> list[str]:

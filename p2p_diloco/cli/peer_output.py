@@ -17,6 +17,7 @@ from rich.live import Live
 from p2p_diloco.cli.lost_stream import discard, print_to_stderr
 from p2p_diloco.config.own_command import join_line
 from p2p_diloco.errors import StateError
+from p2p_diloco.peer.peer_plan import AskQuota
 from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.status.table import status_line, status_table
@@ -106,6 +107,20 @@ class PeerOutput:
         # Until there is a trainer, every round is skipped, and the status shows that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
             self.show(event_line(event))
+
+    def while_asking(self, ask: AskQuota) -> AskQuota:
+        """Return `ask` for a terminal: the live table is not drawn while the owner types."""
+
+        def ask_without_table(sentence: str, month_bytes: float) -> str:
+            if self._live is None:
+                return ask(sentence, month_bytes)
+            self._show(self._live.stop)
+            try:
+                return ask(sentence, month_bytes)
+            finally:
+                self._show(self._live.start)
+
+        return ask_without_table
 
     def show(self, text: str) -> None:
         """Print one line with the time of day, above the table if there is one."""

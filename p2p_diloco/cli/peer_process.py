@@ -18,6 +18,7 @@ from p2p_diloco.cli.flags import PeerFlags
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.cli.peer_output import PeerOutput
+from p2p_diloco.cli.quota_question import QuotaQuestion, line_from_terminal
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
 from p2p_diloco.peer.peer_plan import PeerPlan
@@ -110,6 +111,8 @@ async def _run(plan: PeerPlan, output: PeerOutput) -> int:
     interrupts = Interrupts(
         stop, show=output.show, exit_within=lambda seconds: loop.call_later(seconds, os._exit, STOPPED)
     )
+    question = QuotaQuestion(output.show, lambda: stop.is_leaving, line_from_terminal())
+    plan = replace(plan, ask_quota=output.while_asking(question.ask))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupts.interrupt)
     await run_peer(plan, output, stop)

@@ -95,13 +95,17 @@ def _exchange(question: Question, plan: Plan) -> str:
 def _traffic(question: Question, plan: Plan) -> str:
     sizes = [question.parameters * each for each in (plan.bytes_per_parameter, plan.received_per_parameter)]
     every = _seconds(plan.cycle_seconds)
+    month = _bytes(30 * sum(sizes) * DAY_SECONDS / plan.cycle_seconds)
     (up, up_rate, up_day), (down, down_rate, down_day) = (
         (_bytes(size), format_rate(8.0 * size / plan.cycle_seconds), _bytes(size * DAY_SECONDS / plan.cycle_seconds))
         for size in sizes
     )
     if up == down:
-        return f"{up} each way every {every}: {up_rate}, {up_day} a day each way"
-    return f"{up} up and {down} down every {every}: {up_rate} and {down_rate}, {up_day} and {down_day} a day"
+        return f"{up} each way every {every}: {up_rate}, {up_day} a day each way, {month} a month"
+    return (
+        f"{up} up and {down} down every {every}: {up_rate} and {down_rate}, {up_day} and {down_day} a day, "
+        f"{month} a month"
+    )
 
 
 def _round_seconds(seconds: float) -> str:

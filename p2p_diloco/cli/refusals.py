@@ -11,7 +11,18 @@ from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import parse_rate
 
-HEED_SURROUNDINGS = ("new", "bootstrap", "join", "status", "sample", "export")
+HEED_SURROUNDINGS = (
+    "new",
+    "bootstrap",
+    "join",
+    "status",
+    "pause",
+    "resume",
+    "limits",
+    "leave",
+    "sample",
+    "export",
+)
 _OWN_WORDS = "demo"
 """Refuses them itself, with a more specific error."""
 

@@ -186,3 +186,26 @@ def test_a_terminal_shows_a_table(tmp_path: Path, monkeypatch: object) -> None:
         shown.event(event("ready"))
     assert "night" in stream.getvalue()
     assert "ready: text" in stream.getvalue()
+
+
+def test_the_table_is_not_drawn_while_the_owner_is_asked(tmp_path: Path) -> None:
+    stream = Terminal()
+    with output(tmp_path, stream) as shown:
+        drawn: list[str] = []
+
+        def ask(sentence: str, month_bytes: float) -> str:
+            shown.show(f"{sentence} {month_bytes:g}")
+            drawn.append(stream.getvalue())
+            shown.show("an amount?")
+            drawn.append(stream.getvalue())
+            return "500GB"
+
+        assert shown.while_asking(ask)("this run sends", 7.0) == "500GB"
+        before, after = drawn
+        assert after.removeprefix(before).strip().endswith("an amount?")
+        assert "\x1b" not in after.removeprefix(before), "only the line, no table around it"
+        shown.status(PeerStatus(round=3, run_name="night"))
+        assert "night" in stream.getvalue(), "the table is back"
+    plain = io.StringIO()
+    with output(tmp_path, plain) as shown:
+        assert shown.while_asking(lambda sentence, month_bytes: sentence)("yes", 1.0) == "yes"

@@ -224,7 +224,7 @@ class ProcessSwarm:
             "dial_out_only": dial_out_only,
             "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,
             "organiser": ORGANISER.private_bytes().hex() if founds else None,
-            "invite": None if founds else invite or self._invite(),
+            "invite": None if founds else invite or self.invite(),
             "port": port,
             "serves_slowly": serves_slowly,
             "host": host,
@@ -259,7 +259,8 @@ class ProcessSwarm:
             "PYTHONPATH": os.pathsep.join(paths),
         }
 
-    def _invite(self) -> str:
+    def invite(self) -> str:
+        """Wait for the invite that the founder prints, and return it."""
         files = [peer.folder / "invite" for peer in self.peers.values()]
         self.wait("an invite", lambda: any(file.exists() for file in files))
         return next(file for file in files if file.exists()).read_text()
