@@ -1,0 +1,205 @@
+"""Models and texts of one organiser, trained by islands with only the invite: real processes, `make models`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.peer.learnt_model import load_learnt_model
+from p2p_diloco.status.event_log import read_events
+from p2p_diloco.status.status_file import PeerStatus, read_status
+from p2p_diloco.training.hugging_face import hugging_face_model
+
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
+
+PROJECT = Path(__file__).resolve().parents[2]
+INPUTS = PROJECT / "examples" / "hugging-face" / "make_inputs.py"
+INVITE = re.compile(r"p2pdiloco://[0-9a-f]{64}\?[^\s\"']+")
+PATIENCE_SECONDS = 240.0
+ROUNDS = ["--rounds.round_seconds", "3", "--rounds.fragments", "2", "--inner.batch", "4"]
+
+
+def needs(package: str) -> Any:
+    return pytest.importorskip(package, reason='pip install "p2p-diloco[hf]" brings it; make models runs this')
+
+
+class Machines:
+    """Commands in one folder, and peers with a state directory each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.peers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, *words: str, program: tuple[str, ...] = ("-m", "p2p_diloco")) -> str:
+        """Run a command to its end and return its output."""
+        done = subprocess.run(
+            [sys.executable, *program, *words],
+            cwd=self.folder,
+            env=self._environment("organiser"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def start(self, name: str, *words: str) -> None:
+        with self.log(name).open("ab") as log:
+            self.peers[name] = subprocess.Popen(
+                [sys.executable, "-m", "p2p_diloco", *words, "--host-maddrs", "/ip4/127.0.0.1/tcp/0"],
+                cwd=self.folder,
+                env=self._environment(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def state(self, name: str) -> Path:
+        return self.folder / f"state-{name}"
+
+    def status(self, name: str) -> PeerStatus:
+        return read_status(self.state(name)) or PeerStatus()
+
+    def events(self, name: str, topic: str) -> list[str]:
+        return [event.text for event in read_events(self.state(name), topic)]
+
+    def invite(self, name: str) -> str:
+        def found() -> list[str]:
+            return INVITE.findall(self.log(name).read_text(errors="replace"))
+
+        self.wait("an invite", found)
+        return found()[0]
+
+    def wait(self, what: str, is_so: Callable[[], object]) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not is_so():
+            for name, peer in self.peers.items():
+                assert peer.poll() in (None, 0), f"{name} ended with {peer.returncode}\n{self.story()}"
+            assert time.monotonic() < until, f"waited in vain for {what}\n{self.story()}"
+            time.sleep(0.25)
+
+    def story(self) -> str:
+        return "\n".join(f"--- {name}\n{self.log(name).read_text(errors='replace')[-3000:]}" for name in self.peers)
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            with contextlib.suppress(ProcessLookupError):
+                peer.kill()
+            peer.wait()
+
+    def _environment(self, name: str) -> dict[str, str]:
+        kept = {key: text for key, text in os.environ.items() if not key.startswith("P2P_DILOCO_")}
+        paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return kept | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "P2P_DILOCO_STATE_DIRECTORY": str(self.state(name)),
+            "P2P_DILOCO_NO_PORT_MAPPING": "true",
+            "P2P_DILOCO_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    needs("transformers")
+    needs("tokenizers")
+    machines = Machines(tmp_path)
+    machines.run(program=(str(INPUTS),))
+    machines.run("tokenize", "tokens", "documents.jsonl", "--tokenizer", "llama")
+    yield machines
+    machines.close()
+
+
+def first_loss(machines: Machines, name: str) -> float:
+    """Return the first measured held-out loss of the shared model."""
+    event = next(iter(read_events(machines.state(name), "evaluation")))
+    return float(event.figures["anchor_loss"])
+
+
+def wait_for_end(machines: Machines, names: list[str]) -> None:
+    """Wait until all peers have ended after their last round, with the same state."""
+    machines.wait("the last round", lambda: all(machines.peers[name].poll() is not None for name in names))
+    digests = {machines.status(name).state_digest for name in names}
+    assert len(digests) == 1, machines.story()
+    assert "" not in digests, machines.story()
+
+
+def test_three_islands_train_a_llama_on_a_text_that_only_one_of_them_has(machines: Machines) -> None:
+    transformers = needs("transformers")
+    machines.run("new", "--model", "hf:llama", "--data.path", "tokens", "--data.share", "true", *ROUNDS)
+    machines.start("ann", "join", "--found", "run.toml", "--evaluate-seconds", "5", "--until-round", "40")
+    invite = machines.invite("ann")
+    names = ["ann", "bob", "cay"]
+    for name in names[1:]:
+        machines.start(name, "join", invite, "--evaluate-seconds", "5", "--until-round", "40")
+    machines.wait("steps everywhere", lambda: all(machines.status(name).inner_steps > 5 for name in names))
+    shutil.rmtree(machines.folder / "llama")  # nobody needs it any more
+    wait_for_end(machines, names)
+    for name in names:
+        status = machines.status(name)
+        print(
+            f"{name}: {status.inner_steps} steps, participation {status.participation}, shared model "
+            f"{first_loss(machines, name):.3f} → {status.anchor_loss:.3f}, sent {status.bytes_sent}"
+        )
+        assert status.anchor_loss < first_loss(machines, "ann") - 1.0, machines.story()
+        assert status.entries_absorbed > 20
+    assert machines.events("bob", "text"), "it had no copy"
+
+    machines.run("export", "model", "--state-directory", str(machines.state("cay")))
+    exported = transformers.AutoModelForCausalLM.from_pretrained(machines.folder / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(machines.folder / "model")
+    learnt = load_learnt_model(machines.state("bob"))
+    section = learnt.manifest.model
+    assert section.config is not None
+    own = hugging_face_model(section.config, context=section.context or 0).module.eval()
+    own.load_state_dict(learnt.parameters)
+    ids = tokenizer("import os\n\ndef main():\n    return", return_tensors="pt").input_ids
+    with torch.no_grad():
+        difference = (exported(ids).logits - own(ids).logits).abs().max().item()
+    print(f"largest difference of logits between the export and another peer's model: {difference:.1e}")
+    assert difference <= 1e-5
+    plain = [name for name, _, mean in section.tensors if mean == "plain"]
+    assert plain == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+def test_islands_continue_from_weights_and_adapt_them_with_lora(machines: Machines) -> None:
+    transformers = needs("transformers")
+    needs("peft")
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(machines.folder / "llama")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(machines.folder / "base")
+    sent: dict[str, int] = {}
+    for kind, values in {"weights": [], "lora": ["--model.lora_rank", "8", "--inner.learning_rate", "0.002"]}.items():
+        words = ["--model", "hf:base", "--model.weights", "loaded", "--data.path", "tokens", *values, *ROUNDS]
+        machines.run("new", f"{kind}.toml", *words)
+        flags = ["--data", "tokens", "--evaluate-seconds", "5", "--until-round", "24", "--model", "base"]
+        machines.start(f"ann-{kind}", "join", "--found", f"{kind}.toml", *flags)
+        machines.start(f"bob-{kind}", "join", machines.invite(f"ann-{kind}"), *flags)
+        names = [f"ann-{kind}", f"bob-{kind}"]
+        wait_for_end(machines, names)
+        status = machines.status(names[1])
+        sent[kind] = status.bytes_sent.vectors
+        print(
+            f"{kind}: {status.parameters:,} parameters exchanged, {sent[kind]:,} bytes of vectors sent in "
+            f"{status.rounds_closed} rounds, shared model {first_loss(machines, names[0]):.4f} → "
+            f"{status.anchor_loss:.4f}"
+        )
+        assert status.anchor_loss < first_loss(machines, names[0])
+        machines.run("export", f"out-{kind}", "--state-directory", str(machines.state(names[1])))
+    assert (machines.folder / "out-lora" / "adapter_model.safetensors").exists()
+    assert sent["lora"] < sent["weights"] / 5
