@@ -33,6 +33,7 @@ def participation(watcher: Watcher, rounds: range) -> float:
     return sum(int(figures["num_included"]) for figures in counted) / possible
 
 
+@pytest.mark.long
 def test_a_text_that_is_fetched_over_full_lines_delays_no_averaging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,15 @@ def new_run(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize(("kind", "count"), [("ddp", 2), ("fsdp", 2), ("fsdp", 4), ("mixed", 4)])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("ddp", 2),
+        pytest.param("fsdp", 2, marks=pytest.mark.long),
+        ("fsdp", 4),
+        pytest.param("mixed", 4, marks=pytest.mark.long),
+    ],
+)
 def test_slices_of_all_ranks_are_those_of_the_plain_model(tmp_path: Path, kind: str, count: int) -> None:
     with rank_processes(tmp_path / "island", count, "parameters", kind=kind) as island:
         said = island.said()
@@ -73,6 +81,7 @@ def test_ranks_that_do_not_exchange_their_gradients_are_refused(tmp_path: Path) 
             assert "so the ranks do not exchange their gradients; wrap the model in DistributedDataParallel" in text
 
 
+@pytest.mark.long
 def test_own_exchange_of_gradients_is_accepted(tmp_path: Path) -> None:
     order = {"run": str(new_run(tmp_path)), "kind": "plain", "until_round": 6}
     with rank_processes(tmp_path / "island", 2, "loop", **order) as island:

@@ -49,6 +49,7 @@ def test_rosters_are_certified_only_when_something_changes() -> None:
     play(scene)
 
 
+@pytest.mark.long
 def test_a_newcomer_that_reaches_three_members_of_a_grid_becomes_a_member() -> None:
     row = measure(ScalePlan(peers=18, cycles=5, newcomer_reaches=3))
     assert row.newcomer_cycles is not None

@@ -8,10 +8,10 @@ from p2p_diloco.testing.campaign import CampaignPlan, run_campaign
 from p2p_diloco.testing.command import MOST_SKIPPED_SHARE
 from p2p_diloco.testing.troubles import KINDS
 
-SEEDS_OF_ONE_TEST = 4
+SEEDS_OF_ONE_TEST, SEEDS = 4, 24
 
 
-@pytest.mark.parametrize("first", range(0, 40, SEEDS_OF_ONE_TEST))
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_ONE_TEST))
 def test_every_invariant_holds(first: int) -> None:
     plan = CampaignPlan(peers=(3, 12), kinds=frozenset(KINDS))
     result = run_campaign(plan, range(first, first + SEEDS_OF_ONE_TEST), processes=1)
