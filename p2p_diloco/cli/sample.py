@@ -47,13 +47,14 @@ def print_sample(options: SampleOptions) -> int:
     """Print the prompt and the generated text, byte by byte; return the exit code.
 
     Raises:
-        ConfigError: an option is invalid, or no peer has run there.
+        ConfigError: an option is invalid, no peer has run there, or the model does not read bytes.
         StateError: there is no readable checkpoint.
     """
     if options.num_bytes < 1:
         raise ConfigError(f"--bytes is {options.num_bytes}; expected at least 1")
     torch.set_num_threads(THREADS)
     learnt = load_learnt_model(options.state_directory, options.run)
+    _check_kind(learnt)
     warn_about(learnt)
     text = ""
     for text in sample_text(
@@ -68,6 +69,20 @@ def print_sample(options: SampleOptions) -> int:
         print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
     print(end="" if text.endswith("\n") else "\n")
     return 0
+
+
+def _check_kind(learnt: LearntModel) -> None:
+    kind, name = learnt.manifest.model.kind, learnt.manifest.name
+    if kind == "own" or (kind == "built-in" and learnt.tokenizer is None):
+        return  # of an own model, the next step says what to do
+    if kind == "python":
+        raise ConfigError(
+            f'"{name}" trains {learnt.manifest.model.source}; only that module knows how to generate text'
+        )
+    raise ConfigError(
+        f'"{name}" trains a model of tokens, and sample only generates bytes; export it (p2p-diloco export FOLDER) and '
+        "generate with transformers, as its README.md shows"
+    )
 
 
 def sample_text(learnt: LearntModel, prompt: bytes, *, num_bytes: int, temperature: float, seed: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 from p2p_diloco.cli.app import main
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import has_unseen
-from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.own_model import describe_model
@@ -33,10 +34,16 @@ SMALL = {"model.layers": 1, "model.width": 16, "model.heads": 2, "model.feed_for
 @pytest.fixture
 def run(tmp_path: Path) -> Digest:
     """Return a run with its initial state in the state directory: a model that predicts all bytes equally."""
-    values = {**SMALL, "data.path": "/home/ada/secret.txt"}
+    return founded(tmp_path, {**SMALL, "data.path": "/home/ada/secret.txt"})
+
+
+def founded(tmp_path: Path, values: dict[str, Any], tokenizer: bytes | None = None) -> Digest:
+    """Write the initial state of a run of the built-in model into the state directory."""
     manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="night", values=values)
     plan = plan_run(manifest)
     folder = RunFolder(tmp_path / "state", plan.rules.run)
+    if tokenizer is not None:
+        folder.write("tokenizer.json", tokenizer)
     folder.write(MANIFEST_FILE, manifest.sign(ORGANISER).encode())
     states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in make_start(plan).items()}
     CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=1).save(states)
@@ -46,6 +53,19 @@ def run(tmp_path: Path) -> Digest:
 def sampled(capsys: Captured, *words: str) -> str:
     assert main(["sample", "def main", *words]) == 0
     return capsys.readouterr().out
+
+
+def test_a_model_of_tokens_is_exported_with_its_tokenizer_and_not_sampled(tmp_path: Path, capsys: Captured) -> None:
+    tokenizer = b'{"added_tokens": [{"content": "</s>", "id": 0}]}'
+    tokens = {"data.path": "tokens", "data.fingerprint": "ab" * 32, "data.tokenizer": sha256(tokenizer).hex()}
+    founded(tmp_path, {**SMALL, **tokens, "model.vocabulary": 300}, tokenizer)
+    assert main(["sample", "def main"]) == 2
+    assert "sample only generates bytes; export it (p2p-diloco export FOLDER)" in capsys.readouterr().err
+    assert main(["export", "out"]) == 0
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
+    assert "each token is one" not in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("run")
