@@ -81,6 +81,10 @@ def play_again(folders: Sequence[Path], data: str | None) -> Replayed:
     if not folders:
         raise ConfigError("replay needs the state directories of the run's peers: p2p-diloco replay <folder> <folder>")
     recording = read_recording(dict(_peer_of(folder) for folder in folders))
+    if recording.plan.built_in is None:  # before its model is built, which could run code of its organiser
+        raise ConfigError(
+            f'"{recording.plan.manifest.name}" does not train the built-in model; replay only builds that'
+        )
     corpus = open_run_text(recording.plan.manifest.data, data)
     result = Replay(recording, corpus).play(_progress(sys.stderr))
     if sys.stderr.isatty():

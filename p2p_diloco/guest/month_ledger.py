@@ -11,6 +11,7 @@ from p2p_diloco.storage.whole_file import replace_file, write_all
 
 TRAFFIC_FILE = "traffic.json"
 MOST_FILE_BYTES = 4096
+FIRST_MONTH = "2026-01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,12 @@ class MonthTraffic:
         return self.sent + self.received
 
     def plus(self, month: str, sent: float, received: float) -> MonthTraffic:
-        """Return the traffic after more bytes in `month`; a new month begins at zero."""
-        if month != self.month:
+        """Return the traffic after more bytes in `month`; a new month begins at zero.
+
+        A clock that is not set yet, after a boot without a network, shows a month before this program existed. Its
+        bytes count for the month that was saved.
+        """
+        if month != self.month and (month >= FIRST_MONTH or not self.month):
             return MonthTraffic(month=month, sent=sent, received=received)
         return replace(self, sent=self.sent + sent, received=self.received + received)
 

@@ -334,7 +334,9 @@ class SwarmNode:
             case ReachRequest() | ReachReply():
                 if self._reach is not None:
                     self._reach.receive(peer, message)
-            case EntryRequest() | SpanRequest() | BlockRequest() if self.engine.membership.is_paused:
+            case EntryRequest() | SpanRequest() | HoldingsRequest() | BlockRequest() if (
+                self.engine.membership.is_paused
+            ):
                 pass  # the requester turns to another peer
             case HoldingsRequest() | Holdings() | BlockRequest() | TextBlock():
                 if self.text is not None:

@@ -34,6 +34,8 @@ DISK_SECONDS = 30.0
 """Pause after a failed write."""
 NOBODY_SECONDS = 30.0
 REPORT_SECONDS = 10.0
+LEAST_CHARGED_BYTES = 16 * 1024
+"""Bytes that a block counts at least in the upload budget: even one byte costs a piece that is read and hashed."""
 
 
 class Notify(Protocol):
@@ -329,7 +331,7 @@ class TextExchange:
         assert self._upload is not None, "it was asked"
         reply = TextBlock(digest=wanted.digest, total_bytes=total_bytes, offset=wanted.offset, block=block)
         self._posted[wanted.peer] = self._unread(wanted.peer) + len(block) + HEADER_BYTES
-        self._upload.sent(wanted.peer, len(block), self._loop.time(), rate)
+        self._upload.sent(wanted.peer, max(len(block), LEAST_CHARGED_BYTES), self._loop.time(), rate)
         self._post(wanted.peer, reply, self._now() + ANSWER_SECONDS)
 
 

@@ -26,7 +26,7 @@ from p2p_diloco.peer.run_text import (
 from p2p_diloco.peer.shared_text import ArrivingText
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
-from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, TrainingThread
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.corpus_files import list_corpus_files
@@ -49,12 +49,14 @@ class BuiltInTraining(Training):
     """
 
     owns_process = True
+    reads_text = True
 
     def __init__(self, *, evaluate_seconds: float = 30.0, founds: bool = False) -> None:
         self.evaluate_seconds = evaluate_seconds
         self._founds = founds
         self._built: TextModel | None = None
         self._thread: TrainingThread | None = None
+        self._steps: InnerSteps | None = None
         self._watch: HeldOutWatch | None = None
         self._make_watch: Callable[[Text], HeldOutWatch] | None = None
         self._arriving: ArrivingText | None = None
@@ -112,7 +114,9 @@ class BuiltInTraining(Training):
             inner=InnerState(host.folder, {"the optimiser": loop}),
             report=host.report,
         )
-        steps = InnerSteps(loop, self.state, windows_at_once=settings.windows_at_once, report=report_memory)
+        steps = self._steps = InnerSteps(
+            loop, self.state, windows_at_once=settings.windows_at_once, report=report_memory
+        )
         self._thread = TrainingThread(
             state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died, can_step=self._has_text
         )
@@ -141,8 +145,9 @@ class BuiltInTraining(Training):
         return self._arriving is None or self._arriving.is_ready()
 
     def is_stepping(self) -> bool:
-        """Return whether steps are being made; False before enough of a shared text is here."""
-        return self._arriving is None or self._arriving.has_begun
+        """Return whether steps are being made; False before a shared text is here, or while no step can be applied."""
+        has_text = self._arriving is None or self._arriving.has_begun
+        return has_text and (self._steps is None or self._steps.num_not_applied < MANY_NOT_APPLIED)
 
     def start(self) -> None:
         """Start the thread; it trains once all spans are loaded."""
@@ -180,6 +185,7 @@ class BuiltInTraining(Training):
         """Stop the threads."""
         if self._watch is not None:
             self._watch.close()
+        self._watch = self._arriving = None  # a later session opens its own
         if self._thread is not None:
             self._thread.stop()
             # A thread that is inside torch when the interpreter exits aborts the process.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
+
+import psutil
 
 from p2p_diloco.config.manifest import HUGGING_FACE, ModelSection
 from p2p_diloco.errors import ConfigError
@@ -88,7 +91,19 @@ def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> Te
                 "your copy with --model PATH"
             )
         weights = (own or source).removeprefix(HUGGING_FACE)
-    return hugging_face_model(section.config, context=section.context, weights=weights, lora=lora)
+    most = None if founds else _most_elements(section)
+    return hugging_face_model(section.config, context=section.context, weights=weights, lora=lora, most_elements=most)
+
+
+def _most_elements(section: ModelSection) -> int:
+    """Return how many elements a model of the manifest may have.
+
+    All are in its table, but for a LoRA's base. A tied tensor counts when it is made, at its other place, and when it
+    is tied.
+    """
+    if section.lora_rank:
+        return int(psutil.virtual_memory().total) // 2
+    return 3 * sum(math.prod(shape) for _, shape, _ in section.tensors)
 
 
 def _python(section: ModelSection, own: str | None, *, founds: bool) -> TextModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text
 from p2p_diloco.transport.link import Lane, Transport
 
 START_SECONDS = 60.0
-BYTES_TO_TRAIN, BYTES_TO_HOLD = 12, 8
+BYTES_TO_TRAIN, BYTES_TO_HOLD, BYTES_OF_CHECKPOINT = 12, 8, 8
 """Minimum host bytes per parameter: anchor and momentum in float32, and for training the parameters themselves."""
 
 
@@ -130,9 +131,11 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
             owns_process=plan.training is None or plan.training.owns_process,
         )
         async with guest.watching():
-            goes_on = True
+            goes_on, is_first = True, True
             while goes_on and await guest.wait_until_online():
-                goes_on = await _take_part(plan, key, folder, guest, start, reporter, observer, stop)
+                refused = Refused if is_first else ConfigError  # later, there is something to keep
+                goes_on = await _take_part(plan, key, folder, guest, start, reporter, observer, stop, refused)
+                is_first = False
                 guest.go_offline()
     return PeerResult(state_digest=reporter.state_digest, anchor_loss=reporter.anchor_loss)
 
@@ -146,6 +149,7 @@ async def _take_part(
     reporter: StatusReporter,
     observer: PeerObserver,
     stop: StopRequest,
+    refused: type[ConfigError],
 ) -> bool:
     """Be on the network until this peer is asked to stop, or until a limit of its machine's owner takes it offline.
 
@@ -170,7 +174,7 @@ async def _take_part(
                 await _check_here(plan, verified.manifest)
                 text = await _open_text(plan, verified.manifest, reporter)
             except ConfigError as error:
-                raise Refused(str(error)) from None
+                raise refused(str(error)) from None
         else:
             text = await _open_text(plan, verified.manifest, reporter)
         await _ask_quota(plan, guest, verified.manifest)
@@ -277,7 +281,7 @@ async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
 async def _open_text(plan: PeerPlan, manifest: RunManifest, reporter: StatusReporter) -> OwnText | TextStore | None:
     """Return this machine's copy of a text that the run shares, or the folder to fetch it into; None: neither."""
     data, settings = manifest.data, plan.settings
-    if data.files is None:
+    if data.files is None or (plan.training is not None and not plan.training.reads_text):
         return None
     digest = Digest(bytes.fromhex(data.files))
     if settings.data is not None:
@@ -287,9 +291,21 @@ async def _open_text(plan: PeerPlan, manifest: RunManifest, reporter: StatusRepo
         raise ConfigError("this run shares its text, and its founder must have a copy; name it with --data PATH")
     if plan.trains:
         folder, is_bytes = text_folder(settings.state_directory, digest), data.tokenizer is None
-        return await asyncio.to_thread(partial(TextStore, folder, digest, needs_all=is_bytes))
+        most = _room_for_text(settings, manifest)
+        return await asyncio.to_thread(partial(TextStore, folder, digest, most_bytes=most, needs_all=is_bytes))
     reporter.report("text", "this peer has no copy of the run's text, so it sends it to nobody; name one with --data")
     return None
+
+
+def _room_for_text(settings: PeerSettings, manifest: RunManifest) -> int | None:
+    """Return the space that a fetched text may take within the owner's limits of the disk; None without limits."""
+    rooms = []
+    if settings.disk_cap is not None:
+        # A checkpoint is written before the old one is removed.
+        rooms.append(int(settings.disk_cap) - 2 * BYTES_OF_CHECKPOINT * plan_run(manifest).num_parameters)
+    if settings.disk_free is not None:
+        rooms.append(shutil.disk_usage(settings.state_directory).free - int(settings.disk_free))
+    return max(min(rooms), 0) if rooms else None
 
 
 def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:

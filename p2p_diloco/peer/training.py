@@ -60,12 +60,14 @@ class Training(ABC):
         model: the user's own model; None: it is built from the manifest.
         state: state of the model, once it is open.
         owns_process: whether this peer may change process-wide settings such as the allocator.
+        reads_text: whether it trains on the run's text; a user's own loop has its own data.
         evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
     """
 
     model: nn.Module | None = None
     state: TrainedState | None = None
     owns_process = False
+    reads_text = False
     evaluate_seconds = 0.0
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:

@@ -10,6 +10,9 @@ from p2p_diloco.peer.trained_state import IDLE_SECONDS, TrainedState
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.micro_batch import most_windows, with_margin
 
+MANY_NOT_APPLIED = 32
+"""Number of steps in a row with infinite gradients after which the peer counts as not stepping."""
+
 
 class InnerSteps:
     """Runs steps of the built-in inner loop and counts them in the model's state.
@@ -17,7 +20,10 @@ class InnerSteps:
     Args:
         windows_at_once: windows that pass through the model at a time; None: on an accelerator as many as fit, which is
             tried after the first step; on a processor the whole batch.
-        report: called with a sentence once the number is found.
+        report: called with a sentence once the number is found, or when no step can be applied.
+
+    Attributes:
+        num_not_applied: number of the latest steps in a row whose loss or gradient was not finite.
     """
 
     def __init__(
@@ -30,6 +36,7 @@ class InnerSteps:
     ) -> None:
         self.loop = loop
         self.state = state
+        self.num_not_applied = 0
         self._report = report
         self._searches = windows_at_once is None and loop.device.type != "cpu" and loop.stream.batch > 1
         if self._searches:
@@ -43,6 +50,12 @@ class InnerSteps:
         step = self.loop.step()
         if step.applied:  # otherwise its loss may be NaN, which would stay in the average for ever
             self.state.stepped(step.tokens, step.loss)
+        self.num_not_applied = 0 if step.applied else self.num_not_applied + 1
+        if self.num_not_applied == MANY_NOT_APPLIED:
+            self._report(
+                f"the last {MANY_NOT_APPLIED} steps had infinite losses or gradients and changed nothing; this peer "
+                "contributes nothing until one succeeds; if others train, try --precision float32"
+            )
         if self._searches:
             self._searches = False
             self._fill_memory()

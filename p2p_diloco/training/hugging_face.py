@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,12 @@ from p2p_diloco.training.text_model import TextModel
 
 _OF_ONE_FILE = ("auto_map", "_name_or_path", "transformers_version")
 """Keys that are left out of the manifest: they name code or a folder, or differ between versions."""
+_REFUSED = frozenset(
+    """auto_map attn_implementation _attn_implementation _attn_implementation_internal experts_implementation
+    use_kernels kernel_config quantization_config name_or_path _name_or_path""".split()
+)
+"""Keys of a configuration that make transformers load code, kernels or files; a joiner refuses them."""
+_MOST_LAYERS = 1 << 16
 _INSTALL = 'install the extra: pip install "p2p-diloco[hf]"'
 
 
@@ -72,7 +79,12 @@ def config_text(config: dict[str, Any]) -> str:
 
 
 def hugging_face_model(
-    config: str, *, context: int, weights: str | None = None, lora: LoraShape | None = None
+    config: str,
+    *,
+    context: int,
+    weights: str | None = None,
+    lora: LoraShape | None = None,
+    most_elements: int | None = None,
 ) -> TextModel:
     """Build a causal language model from the configuration in a manifest.
 
@@ -81,23 +93,33 @@ def hugging_face_model(
         context: number of tokens that a window predicts.
         weights: folder or hub id to load the weights from; None: random weights.
         lora: adapters to train instead of all weights.
+        most_elements: maximum elements of all parameters that are assigned while it is built; None: no limit.
     Raises:
-        ConfigError: transformers or peft is missing, or the model cannot be built or loaded.
+        ConfigError: the configuration loads code or describes a larger model, transformers or peft is missing, or the
+            model cannot be built or loaded.
     """
     transformers = _transformers()
     document = json.loads(config)
+    _check_config(document)
     kind = document.pop("model_type", None)
     if not isinstance(kind, str):
         raise ConfigError("the run's model.config has no model_type, so its architecture is unknown")
     dtype = getattr(torch, str(document.get("dtype")), torch.float32) if lora is not None else torch.float32
+    build = transformers.AutoModelForCausalLM.from_config
     try:
         parsed = transformers.AutoConfig.for_model(kind, **document)
-        if weights is None:
-            module = transformers.AutoModelForCausalLM.from_config(parsed, dtype=dtype)
-        else:
-            module = transformers.AutoModelForCausalLM.from_pretrained(
-                weights, config=parsed, dtype=dtype, use_safetensors=True, trust_remote_code=False
-            )
+        if most_elements is not None:
+            with torch.device("meta"), _limited(most_elements):  # first without memory: one tensor may be too large
+                build(parsed, dtype=dtype, trust_remote_code=False)
+        with _limited(most_elements):
+            if weights is None:
+                module = build(parsed, dtype=dtype, trust_remote_code=False)
+            else:
+                module = transformers.AutoModelForCausalLM.from_pretrained(
+                    weights, config=parsed, dtype=dtype, use_safetensors=True, trust_remote_code=False
+                )
+    except ConfigError:
+        raise
     except Exception as error:  # the classes of transformers raise any
         where = f"from {weights}" if weights is not None else f"with transformers {transformers.__version__}"
         raise ConfigError(f"cannot build the run's {kind} model {where}: {_first_line(error)}") from None
@@ -108,6 +130,43 @@ def hugging_face_model(
         module = _with_adapters(module, lora)
     module.train()
     return TextModel(module=module, loss=_loss, context=context, vocabulary=int(parsed.vocab_size))
+
+
+def _check_config(value: Any, key: str = "") -> None:
+    """Refuse a configuration of a manifest that loads code or files, or lists layers without end."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in _REFUSED:
+                raise ConfigError(f"the run's model.config has {name}, which loads code or files; do not join it")
+            _check_config(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_config(inner, key)
+    elif isinstance(value, int) and value > _MOST_LAYERS and ("layer" in key or "expert" in key or "depth" in key):
+        raise ConfigError(f"the run's model.config has {key} = {value}; expected at most {_MOST_LAYERS}")
+
+
+@contextmanager
+def _limited(most_elements: int | None) -> Iterator[None]:
+    """Refuse to create more elements of parameters than that inside the block."""
+    left = [most_elements or 0]
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        left[0] -= parameter.numel() if parameter is not None else 0
+        if left[0] < 0:
+            raise ConfigError(
+                f"the run's model.config describes a model of more than {most_elements:,} elements, which this machine "
+                "cannot hold or the run does not train; do not join it"
+            )
+
+    if most_elements is None:
+        yield
+        return
+    hook = nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _with_adapters(module: Any, lora: LoraShape) -> nn.Module:

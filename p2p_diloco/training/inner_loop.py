@@ -168,6 +168,8 @@ class InnerLoop:
         if step.applied:
             self._apply(step)
         self._scaler.update()
+        if self._precision.scales and self._scaler.get_scale() < 1.0:
+            self._scaler.update(1.0)  # it would halve until it is zero, and stay there
         self._drop_gradients()
         return step
 

@@ -27,3 +27,12 @@ def test_traffic_is_read_back(tmp_path: Path) -> None:
 def test_a_broken_file_is_recognised(tmp_path: Path, content: str) -> None:
     (tmp_path / TRAFFIC_FILE).write_text(content)
     assert read_traffic(tmp_path) is None
+
+
+def test_a_clock_that_is_not_set_yet_does_not_begin_another_month() -> None:
+    saved = MonthTraffic(month="2026-11", sent=18e9, received=1e9)
+    booted = saved.plus("1970-01", 5.0, 6.0)
+    assert booted == MonthTraffic(month="2026-11", sent=18e9 + 5.0, received=1e9 + 6.0)
+    assert booted.plus("2026-12", 1.0, 2.0) == MonthTraffic(month="2026-12", sent=1.0, received=2.0)
+    ahead = MonthTraffic().plus("2099-01", 1.0, 1.0)
+    assert ahead.plus("2026-12", 2.0, 2.0).month == "2026-12", "a clock that was ahead must not count for ever"

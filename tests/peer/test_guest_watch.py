@@ -17,12 +17,13 @@ from small_run import CLOCK_START, ORGANISER, small_manifest
 from test_start import SIGNED, PeerStage
 
 from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.guest.control_file import Control, new_number, read_control, write_control
 from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic, write_traffic
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.peer.peer_plan import Clocks, PeerPlan
-from p2p_diloco.peer.start import PeerResult, run_peer
+from p2p_diloco.peer.start import PeerResult, Refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.transport.memory import MemoryTransport
 
@@ -400,5 +401,30 @@ def test_a_request_to_leave_ends_the_peer_within_ten_seconds_of_a_long_round(
             assert loop.time() - began < 10.0
             assert guest.watcher.last.phase == "finished"
             assert result.state_digest != ""
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_peer_that_cannot_return_after_a_spent_quota_is_not_refused_like_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is `Refused` removes the identity and the manifest, because nothing was started."""
+
+    async def scene(stage: PeerStage) -> None:
+        copy = tmp_path / "copy.txt"
+        copy.write_bytes(stage.text.read_bytes())
+        folder = stage.settings("ada").state_directory
+        folder.mkdir()
+        write_traffic(folder, MonthTraffic(month="2026-11", sent=2.6e6, received=0.0))
+        begin = local(2026, 11, 30, 23, 56)
+        async with guests(stage, begin, monthly_quota="3MB", data=str(copy)) as (guest, _, _):
+            await guest.until_training()
+            await guest.until(lambda: guest.watcher.last.pause_reason == "monthly quota", 200.0)
+            copy.unlink()
+            await asyncio.wait({guest.task}, timeout=600.0)
+            error = guest.task.exception()
+            assert isinstance(error, ConfigError)
+            assert not isinstance(error, Refused)
+            assert "copy.txt does not exist" in str(error)
 
     play(tmp_path, monkeypatch, scene)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,28 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"hidden_size": 1 << 20, "num_attention_heads": 1 << 15}, "describes a model of more than"),
+        ({"vocab_size": 1 << 31}, "describes a model of more than"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000; expected at most"),
+        ({"num_hidden_layers": 60_000}, "describes a model of more than"),
+        ({"attn_implementation": "attacker/kernel"}, "has attn_implementation, which loads code or files"),
+        ({"rope_parameters": {"auto_map": {"AutoConfig": "own.Config"}}}, "has auto_map, which loads code or files"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "has quantization_config, which loads code"),
+    ],
+)
+def test_a_config_that_would_exhaust_or_open_this_machine_is_refused_at_once(
+    llama: Path, change: dict[str, Any], text: str
+) -> None:
+    plan = plan_for(llama)
+    section = plan.manifest.model
+    hostile = json.dumps(json.loads(section.config or "{}") | change)
+    changed = plan_run(plan.manifest.model_copy(update={"model": section.model_copy(update={"config": hostile})}))
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        build_run_model(changed, None, founds=False)
+    assert time.monotonic() - began < 20.0

@@ -334,3 +334,19 @@ def answer(fetched: Fetch, nature: str, ask: Ask, right: list[bytes], now: float
     kept[came.piece] = bytes(came.content)
     fetched.keep(came.peer, came.piece)
     return None
+
+
+def test_two_peers_that_send_a_byte_now_and_then_do_not_keep_a_third_from_sending_the_piece() -> None:
+    fetched = fetch(1)
+    for peer in (A, B, C):
+        fetched.set_holdings(peer, 1)
+    came: list[tuple[float, PeerId]] = []
+    sent = {A: 0, B: 0}
+    now = 0.0
+    while now < 2 * TURN_SECONDS and fetched.missing:
+        for ask in fetched.asks(now):
+            came.append((now, ask.peer))
+            if ask.peer in sent:
+                fetched.take_block(ask.peer, 0, ask.offset, 8, b"x", now)
+        now += 10.0 if len(came) < 2 else 15.0
+    assert C in {peer for _, peer in came}, came

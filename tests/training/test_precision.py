@@ -60,3 +60,14 @@ def test_half_precision_learns_like_float32_and_survives_an_overflow(corpus: Cor
     assert losses[1][-1].loss < 0.6 * losses[1][0].loss
     assert losses[1][-1].loss == pytest.approx(losses[0][-1].loss, rel=0.1)
     assert dataclasses.replace(rule, precision="bfloat16").precision == "bfloat16"
+
+
+def test_the_scale_of_losses_recovers_after_many_bad_steps(corpus: Corpus, shape: ModelShape) -> None:
+    stream = BatchStream(corpus, Digest(bytes(32)), PeerId(bytes(32)), batch=2, context=shape.context)
+    own = choose_precision("bfloat16", "float16", torch.device("cpu"))
+    loop = InnerLoop(build_model(shape, 0), stream, InnerRule(batch=2, warmup_steps=1), precision=own)
+    loop.model.norm.gain.data.fill_(float("nan"))
+    for _ in range(200):
+        assert not loop.step().applied
+    loop.model.norm.gain.data.fill_(1.0)
+    assert any(loop.step().applied for _ in range(5))

@@ -178,7 +178,9 @@ class Fetch:
         asked: dict[int, float] = {}
         several = 0
         for _, transfer in self._under_way():
-            several |= (1 << transfer.piece) if transfer.piece in asked else 0
+            # Two that are slow for this long, with a byte now and then, must not keep others from sending the piece.
+            if transfer.piece in asked and now - transfer.began < TURN_SECONDS:
+                several |= 1 << transfer.piece
             asked[transfer.piece] = transfer.began
         taken = self._checking | sum(1 << piece for piece in asked)
         open_ = self.missing & source.holds
