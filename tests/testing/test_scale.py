@@ -27,6 +27,7 @@ def test_a_row_of_eight_sends_what_the_formula_predicts() -> None:
     assert measure(ScalePlan(peers=8, parameters=1_000_000_000)) == row, "one seed is one swarm"
 
 
+@pytest.mark.long
 def test_a_grid_sends_a_little_more_and_has_few_streams() -> None:
     row = measure(ScalePlan(peers=18, parameters=1_000_000_000, dial_out_only=0.3))
     assert row.rows == 2
@@ -65,6 +66,7 @@ def test_a_newcomer_that_reaches_no_peer_of_its_row_becomes_a_member(monkeypatch
     assert row.newcomer_cycles is not None
 
 
+@pytest.mark.long
 def test_a_newcomer_that_reaches_one_member_gets_answers_of_voters_without_a_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
