@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Adder(lightning.LightningModule):
-    """What it starts from matters only for the peer that founds the run."""
+    """Build the layers. Their initial values only matter for the peer that founds the run."""
 
     def __init__(self) -> None:
         super().__init__()

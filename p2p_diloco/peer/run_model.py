@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,8 +18,10 @@ from p2p_diloco.training.model import build_model
 from p2p_diloco.training.python_model import code_digest, python_model
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
-"""Matches the id of a model or dataset on the Hugging Face hub, such as `owner/name`."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+"""Matches the id of a model on the Hugging Face hub, `owner/name`. A single word may be a folder of the organiser's."""
+SHARE_OF_MEMORY, BYTES_OF_AN_ELEMENT = 0.5, 4
+"""Largest share of the memory for the base model of a LoRA, whose elements may be float32."""
 LONGEST_CONTEXT = 1024
 """Context of a new run's Hugging Face model, if the model allows it and the organiser sets none."""
 
@@ -85,7 +88,9 @@ def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> Te
         lora = LoraShape(rank=section.lora_rank, alpha=section.lora_alpha, targets=section.lora_targets)
     weights = None
     if section.weights == "loaded" and (founds or lora is not None):
-        if own is None and not founds and not HUB_ID.fullmatch(source):
+        # A path of the organiser's may also name a folder here, which was never meant for this run.
+        is_on_hub = HUB_ID.fullmatch(source) is not None and not Path(source).exists()
+        if own is None and not founds and not is_on_hub:
             raise ConfigError(
                 "this run trains LoRA adapters of a base model that is not on the Hugging Face hub; give the folder of "
                 "your copy with --model PATH"
@@ -102,7 +107,7 @@ def _most_elements(section: ModelSection) -> int:
     is tied.
     """
     if section.lora_rank:
-        return int(psutil.virtual_memory().total) // 2
+        return int(SHARE_OF_MEMORY * psutil.virtual_memory().total) // BYTES_OF_AN_ELEMENT
     return 3 * sum(math.prod(shape) for _, shape, _ in section.tensors)
 
 

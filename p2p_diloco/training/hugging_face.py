@@ -137,13 +137,13 @@ def _check_config(value: Any, key: str = "") -> None:
     if isinstance(value, dict):
         for name, inner in value.items():
             if name in _REFUSED:
-                raise ConfigError(f"the run's model.config has {name}, which loads code or files; do not join it")
+                raise ConfigError(f"model.config has {name}, which loads code or files; expected none")
             _check_config(inner, name)
     elif isinstance(value, list):
         for inner in value:
             _check_config(inner, key)
     elif isinstance(value, int) and value > _MOST_LAYERS and ("layer" in key or "expert" in key or "depth" in key):
-        raise ConfigError(f"the run's model.config has {key} = {value}; expected at most {_MOST_LAYERS}")
+        raise ConfigError(f"model.config has {key} = {value}; expected at most {_MOST_LAYERS}")
 
 
 @contextmanager

@@ -69,6 +69,7 @@ def _named(name: str, reason: str) -> Precision:
 def _has_fast_bfloat16() -> bool:
     """Return whether this processor has instructions for bfloat16; others emulate it slowly."""
     if platform.machine().lower() in ("x86_64", "amd64"):
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+        asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return any(ask() for ask in asked if ask is not None)
     is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(is_there and torch.ops.mkldnn._is_mkldnn_bf16_supported())

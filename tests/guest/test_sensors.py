@@ -1,4 +1,4 @@
-"""What a peer finds out about its machine; the battery is replaced, because the test machines have none."""
+"""The sensors of a machine. The battery is replaced, because the test machines have none."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,29 @@ def test_lora_on_another_base_is_refused(llama: Path, tmp_path: Path) -> None:
         build_run_model(plan, str(tmp_path / "other"), founds=False)
 
 
+def test_a_base_model_of_lora_is_not_taken_from_a_path_of_the_organisers(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hf:base` and `hf:models/base` may be folders of the organiser's; here they could be anything."""
+    plan = plan_for(llama, weights="loaded", lora_rank=2)
+    (llama.parent / "owner").mkdir()
+    llama.rename(llama.parent / "owner" / "base")
+    monkeypatch.chdir(llama.parent)
+    for source in ("hf:owner", "hf:owner/base"):
+        model = plan.manifest.model.model_copy(update={"source": source})
+        renamed = plan_run(plan.manifest.model_copy(update={"model": model}))
+        with pytest.raises(ConfigError, match="give the folder of your copy with --model PATH"):
+            build_run_model(renamed, None, founds=False)
+        build_run_model(renamed, "owner/base", founds=False)
+
+
+def test_a_base_model_of_lora_may_take_half_of_the_memory(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(llama, weights="loaded", lora_rank=2)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=8 * 1000))
+    with pytest.raises(ConfigError, match="describes a model of more than 1,000 elements"):
+        build_run_model(plan, str(llama), founds=False)
+
+
 def test_a_model_that_differs_from_the_table_is_refused(llama: Path) -> None:
     plan = plan_for(llama)
     section = plan.manifest.model
@@ -231,9 +255,18 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         ({"vocab_size": 1 << 31}, "describes a model of more than"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000; expected at most"),
         ({"num_hidden_layers": 60_000}, "describes a model of more than"),
-        ({"attn_implementation": "attacker/kernel"}, "has attn_implementation, which loads code or files"),
-        ({"rope_parameters": {"auto_map": {"AutoConfig": "own.Config"}}}, "has auto_map, which loads code or files"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "has quantization_config, which loads code"),
+        (
+            {"attn_implementation": "attacker/kernel"},
+            "has attn_implementation, which loads code or files",
+        ),
+        (
+            {"rope_parameters": {"auto_map": {"AutoConfig": "own.Config"}}},
+            "has auto_map, which loads code or files",
+        ),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "has quantization_config, which loads code",
+        ),
     ],
 )
 def test_a_config_that_would_exhaust_or_open_this_machine_is_refused_at_once(

@@ -1,4 +1,4 @@
-"""What a peer still writes follows from the size of its state and the free space of its disk."""
+"""The rule that decides what a peer writes, by the size of its state directory and the free space of the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many windows fit into memory: the search, real allocations that fail, and steps in parts."""
+"""The search for the windows that fit into memory, with real allocations that fail, and steps in parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,15 @@ def test_the_search_agrees_with_trying_every_number_in_limited_memory(model: str
     assert abs(found["search"] - found["exhaustive"]) <= max(1, 0.05 * found["exhaustive"])
 
 
-def loop_of(corpus: Corpus, model: TextModel, rule: InnerRule = RULE, windows_at_once: int | None = None) -> InnerLoop:
+def loop_of(
+    corpus: Corpus,
+    model: TextModel,
+    rule: InnerRule = RULE,
+    windows_at_once: int | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> InnerLoop:
     stream = BatchStream(corpus, Digest(bytes(32)), PeerId(bytes(32)), batch=rule.batch, context=model.context)
-    loop = InnerLoop(model, stream, rule)
+    loop = InnerLoop(model, stream, rule, report=report)
     if windows_at_once is not None:
         loop.windows_at_once = windows_at_once
     return loop
@@ -105,8 +112,7 @@ def greedy(shape: ModelShape, most: int) -> TextModel:
 
 def test_a_step_that_runs_out_of_memory_is_repeated_in_smaller_parts(corpus: Corpus, shape: ModelShape) -> None:
     said: list[str] = []
-    loop = loop_of(corpus, greedy(shape, 3))
-    loop._report = said.append
+    loop = loop_of(corpus, greedy(shape, 3), report=said.append)
     calm = loop_of(corpus, greedy(shape, 8))
     calm.model.load_state_dict(copy.deepcopy(loop.model.state_dict()))
     step, expected = loop.step(), calm.step()
