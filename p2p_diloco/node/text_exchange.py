@@ -11,7 +11,7 @@ from p2p_diloco.errors import P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.node.serving import Post
 from p2p_diloco.node.surroundings import TextCopy
-from p2p_diloco.node.text_upload import TextUpload, Wanted, block_bytes, text_rate
+from p2p_diloco.node.text_upload import TextUpload, Wanted, block_bytes, charged_bytes, text_rate
 from p2p_diloco.node.vector_worker import Worker
 from p2p_diloco.protocol.files.fetch import Fetch, Whole
 from p2p_diloco.protocol.wire.file_list import MOST_LIST_BYTES, FileList
@@ -34,8 +34,6 @@ DISK_SECONDS = 30.0
 """Pause after a failed write."""
 NOBODY_SECONDS = 30.0
 REPORT_SECONDS = 10.0
-LEAST_CHARGED_BYTES = 16 * 1024
-"""Bytes that a block counts at least in the upload budget: even one byte costs a piece that is read and hashed."""
 
 
 class Notify(Protocol):
@@ -331,7 +329,8 @@ class TextExchange:
         assert self._upload is not None, "it was asked"
         reply = TextBlock(digest=wanted.digest, total_bytes=total_bytes, offset=wanted.offset, block=block)
         self._posted[wanted.peer] = self._unread(wanted.peer) + len(block) + HEADER_BYTES
-        self._upload.sent(wanted.peer, max(len(block), LEAST_CHARGED_BYTES), self._loop.time(), rate)
+        charged = charged_bytes(len(block), total_bytes, self._line())
+        self._upload.sent(wanted.peer, charged, self._loop.time(), rate)
         self._post(wanted.peer, reply, self._now() + ANSWER_SECONDS)
 
 

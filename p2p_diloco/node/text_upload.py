@@ -24,6 +24,8 @@ COPIES_A_DAY = 2.0
 """Texts that one peer may be sent at once, and in each day: it needs each piece once."""
 DAY_SECONDS = 86_400.0
 MOST_REQUESTERS = 4096
+LEAST_CHARGED_BYTES = 16 * 1024
+"""Bytes that a block of a longer piece counts at least in the budgets."""
 
 
 class Wanted(NamedTuple):
@@ -44,6 +46,15 @@ def text_rate(line: float | None, *, is_busy: bool) -> float:
 def block_bytes(line: float | None) -> int:
     """Return the length of blocks, so that a vector waits for at most a twentieth of a second for one."""
     return MOST_BLOCK_BYTES if line is None else min(piece_bytes(line), MOST_BLOCK_BYTES)
+
+
+def charged_bytes(num_bytes: int, piece: int, line: float | None) -> int:
+    """Return how many bytes a block counts in the budgets, given the length of its piece.
+
+    One byte of a long piece counts more, because the whole piece is read and hashed for it. A short piece counts as
+    it is, so that a text of many small files fits the allowance.
+    """
+    return max(num_bytes, min(LEAST_CHARGED_BYTES, block_bytes(line), piece))
 
 
 class TextUpload:
@@ -80,7 +91,7 @@ class TextUpload:
         return self._waiting.pop(peer) if peer is not None else None
 
     def sent(self, peer: PeerId, num_bytes: int, now: float, rate: float) -> None:
-        """Book a block that was sent, at `rate` bytes per second."""
+        """Book a block that was sent, with what it counts, at `rate` bytes per second."""
         self._free_at = max(self._free_at, now) + num_bytes / rate
         if self._is_stranger(peer):
             self._free_for_strangers_at = max(self._free_for_strangers_at, now) + num_bytes / (STRANGERS_SHARE * rate)

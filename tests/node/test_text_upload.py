@@ -11,12 +11,14 @@ from p2p_diloco.node.text_upload import (
     COPIES_A_DAY,
     DAY_SECONDS,
     IDLE_SHARE,
+    LEAST_CHARGED_BYTES,
     MOST_WAITING,
     STRANGERS_SHARE,
     UNKNOWN_BYTES_PER_SECOND,
     TextUpload,
     Wanted,
     block_bytes,
+    charged_bytes,
     text_rate,
 )
 from p2p_diloco.protocol.wire.messages import MOST_BLOCK_BYTES
@@ -120,6 +122,35 @@ def test_one_peer_is_sent_two_texts_at_once_and_two_a_day() -> None:
     assert budget.next(LONG) == wanted(B), "the others are not affected"
     budget.ask(wanted(A), LONG + DAY_SECONDS)
     assert budget.next(LONG + DAY_SECONDS) == wanted(A)
+
+
+def blocks_of(piece: int, line: float | None) -> list[int]:
+    size = block_bytes(line)
+    return [min(size, piece - offset) for offset in range(0, piece, size)]
+
+
+@pytest.mark.parametrize("line", [None, 16e3, LINE])
+@pytest.mark.parametrize("piece", [1, 100, 4096, 4097, LEAST_CHARGED_BYTES + 1, MOST_BLOCK_BYTES + 1, 1 << 20])
+def test_a_text_of_any_pieces_can_be_fetched_within_the_allowance(line: float | None, piece: int) -> None:
+    budget = upload(text_bytes=1000 * piece)
+    for _ in range(1000):
+        for num_bytes in blocks_of(piece, line):
+            budget.ask(wanted(A), 0.0)
+            assert budget.next(LONG) is not None
+            budget.sent(A, charged_bytes(num_bytes, piece, line), 0.0, 1e12)
+
+
+@pytest.mark.parametrize("line", [None, 16e3, LINE])
+def test_single_bytes_of_long_pieces_use_up_the_allowance(line: float | None) -> None:
+    text_bytes = 10 << 20
+    budget = upload(text_bytes=text_bytes)
+    answered = 0
+    budget.ask(wanted(A), 0.0)
+    while budget.next(LONG) is not None:
+        answered += 1
+        budget.sent(A, charged_bytes(1, 1 << 20, line), 0.0, 1e12)
+        budget.ask(wanted(A), 0.0)
+    assert answered <= 1 + COPIES_A_DAY * (text_bytes + MOST_BLOCK_BYTES) / 4096
 
 
 def test_the_number_of_quotas_is_bounded_and_a_used_one_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
