@@ -20,8 +20,8 @@
 #                 loss with a replay and a trial; 18 minutes, or less: make planned PLANNED_SECONDS=60
 # make own-loop   users' own training loops in real processes: killed and restarted, with data workers, compiled, idle;
 #                 10 minutes
-# make ranks      islands of several ranks in real processes: replicated and sharded beside a plain one, ranks that are
-#                 killed or hang, restarts; 15 minutes
+# make ranks      islands of several ranks in real processes: replicated and sharded beside a plain and a slow one, ranks
+#                 that are killed or hang, restarts; 20 minutes. A shorter run: make ranks RANKS_SECONDS=120
 # make guest      the owner's commands on a real peer: pause, resume, limits, leave, a quota; prints how long each takes;
 #                 4 minutes
 # make gpu        own loops and a joiner on a GPU; skipped without CUDA
@@ -129,8 +129,9 @@ guest: $(STAMP)
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
 
+RANKS_SECONDS ?= 300
 ranks: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_ranks.py tests/processes/test_ranks.py $(TEST_FLAGS)
+	RANKS_SECONDS=$(RANKS_SECONDS) $(BIN)/python -m pytest -s -m "long or not long" $(wildcard tests/swarm/test_rank*.py tests/processes/test_rank*.py) $(TEST_FLAGS)
 
 # Skipped without a CUDA device.
 gpu: $(STAMP)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RANK_LOST_CODE = 75
+"""Exit code of a rank whose island has ended because another rank is missing: started again, they continue."""
+
 
 class P2PDilocoError(Exception):
     """Base class of all errors that this project raises deliberately."""

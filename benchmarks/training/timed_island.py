@@ -16,7 +16,7 @@ from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.own_model import OwnModel
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.peer.training_thread import InnerSteps, TrainingThread
+from p2p_diloco.peer.training_thread import InnerSteps, Steps, TrainingThread
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.span.replica import SpanUpdate
@@ -107,7 +107,7 @@ class PacedThread(TrainingThread):
     def __init__(
         self, *, loop: InnerLoop, state: TimedState, clock: RoundClock, now: Callable[[], float], **more: Any
     ) -> None:
-        self.inner = InnerSteps(loop, state)
+        self.inner = InnerSteps(Steps(loop), state)
         super().__init__(state=state, step=self.step, **more)
         self.rests, self.exchanges = True, False
         self.timings, self.round_clock, self.now = state.timings, clock, now

@@ -65,7 +65,7 @@ def run_command(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] != "new":
         known_elsewhere -= PeerSettings.model_fields.keys()  # such as --model, which names a copy on this machine
     rest, files, overrides = split_arguments(arguments, known_elsewhere)
-    around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ))
+    around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ), arguments=tuple(arguments))
     app = make_app(around)
     if rest and rest[0] in _WORDS_AS_FLAGS:
         rest = [*rest[1:], _WORDS_AS_FLAGS[rest[0]]]

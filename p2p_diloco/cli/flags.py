@@ -57,6 +57,8 @@ class SettingsFlags(LimitsFlags):
     model: Annotated[str | None, _setting("model")] = None
     precision: Annotated[str | None, _setting("precision")] = None
     windows_at_once: Annotated[str | None, _setting("windows_at_once")] = None
+    ranks: Annotated[str | None, _setting("ranks")] = None
+    shards: Annotated[str | None, _setting("shards")] = None
     state_directory: Annotated[str | None, _setting("state_directory")] = None
     keep_checkpoints: Annotated[str | None, _setting("keep_checkpoints")] = None
     identity_path: Annotated[str | None, _setting("identity_path")] = None
@@ -99,11 +101,13 @@ class Surroundings:
         files: given as `@file.toml`.
         overrides: given as `--section.key value`.
         environment: environment variables.
+        arguments: the whole command line, to start it again in another process.
     """
 
     files: tuple[Path, ...] = ()
     overrides: Mapping[str, Any]
     environment: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
 
     def without_overrides(self) -> Surroundings:
         """Return a copy without overrides, for a command that has already used them."""

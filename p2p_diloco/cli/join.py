@@ -7,6 +7,8 @@ from pathlib import Path
 from p2p_diloco.cli.bootstrap import run_to_found
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.peer_process import run_trainer
+from p2p_diloco.cli.rank_group import ranks_to_start, run_ranks
+from p2p_diloco.cli.rank_process import place_among_ranks
 from p2p_diloco.config.invite import parse_invite
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.peer_plan import PeerPlan
@@ -54,4 +56,6 @@ def run_join(
 ) -> int:
     """Run a trainer; return the exit code."""
     plan = request_join(invite, found=found, key_path=key_path, settings=settings, flags=flags, around=around)
-    return run_trainer(plan, flags)
+    place = place_among_ranks(around.environment)
+    count = ranks_to_start(plan.settings) if place is None else 1
+    return run_ranks(around.arguments, count, around.environment) if count > 1 else run_trainer(plan, flags, place)

@@ -11,33 +11,55 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from p2p_diloco.cli.flags import PeerFlags
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.cli.peer_output import PeerOutput
 from p2p_diloco.cli.quota_question import QuotaQuestion, line_from_terminal
+from p2p_diloco.cli.rank_process import Place, follow, island_of_ranks
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
 from p2p_diloco.peer.peer_plan import PeerPlan
 
+if TYPE_CHECKING:
+    from p2p_diloco.peer.island import Island
+
 STOPPED = 130
 _HARD_STOP_SECONDS = 10.0
+LOST_SECONDS = 10.0
+"""Time for leaving after a rank was lost."""
+SAME_SECONDS = 1.0
 
 
-def run_trainer(plan: PeerPlan, flags: PeerFlags) -> int:
+def run_trainer(plan: PeerPlan, flags: PeerFlags, place: Place | None = None) -> int:
     """Run a peer that trains the model of the manifest, until interrupted or its last round; return the exit code.
 
+    Args:
+        place: the place of this process among the ranks of an island, of which only rank 0 has a peer; None: this
+            process is the island.
     Raises:
         P2PDilocoError: the peer cannot go on.
     """
-    _prepare(plan.settings, flags)
+    _prepare(plan.settings, flags, is_silent=place is not None and place.rank > 0)
     from p2p_diloco.peer.built_in import BuiltInTraining
 
-    training = BuiltInTraining(evaluate_seconds=flags.evaluate_seconds, founds=plan.founding is not None)
-    return _run_to_end(replace(plan, training=training))
+    if place is None:
+        training = BuiltInTraining(evaluate_seconds=flags.evaluate_seconds, founds=plan.founding is not None)
+        return _run_to_end(replace(plan, training=training))
+    with island_of_ranks(place, plan.settings) as (island, settings):
+        if not island.leads:
+            return follow(island, settings)
+        training = BuiltInTraining(
+            evaluate_seconds=flags.evaluate_seconds, founds=plan.founding is not None, island=island
+        )
+        code = _run_to_end(replace(plan, settings=settings, training=training), island)
+        if island.lost is not None:
+            raise island.lost
+        return code
 
 
 def run_bootstrap_peer(plan: PeerPlan, flags: PeerFlags) -> int:
@@ -46,12 +68,12 @@ def run_bootstrap_peer(plan: PeerPlan, flags: PeerFlags) -> int:
     return _run_to_end(plan)
 
 
-def _prepare(settings: PeerSettings, flags: PeerFlags) -> None:
+def _prepare(settings: PeerSettings, flags: PeerFlags, *, is_silent: bool = False) -> None:
     """Set process-wide options before torch is imported."""
     if flags.with_parent:
         end_with_parent()
     check_folder(settings.state_directory)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not is_silent:
         # Importing torch takes seconds. On standard output a founder's first line must be the join command.
         print_to_stderr("starting …")
     if settings.threads is not None:
@@ -64,7 +86,7 @@ def _prepare(settings: PeerSettings, flags: PeerFlags) -> None:
     wake_politely()
 
 
-def _run_to_end(plan: PeerPlan) -> int:
+def _run_to_end(plan: PeerPlan, island: Island | None = None) -> int:
     import uvloop
 
     from p2p_diloco.peer.start import nothing_left_if_refused
@@ -75,7 +97,7 @@ def _run_to_end(plan: PeerPlan) -> int:
             plan.settings.state_directory, announces_invite=plan.founding is not None, soon=files.submit
         )
         with output:
-            return uvloop.run(_run(plan, output))
+            return uvloop.run(_run(plan, output, island))
 
 
 def check_folder(folder: Path) -> None:
@@ -102,15 +124,25 @@ def check_folder(folder: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
-async def _run(plan: PeerPlan, output: PeerOutput) -> int:
+async def _run(plan: PeerPlan, output: PeerOutput, island: Island | None) -> int:
     from p2p_diloco.peer.start import run_peer
     from p2p_diloco.peer.stop import StopRequest
 
     stop = StopRequest()
     loop = asyncio.get_running_loop()
     interrupts = Interrupts(
-        stop, show=output.show, exit_within=lambda seconds: loop.call_later(seconds, os._exit, STOPPED)
+        stop,
+        show=output.show,
+        exit_within=lambda seconds: loop.call_later(seconds, os._exit, STOPPED),
+        # torchrun passes on a Ctrl-C that the terminal has already sent to this process.
+        now=loop.time if island is not None else None,
     )
+    if island is not None:
+
+        def leave() -> None:
+            loop.call_soon_threadsafe(partial(stop.leave, within_seconds=LOST_SECONDS))
+
+        island.on_lost = leave
     question = QuotaQuestion(output.show, lambda: stop.is_leaving, line_from_terminal())
     plan = replace(plan, ask_quota=output.while_asking(question.ask))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,15 +166,25 @@ class Stoppable(Protocol):
 class Interrupts:
     """Ctrl-C once: announce the leave, save, exit. Twice: stop now."""
 
-    def __init__(self, stop: Stoppable, *, show: Callable[[str], None], exit_within: Callable[[float], object]) -> None:
+    def __init__(
+        self,
+        stop: Stoppable,
+        *,
+        show: Callable[[str], None],
+        exit_within: Callable[[float], object],
+        now: Callable[[], float] | None = None,
+    ) -> None:
         """Start with no interrupts counted.
 
         Args:
             stop: the peer to stop.
-            say: prints a line.
+            show: prints a line.
             exit_within: exits this process after the given number of seconds, even if something hangs.
+            now: returns seconds, if two interrupts within `SAME_SECONDS` may be one; None: each counts.
         """
         self._count = 0
+        self._now = now
+        self._counted_at = float("-inf")
         self._stop = stop
         self._show = show
         self._exit_within = exit_within
@@ -154,6 +196,10 @@ class Interrupts:
 
     def interrupt(self) -> None:
         """Handle one Ctrl-C."""
+        if self._now is not None:
+            before, self._counted_at = self._counted_at, self._now()
+            if self._counted_at - before < SAME_SECONDS:
+                return
         self._count += 1
         if self._count == 1:
             self._show("leaving after this round; Ctrl-C again stops at once")

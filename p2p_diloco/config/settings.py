@@ -62,7 +62,7 @@ _CAPS = ("max_upload", "max_download")
 _AMOUNTS = ("monthly_quota", "disk_cap", "disk_free")
 
 _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
-_NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once", "nice", "gpu_duty"})
+_NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once", "ranks", "nice", "gpu_duty"})
 _SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_trace"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*")
@@ -85,6 +85,12 @@ class PeerSettings(BaseModel):
     )
     windows_at_once: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
         None, description="windows of a step that pass through the model at a time [default: as many as fit]"
+    )
+    ranks: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        None, description="processes that `join` starts to train together [default: one for each GPU]"
+    )
+    shards: Literal["auto", "always", "never"] = Field(
+        "auto", description="cut the model among ranks: auto (if a copy does not fit each GPU), always or never"
     )
     state_directory: Path = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),

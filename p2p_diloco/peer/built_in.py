@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -12,7 +15,8 @@ from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch
-from p2p_diloco.peer.local_spans import describe_device, spans_for
+from p2p_diloco.peer.island import Island, RankInner, plan_text
+from p2p_diloco.peer.local_spans import LocalSpans, describe_device, spans_for
 from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.run_text import (
@@ -26,17 +30,21 @@ from p2p_diloco.peer.run_text import (
 from p2p_diloco.peer.shared_text import ArrivingText
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
-from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, TrainingThread
+from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.corpus_files import list_corpus_files
-from p2p_diloco.training.data import Batches, Text
+from p2p_diloco.training.data import Batches, BatchStream, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
-from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
+from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, trained
 from p2p_diloco.training.precision import choose_precision
+from p2p_diloco.training.rank_parameters import RankParameters
+from p2p_diloco.training.rank_steps import RankBatches, RankSteps, needs_shards
 from p2p_diloco.training.text_model import TextModel
 
+KEPT = "the optimiser"
+"""Name of the training's private state, as people see it."""
 LAST_STEP_SECONDS = 5.0  # a step on a slow machine may take longer; then do not wait for it
 
 
@@ -46,14 +54,17 @@ class BuiltInTraining(Training):
     Args:
         evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
         founds: whether this peer founds the run, so that it needs the initial values of the model.
+        island: the ranks that train together, of which this is rank 0; None: only this process.
     """
 
     owns_process = True
     reads_text = True
 
-    def __init__(self, *, evaluate_seconds: float = 30.0, founds: bool = False) -> None:
+    def __init__(self, *, evaluate_seconds: float = 30.0, founds: bool = False, island: Island | None = None) -> None:
         self.evaluate_seconds = evaluate_seconds
         self._founds = founds
+        self._island = island
+        self._ranks: RankSteps | None = None
         self._built: TextModel | None = None
         self._thread: TrainingThread | None = None
         self._steps: InnerSteps | None = None
@@ -84,25 +95,19 @@ class BuiltInTraining(Training):
         corpus = open_run_text(plan.manifest.data, settings.data) if host.text is None else None
         if corpus is not None:
             keep_tokenizer(host.folder, corpus)
-            stream: Batches = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
+            stream: BatchStream | ArrivingText = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
         else:
             stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
-        device = choose_device(settings.device)
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
-        precision = choose_precision(plan.inner.precision, settings.precision, device, capability)
-
-        def report_memory(text: str) -> None:
-            host.in_loop(partial(host.report, "memory", text))
-
-        loop = InnerLoop(model, stream, plan.inner, device, precision=precision, report=report_memory)
-        lay_end_to_end(model.module, plan.fragments)
+        # Wrappers of several ranks change the model, so a copy without values is evaluated.
+        self._make_watch = partial(_watch_held_out, plan, model if self._island is None else model.skeleton())
+        built = self._build(host, model, stream)
+        loop, parameters = built.loop, self._parameters_of(plan, model)
         trace = Trace(host.folder) if settings.keep_trace else None
         if trace is not None:
             trace.began(stream.position)
-        local = spans_for(plan, LocalParameters(model.module, plan.fragments), loop.device)
-        products = "" if plan.inner.precision == "float32" == precision.name else f"; {precision}"
-        host.in_loop(partial(host.report, "device", describe_device(loop.device, local) + products))
+        local = spans_for(plan, parameters, loop.device)
+        host.in_loop(partial(host.report, "device", self._describe(plan, local, loop)))
         self.state = TrainedState(
             plan,
             local,
@@ -111,19 +116,59 @@ class BuiltInTraining(Training):
             died=host.died,
             damaged=host.damaged,
             trace=trace,
-            inner=InnerState(host.folder, {"the optimiser": loop}),
+            inner=self._inner_of(plan, host.folder, loop),
             report=host.report,
         )
-        steps = self._steps = InnerSteps(
-            loop, self.state, windows_at_once=settings.windows_at_once, report=report_memory
-        )
+        self._steps = InnerSteps(built, self.state, report=self._report_memory_of(host))
         self._thread = TrainingThread(
-            state=self.state, step=steps.step, in_loop=host.in_loop, died=host.died, can_step=self._has_text
+            state=self.state,
+            step=self._steps.step,
+            in_loop=host.in_loop,
+            died=host.died,
+            can_step=self._has_text,
+            island=self._island,
         )
-        self._make_watch = partial(_watch_held_out, plan, model)
+        if self._island is not None:
+            self._thread.start()  # the other ranks wait for its turns
         if self.evaluate_seconds > 0 and corpus is not None:
             self._watch = self._make_watch(corpus)
         return self.state
+
+    def _report_memory_of(self, host: TrainingHost) -> Callable[[str], None]:
+        return lambda text: host.in_loop(partial(host.report, "memory", text))
+
+    def _build(self, host: TrainingHost, model: TextModel, stream: Batches) -> Steps:
+        plan, settings, report_memory = host.plan, host.settings, self._report_memory_of(host)
+        if self._island is None:
+            return build_steps(plan, settings, model, stream, report=report_memory)
+        ranks = self._island.ranks
+        has_shards = settings.shards == "always" or (
+            settings.shards == "auto" and needs_shards(plan.num_parameters, choose_device(settings.device))
+        )
+        told = RankOrder(manifest=plan.manifest.model_dump_json(), founds=self._founds, has_shards=has_shards)
+        self._island.order_training(told.to_json())
+        together = RankSteps(ranks, has_shards=has_shards, uses_all=plan.built_in is not None)
+        own = RankBatches(ranks, stream, batch=plan.inner.batch, context=plan.context)
+        self._ranks = together
+        return self._island.build(lambda: build_steps(plan, settings, model, own, ranks=together, report=report_memory))
+
+    def _parameters_of(self, plan: RunPlan, model: TextModel) -> LocalParameters:
+        if self._island is None:
+            return LocalParameters(model.module, plan.fragments)
+        return RankParameters(model.module, trained(model.module), plan.fragments, self._island.ranks)
+
+    def _inner_of(self, plan: RunPlan, folder: Path, loop: InnerLoop) -> InnerState:
+        kept = {KEPT: loop}
+        if self._island is None:
+            return InnerState(folder, kept)
+        self._island.ranks.announce(plan_text(plan.fragments, folder.name))
+        return RankInner(self._island.ranks, folder, kept)
+
+    def _describe(self, plan: RunPlan, local: LocalSpans, loop: InnerLoop) -> str:
+        precision = loop.precision
+        products = "" if plan.inner.precision == "float32" == precision.name else f"; {precision}"
+        ranks = "" if self._ranks is None else f"; {self._ranks}"
+        return f"{describe_device(loop.device, local)}{products}{ranks}"
 
     def _await_text(self, host: TrainingHost) -> ArrivingText:
         assert host.text is not None, "there is no other text"
@@ -151,7 +196,8 @@ class BuiltInTraining(Training):
 
     def start(self) -> None:
         """Start the thread; it trains once all spans are loaded."""
-        self._opened().start()
+        if self._island is None:  # otherwise it has started with the other ranks
+            self._opened().start()
 
     def set_paused(self, is_paused: bool) -> None:
         """Make no steps while paused."""
@@ -194,6 +240,49 @@ class BuiltInTraining(Training):
     def _opened(self) -> TrainingThread:
         assert self._thread is not None, "open it first"
         return self._thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """An order of rank 0 to the other ranks of its island to build the same model.
+
+    Attributes:
+        manifest: the run's manifest as JSON, which rank 0 has verified.
+        founds: whether this peer founds the run.
+        has_shards: whether each rank holds a shard of the model, instead of a copy.
+    """
+
+    manifest: str
+    founds: bool
+    has_shards: bool
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+
+def build_steps(
+    plan: RunPlan,
+    settings: PeerSettings,
+    model: TextModel,
+    stream: Batches,
+    *,
+    ranks: RankSteps | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> Steps:
+    """Put a model on this process's device and return the steps that train it.
+
+    Args:
+        ranks: the ranks that train together, all of which call this; None: only this process.
+        report: called with a sentence about the memory of the device.
+    """
+    device = choose_device(settings.device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
+    precision = choose_precision(plan.inner.precision, settings.precision, device, capability)
+    loop = InnerLoop(model, stream, plan.inner, device, precision=precision, report=report, ranks=ranks)
+    if ranks is None or not ranks.has_shards:
+        lay_end_to_end(model.module, plan.fragments)
+    return Steps(loop, windows_at_once=settings.windows_at_once, report=report, ranks=ranks)
 
 
 def _watch_held_out(plan: RunPlan, model: TextModel, text: Text) -> HeldOutWatch:

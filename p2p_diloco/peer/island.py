@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,23 @@ from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateEr
 from p2p_diloco.outer.fragments import Fragment, TensorSlot
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.rank_parameters import RankParameters, gather_tensor
-from p2p_diloco.training.ranks import Order, RankLost, Ranks, Word
+from p2p_diloco.training.ranks import Order, RankLost, Ranks, Word, first_sentence
 from p2p_diloco.training.shards import is_sharded, local_part
 
-CALLS = ("step", "ready", "progress", "seed", "anchor", "save", "export", "leave", "wait", "new_run")
-LEAVE = "leave"
+_Built = TypeVar("_Built")
+
+LEAVE, TURN = "leave", "turn"
+CALLS = ("step", "ready", "progress", "seed", "anchor", "save", "export", LEAVE, "wait", "new_run", TURN)
+THE_END = "end"
+"""The result of the last turn of the built-in trainer in a session."""
 HURRY_SECONDS = 5.0
 """Maximum wait for the other ranks after an exception: they may wait for this rank in a backward pass."""
 MOST_DRIFT = 1e-3
 """Replicas count as different if their sampled parameters differ by more than this share of their length. Rounding
 differs by less; ranks that train without exchanging gradients differ by more within a few steps."""
 SAMPLED = 4096
+BUILD_SECONDS = 1800.0
+"""Maximum time until all ranks have built a model, for which they may read its weights from a disk."""
 _REPORT_WORDS = 4
 """All reports have the same length, so that a rank that makes another call is recognised."""
 _ERRORS: Mapping[str, type[P2PDilocoError]] = {
@@ -122,7 +128,7 @@ class Island:
         try:
             return self._lead(name, work, report) if self.leads else self._report_and_follow(report)
         except RankLost as lost:
-            self._end(lost)
+            self.end(lost)
             raise
 
     def hurry(self) -> None:
@@ -198,7 +204,8 @@ class Island:
             with suppress(RankLost):
                 self.ranks.send_order(rank, Word.FAILED, text=_as_text(error))
 
-    def _end(self, lost: RankLost) -> None:
+    def end(self, lost: RankLost) -> None:
+        """End this island because a rank is missing."""
         self.lost, self.is_over = lost, True
         self.on_lost()
 
@@ -273,6 +280,64 @@ class Island:
             elif isinstance(tensor, Tensor):
                 found[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         return found
+
+    # -- the built-in trainer
+
+    def order_training(self, told: str) -> None:
+        """On rank 0, outside of calls: tell the other ranks to build a model, and what they need for it."""
+        for rank in self.ranks.others:
+            self.ranks.send_order(rank, Word.TRAIN, text=told)
+
+    def await_training(self) -> str | None:
+        """Return what rank 0 tells in `order_training`; None once it has left. It may take long to find its run."""
+        order = self.ranks.receive_order(patiently=True)
+        if order.word == Word.TRAIN:
+            return order.text
+        self.is_over = True
+        return None
+
+    def build(self, work: Callable[[], _Built]) -> _Built:
+        """Return what `work` returns on this rank; all ranks call this, and all raise the first error of one.
+
+        Raises:
+            P2PDilocoError: the error.
+        """
+        built = None
+        with self.together():
+            try:
+                built = work()
+            finally:
+                self.ranks.meet(BUILD_SECONDS)
+        assert built is not None, "an error would have been raised"
+        return built
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """End this island if the ranks cannot exchange gradients inside the block.
+
+        Raises:
+            RankLost: they could not.
+        """
+        try:
+            yield
+        except RankLost as lost:
+            self.end(lost)
+            raise
+        except RuntimeError as error:
+            failed = RankLost(
+                f"a step of the ranks of this island failed ({first_sentence(error)}), so this island ends; "
+                "start all its ranks again to continue"
+            )
+            self.end(failed)
+            raise failed from error
+
+    def close(self) -> None:
+        """On rank 0, outside of calls: let the other ranks end, which wait in `await_training`."""
+        if self.lost is None and not self.is_over:
+            self.is_over = True
+            for rank in self.ranks.others:
+                with suppress(RankLost):
+                    self.ranks.send_order(rank, Word.OVER)
 
     # -- replicas
 

@@ -1,53 +1,99 @@
-"""The built-in trainer's thread: runs inner steps, and applies updates from the swarm between them."""
+"""The built-in trainer's thread: runs inner steps, and applies updates from the swarm between them.
+
+If the island has several ranks, each turn of the thread is a call that all of them make: rank 0 applies updates and
+says whether a step follows, which all make together.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
+from p2p_diloco.peer.island import THE_END, TURN, Island
 from p2p_diloco.peer.trained_state import IDLE_SECONDS, TrainedState
-from p2p_diloco.training.inner_loop import InnerLoop
+from p2p_diloco.training.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.training.micro_batch import most_windows, with_margin
+from p2p_diloco.training.rank_steps import RankSteps
+from p2p_diloco.training.ranks import RankLost
 
 MANY_NOT_APPLIED = 32
 """Number of steps in a row with infinite gradients after which the peer counts as not stepping."""
 
 
-class InnerSteps:
-    """Runs steps of the built-in inner loop and counts them in the model's state.
+class Steps:
+    """Steps of the built-in inner loop, in parts that fit into memory.
 
     Args:
         windows_at_once: windows that pass through the model at a time; None: on an accelerator as many as fit, which is
             tried after the first step; on a processor the whole batch.
-        report: called with a sentence once the number is found, or when no step can be applied.
-
-    Attributes:
-        num_not_applied: number of the latest steps in a row whose loss or gradient was not finite.
+        report: called with a sentence once the number is found.
+        ranks: the ranks that make the steps together, each with this object; None: only this process.
     """
 
     def __init__(
         self,
         loop: InnerLoop,
-        state: TrainedState,
         *,
         windows_at_once: int | None = None,
         report: Callable[[str], None] = lambda text: None,
+        ranks: RankSteps | None = None,
     ) -> None:
         self.loop = loop
-        self.state = state
-        self.num_not_applied = 0
         self._report = report
+        self._ranks = ranks
         self._searches = windows_at_once is None and loop.device.type != "cpu" and loop.stream.batch > 1
         if self._searches:
             loop.windows_at_once = 1
+            # Of shards, all ranks need each other in each try, also the one that has run out of memory.
+            self._searches = ranks is None or not ranks.has_shards
         elif windows_at_once is not None:
             loop.windows_at_once = min(windows_at_once, loop.stream.batch)
+
+    def make(self) -> InnerStep:
+        """Make one step."""
+        step = self.loop.step()
+        if self._searches:
+            self._searches = False
+            self._fill_memory()
+        return step
+
+    def _fill_memory(self) -> None:
+        """Find the number of windows that fit into memory now that the optimisers' moments are there."""
+        loop, wanted = self.loop, self.loop.stream.batch
+        fitting = most_windows(loop.try_windows, wanted)
+        if self._ranks is not None:
+            fitting = self._ranks.least(fitting)
+        loop.windows_at_once = with_margin(fitting, wanted)
+        if fitting < wanted:
+            self._report(
+                f"{fitting} of the {wanted} windows of a step fit into the memory of {loop.device}; using "
+                f"{loop.windows_at_once} at a time, with the same gradients"
+            )
+
+
+class InnerSteps:
+    """Makes steps and counts them in the model's state.
+
+    Args:
+        report: called with a sentence when no step can be applied.
+
+    Attributes:
+        num_not_applied: number of the latest steps in a row whose loss or gradient was not finite.
+    """
+
+    def __init__(self, steps: Steps, state: TrainedState, *, report: Callable[[str], None] = lambda text: None) -> None:
+        self.loop = steps.loop
+        self.state = state
+        self.num_not_applied = 0
+        self._steps = steps
+        self._report = report
 
     def step(self) -> None:
         """Make one step."""
         self.loop.set_progress(self.state.fraction)
-        step = self.loop.step()
+        step = self._steps.make()
         if step.applied:  # otherwise its loss may be NaN, which would stay in the average for ever
             self.state.stepped(step.tokens, step.loss)
         self.num_not_applied = 0 if step.applied else self.num_not_applied + 1
@@ -55,20 +101,6 @@ class InnerSteps:
             self._report(
                 f"the last {MANY_NOT_APPLIED} steps had infinite losses or gradients and changed nothing; this peer "
                 "contributes nothing until one succeeds; if others train, try --precision float32"
-            )
-        if self._searches:
-            self._searches = False
-            self._fill_memory()
-
-    def _fill_memory(self) -> None:
-        """Find the number of windows that fit into memory now that the optimisers' moments are there."""
-        loop, wanted = self.loop, self.loop.stream.batch
-        fitting = most_windows(loop.try_windows, wanted)
-        loop.windows_at_once = with_margin(fitting, wanted)
-        if fitting < wanted:
-            self._report(
-                f"{fitting} of the {wanted} windows of a step fit into the memory of {loop.device}; using "
-                f"{loop.windows_at_once} at a time, with the same gradients"
             )
 
 
@@ -86,6 +118,7 @@ class TrainingThread:
         in_loop: schedules a call in the event loop.
         died: called in the loop if training ends with an error.
         can_step: returns whether a step can be made, for a text that has yet to arrive.
+        island: the ranks that make the steps together, of which this is rank 0; None: only this process.
     """
 
     def __init__(
@@ -96,8 +129,11 @@ class TrainingThread:
         in_loop: Callable[[Callable[[], None]], None],
         died: Callable[[BaseException], None],
         can_step: Callable[[], bool] = lambda: True,
+        island: Island | None = None,
     ) -> None:
         self.state = state
+        self._island = island
+        self._rests_until = float("-inf")
         self._step = step
         self._in_loop = in_loop
         self._died = died
@@ -142,29 +178,44 @@ class TrainingThread:
             is_last = False
             while not is_last:
                 is_last = self._stopping
-                self._woken.clear()
-                self.state.border()
-                if self.may_step():
-                    assert self._step is not None
+                if self._turn(is_last):
+                    assert self._step is not None, "it is there if a step may be made"
                     began = time.monotonic()
-                    self._step()
-                    self._rest(rest_seconds(time.monotonic() - began, self.duty))
-                elif not self.state.has_work and not self._stopping:
-                    self._woken.wait(IDLE_SECONDS)
+                    with self._island.exchanging() if self._island is not None else nullcontext():
+                        self._step()
+                    ended = time.monotonic()
+                    self._rests_until = ended + rest_seconds(ended - began, self.duty)
+        except RankLost:
+            return  # the island has said so, and this peer leaves
         except BaseException as error:
             failure = error
             self._in_loop(lambda: self._died(failure))
 
-    def _rest(self, seconds: float) -> None:
-        """Make no step for some time; borders go on, so that entries and requests do not wait."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0.0 and not self._stopping:
-            self._woken.clear()
+    def _turn(self, is_last: bool) -> bool:
+        """Apply what is due and return whether a step follows; of several ranks, all of them make this turn."""
+        if self._island is None:
+            return self._turn_here()
+        said = self._island.call(TURN, lambda reports: self._turn_of_ranks(is_last))
+        return isinstance(said, float)
+
+    def _turn_of_ranks(self, is_last: bool) -> float | str | None:
+        """Return the progress of the run if a step follows, and `THE_END` in the last turn."""
+        if is_last:
             self.state.border()
-            if not self.state.has_work:
-                self._woken.wait(min(left, IDLE_SECONDS))
+            return THE_END
+        return float(self.state.fraction) if self._turn_here() else None
+
+    def _turn_here(self) -> bool:
+        self._woken.clear()
+        self.state.border()
+        if self.may_step():
+            return True
+        if not self.state.has_work and not self._stopping:
+            left = self._rests_until - time.monotonic()
+            self._woken.wait(min(left, IDLE_SECONDS) if left > 0.0 else IDLE_SECONDS)
+        return False
 
     def may_step(self) -> bool:
         """Return whether to make an inner step; otherwise wait for the next entry."""
         may_train = self._training and not (self._stopping or self.is_paused) and self._step is not None
-        return self.state.begin() and may_train and self._can_step()
+        return self.state.begin() and may_train and time.monotonic() >= self._rests_until and self._can_step()

@@ -23,7 +23,7 @@ from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_text import open_own_stream
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.peer.training_thread import InnerSteps
+from p2p_diloco.peer.training_thread import InnerSteps, Steps
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
@@ -217,7 +217,7 @@ class Replay:
         state = TrainedState(
             plan, local, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
         )
-        return InnerSteps(loop, state)
+        return InnerSteps(Steps(loop), state)
 
 
 class _Life:

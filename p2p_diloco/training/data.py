@@ -189,17 +189,15 @@ class Batches(Protocol):
     """The source of an island's batches.
 
     Attributes:
-        position: number of windows drawn so far.
-        batch: windows per batch.
+        batch: windows per batch; of an island of several ranks, each gets a part.
         context: predicted tokens in a window.
     """
 
-    position: int
     batch: int
     context: int
 
     def next_batch(self) -> Tensor:
-        """Return the next batch of windows, int64 on the CPU, shape (batch, context + 1)."""
+        """Return the next windows for this process, int64 on the CPU, shape (batch or its part, context + 1)."""
         ...
 
 

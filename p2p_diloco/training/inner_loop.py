@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +22,8 @@ from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
 from p2p_diloco.training.precision import Precision, choose_precision
+from p2p_diloco.training.rank_steps import RankSteps
+from p2p_diloco.training.shards import whole_tensor
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 OptimizerName = Literal["adamw", "muon"]
@@ -89,7 +93,7 @@ class InnerStep:
 
     Attributes:
         loss: loss of the batch before the step, nats per token.
-        tokens: number of predicted tokens.
+        tokens: number of predicted tokens, by all ranks.
         gradient_norm: norm over all tensors, before clipping.
         learning_rate: learning rate of the matrices.
         applied: False if loss or gradient was not finite; θ and the optimiser are then unchanged.
@@ -107,6 +111,7 @@ class InnerLoop:
 
     Attributes:
         model: the module with θ, on `device`.
+        precision: precision of the matrix products.
         windows_at_once: windows that pass through the model at a time; a step adds the gradients of several parts.
         steps: number of applied steps.
         tokens: number of tokens predicted in them.
@@ -121,26 +126,33 @@ class InnerLoop:
         *,
         precision: Precision | None = None,
         report: Callable[[str], None] = lambda text: None,
+        ranks: RankSteps | None = None,
     ) -> None:
         """Put the model on the device and create its optimisers.
 
         Args:
             precision: precision of the matrix products; None: chosen by the rule and the device.
             report: called with a sentence when memory has run out and parts become smaller.
+            ranks: the ranks that make each step together, each with its part of the batch; None: only this process.
         """
         model = decoder_text_model(model) if isinstance(model, DecoderModel) else model
         if stream.context > model.context:
             raise ConfigError(f"windows have {stream.context} positions; the model takes at most {model.context}")
         self.device = torch.device(device)
         self.model: Any = model.module.to(self.device)
+        self._ranks = ranks
+        self._loss: Callable[[Tensor], Tensor] = partial(model.loss, self.model)
+        if ranks is not None:
+            ranks.check_batch(stream.batch)
+            self._loss = ranks.wrap(model, self.device)
         self.stream = stream
         self.rule = rule
         self.windows_at_once = stream.batch
         self.steps = 0
         self.tokens = 0
         self._text_model = model
-        self._precision = precision or choose_precision(rule.precision, "auto", self.device)
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._precision.scales)
+        self.precision = precision or choose_precision(rule.precision, "auto", self.device)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision.scales)
         self._report = report
         self._progress = 0.0
         self._optimizers = _optimizers(self._text_model, rule)
@@ -156,10 +168,12 @@ class InnerLoop:
         loss = self._gradients(batch)
         for optimizer in self._optimizers:
             self._scaler.unscale_(optimizer)
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.rule.gradient_clip))
+        norm = float(whole_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.rule.gradient_clip)))
+        if self._ranks is not None:
+            loss = self._ranks.mean(loss)
         step = InnerStep(
             loss=loss,
-            tokens=batch.shape[0] * (batch.shape[1] - 1),
+            tokens=self.stream.batch * (batch.shape[1] - 1),
             gradient_norm=norm,
             learning_rate=self.learning_rate,
             # The norm is finite only if all gradients are; one NaN would destroy θ.
@@ -167,11 +181,18 @@ class InnerLoop:
         )
         if step.applied:
             self._apply(step)
-        self._scaler.update()
-        if self._precision.scales and self._scaler.get_scale() < 1.0:
-            self._scaler.update(1.0)  # it would halve until it is zero, and stay there
+        self._adjust_scale(step)
         self._drop_gradients()
         return step
+
+    def _adjust_scale(self, step: InnerStep) -> None:
+        scaler = self._scaler
+        if self._ranks is None or step.applied:
+            scaler.update()
+        elif self.precision.scales:  # of shards, some ranks may have found nothing infinite; all need the same scale
+            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+        if self.precision.scales and scaler.get_scale() < 1.0:
+            scaler.update(1.0)  # it would halve until it is zero, and stay there
 
     def try_windows(self, windows: int) -> bool:
         """Return whether that many windows fit into memory, with gradients; parameters are not changed.
@@ -180,7 +201,7 @@ class InnerLoop:
         """
         context = self.stream.context
         try:
-            self._backward(torch.zeros((windows, context + 1), dtype=torch.int64), 1.0)
+            self._backward(torch.zeros((windows, context + 1), dtype=torch.int64), 1.0, is_last=False)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -192,29 +213,42 @@ class InnerLoop:
 
     def _gradients(self, batch: Tensor) -> float:
         """Compute the gradients of a batch and return its loss; after running out of memory, in smaller parts."""
+        count = self._ranks.count if self._ranks is not None else 1
         while True:
             loss = 0.0
+            parts = torch.split(batch, self.windows_at_once)
             try:
-                for part in torch.split(batch, self.windows_at_once):
-                    loss += self._backward(part, len(part) / len(batch))
+                for number, part in enumerate(parts, 1):
+                    # The mean over the ranks is then that over the island's batch.
+                    share = len(part) * count / self.stream.batch
+                    loss += self._backward(part, share, is_last=number == len(parts))
                 return loss
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
+                if self._ranks is not None:  # the others wait for gradients that this rank cannot compute any more
+                    raise StateError(
+                        f"out of memory on {self.device} with {len(parts[0])} windows at a time; start all ranks "
+                        f"again with --windows-at-once {max(len(parts[0]) // 2, 1)}"
+                    ) from None
                 self._drop_gradients()
             # Outside the handler, whose traceback keeps the tensors of the failed step alive.
             free_unused(self.device)
             self._halve()
 
-    def _backward(self, part: Tensor, share: float) -> float:
-        """Add the gradients of a part of a batch; return its share of the loss."""
-        dtype, windows = self._precision.dtype, part.to(self.device, non_blocking=True)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            loss = self._text_model.loss(self.model, windows)
-        if share != 1.0:
-            loss = loss * share
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    def _backward(self, part: Tensor, share: float, *, is_last: bool) -> float:
+        """Add the gradients of a part of a batch, and after the last part those of other ranks; return its loss."""
+        dtype, windows = self.precision.dtype, part.to(self.device, non_blocking=True)
+        with self._collecting(is_last):
+            with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+                loss = self._loss(windows)
+            if share != 1.0:
+                loss = loss * share
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
+
+    def _collecting(self, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._ranks is None or is_last else self._ranks.without_exchange()
 
     def _halve(self) -> None:
         before = min(self.windows_at_once, self.stream.batch)

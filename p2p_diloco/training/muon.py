@@ -2,7 +2,8 @@
 
 PyTorch's version (`torch.optim.Muon`) orthogonalises one matrix at a time and in bfloat16, for which most laptop CPUs
 have no instructions; there a step of the small model takes ten times as long. This one uses float32 on a CPU and
-batches matrices of the same shape. On a GPU it uses bfloat16 too.
+batches matrices of the same shape. On a GPU it uses bfloat16 too. Of a matrix in shards, each rank gathers the whole
+gradient and computes the whole step, one batch of matrices at a time.
 
 Source: Jordan et al. 2024, Muon (the iteration and its coefficients); Liu et al., arXiv 2502.16982 (steps as long as
 AdamW's, so that both share one learning rate and one weight decay).
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from p2p_diloco.training.shards import is_sharded, local_part, row_bounds, whole_tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -77,8 +80,9 @@ class Muon(torch.optim.Optimizer):
         updates_Bmn = torch.stack([_lying(self._direction(matrix, momentum), is_tall) for matrix in stack])
         length = RMS * math.sqrt(max(rows, columns))
         for matrix, update in zip(stack, orthogonal(updates_Bmn), strict=True):
-            matrix.mul_(1.0 - rate * group["weight_decay"])
-            matrix.add_(_lying(update, is_tall), alpha=-rate * length)
+            own = local_part(matrix)
+            own.mul_(1.0 - rate * group["weight_decay"])
+            own.add_(_own_rows(_lying(update, is_tall), matrix), alpha=-rate * length)
 
     def _direction(self, matrix: torch.Tensor, momentum: float) -> torch.Tensor:
         assert matrix.grad is not None, "only matrices with a gradient are stacked"
@@ -87,7 +91,7 @@ class Muon(torch.optim.Optimizer):
             state["mean"] = torch.zeros_like(matrix)
         mean: torch.Tensor = state["mean"]
         mean.lerp_(matrix.grad, 1.0 - momentum)
-        return matrix.grad.lerp(mean, momentum)
+        return whole_tensor(matrix.grad.lerp(mean, momentum))
 
 
 def _stacks(matrices: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -99,6 +103,14 @@ def _stacks(matrices: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         together = max(1, _MOST_STACKED // alike[0].numel())
         for start in range(0, len(alike), together):
             yield alike[start : start + together]
+
+
+def _own_rows(update: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return the rows of an update that belong to this rank's shard of a matrix; all if it is no shard."""
+    if not is_sharded(matrix):
+        return update
+    first, last = row_bounds(matrix.shape[0], torch.distributed.get_rank(), torch.distributed.get_world_size())
+    return update[first:last]
 
 
 def _lying(matrix: torch.Tensor, is_tall: bool) -> torch.Tensor:

@@ -6,6 +6,7 @@ are between rank 0 and one other rank, so that rank 0 can name a rank that does 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from p2p_diloco.errors import StateError
+from p2p_diloco.errors import RANK_LOST_CODE, StateError
 
 RANK_SECONDS = 60.0
 """Seconds that ranks wait for each other by default."""
+FOREVER_SECONDS = 3.2e8
 _ORDER_WORDS = 5
+_PLACE = re.compile(r"\[/[^\]]*\] ?")
 
 
 class Word(IntEnum):
@@ -46,6 +49,8 @@ class Word(IntEnum):
     LABEL = 12
     LOAD = 13
     RESTORE = 14
+    TRAIN = 15
+    """Build the model of a run; the text says which."""
 
 
 class Order(NamedTuple):
@@ -58,6 +63,8 @@ class Order(NamedTuple):
 
 class RankLost(StateError):
     """Another rank of this island has ended or does not answer, so the island ends."""
+
+    exit_code = RANK_LOST_CODE
 
 
 class Ranks:
@@ -84,7 +91,7 @@ class Ranks:
         except RuntimeError as error:
             raise RankLost(
                 f"not all {self.count} ranks of this island have called the swarm within {2 * timeout_seconds:g} s "
-                f"({str(error).partition('. ')[0]}); call it on every rank"
+                f"({first_sentence(error)}); call it on every rank"
             ) from None
 
     @property
@@ -143,9 +150,14 @@ class Ranks:
 
     # -- on the other ranks
 
-    def receive_order(self) -> Order:
-        """Wait for the next order of rank 0."""
-        words = self.receive(torch.empty(_ORDER_WORDS, dtype=torch.int64), 0).tolist()
+    def receive_order(self, *, patiently: bool = False) -> Order:
+        """Wait for the next order of rank 0.
+
+        Args:
+            patiently: wait as long as rank 0 exists.
+        """
+        seconds = FOREVER_SECONDS if patiently else None
+        words = self.receive(torch.empty(_ORDER_WORDS, dtype=torch.int64), 0, seconds).tolist()
         return Order(Word(words[0]), (words[1], words[2], words[3]), self._receive_bytes(words[-1], 0).decode())
 
     # -- on all ranks
@@ -161,13 +173,29 @@ class Ranks:
         except RuntimeError as error:
             raise self._lost(rank, error) from None
 
-    def receive(self, into: Tensor, rank: int) -> Tensor:
+    def meet(self, seconds: float) -> None:
+        """Wait until all ranks call this, for at most that long.
+
+        Raises:
+            RankLost: one does not.
+        """
+        try:
+            dist.monitored_barrier(self._group, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            raise RankLost(
+                f"a rank of this island has ended, or was not there after {seconds:g} s "
+                f"({first_sentence(error)}), so this island ends; start all its ranks again to continue"
+            ) from None
+
+    def receive(self, into: Tensor, rank: int, seconds: float | None = None) -> Tensor:
         """Receive a tensor of the size and type of `into` from a rank, and return it.
 
+        Args:
+            seconds: maximum wait; None: as for all messages.
         Raises:
             RankLost: the rank has ended, or sends nothing in time.
         """
-        patience = self.timeout_seconds * (1 if self.leads else 2)
+        patience = seconds or self.timeout_seconds * (1 if self.leads else 2)
         try:
             work = dist.irecv(into, rank, group=self._group)
             assert work is not None, "every rank is in the group"
@@ -213,3 +241,8 @@ class Ranks:
         is_late = "timed out" in text or "timeout" in text
         what = f"did not answer within {patience:g} s" if is_late else "has ended"
         return RankLost(f"{who} {what}, so this island ends; start all its ranks again to continue")
+
+
+def first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error of PyTorch, without the place in its source."""
+    return _PLACE.sub("", str(error).partition(". ")[0])

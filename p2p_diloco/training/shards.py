@@ -81,6 +81,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return part.detach()
 
 
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return the whole of a sharded tensor on this rank's device, or the tensor itself; all ranks call this."""
+    if not is_sharded(tensor):
+        return tensor
+    whole: Tensor = _as_any(tensor).full_tensor()
+    return whole
+
+
 def why_unsupported(tensor: Tensor, num_ranks: int) -> str:
     """Return why the layout of a tensor is not supported, after its name; an empty string if it is."""
     if not is_sharded(tensor):

@@ -9,6 +9,7 @@ import pytest
 from p2p_diloco.cli import join
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.cli.join import request_join, run_join
+from p2p_diloco.cli.rank_process import Place
 from p2p_diloco.peer.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
@@ -40,6 +41,18 @@ def test_the_founder_of_a_run_that_shares_its_text_opens_the_path_of_its_own_fil
 
 def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
-    monkeypatch.setattr(join, "run_trainer", lambda plan, flags: ran.append(plan) or 7)
+    monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(plan) or 7)
     code = run_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
     assert (code, len(ran)) == (7, 1)
+
+
+def test_the_command_starts_ranks_unless_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[object] = []
+    monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(place) or 7)
+    monkeypatch.setattr(join, "run_ranks", lambda arguments, count, environment: ran.append((arguments, count)) or 8)
+    typed = SettingsFlags(ranks="2")
+    for environment, code in (({}, 8), ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, 7)):
+        around = Surroundings(overrides={}, environment=environment, arguments=("join", INVITE, "--ranks", "2"))
+        ended = run_join(INVITE, found=None, key_path=None, settings=typed, flags=PeerFlags(), around=around)
+        assert ended == code
+    assert ran == [(("join", INVITE, "--ranks", "2"), 2), Place(rank=1, count=2, local_rank=1)]

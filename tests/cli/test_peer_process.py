@@ -52,6 +52,16 @@ def test_the_third_interrupt_does_not_wait() -> None:
     assert interrupted(3)[3] == [10.0, 0.0]
 
 
+def test_an_interrupt_that_torchrun_passes_on_again_counts_once() -> None:
+    told, times = Told(), iter([10.0, 10.9, 12.0])
+    interrupts = Interrupts(told, show=lambda text: None, exit_within=lambda seconds: None, now=lambda: next(times))
+    for _ in range(2):
+        interrupts.interrupt()
+    assert told.words == ["leave"]
+    interrupts.interrupt()
+    assert told.words == ["leave", "stop now"]
+
+
 def test_the_check_of_a_state_directory_leaves_no_files(tmp_path: Path) -> None:
     for folder in (tmp_path / "a" / "b", tmp_path):
         check_folder(folder)

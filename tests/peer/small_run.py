@@ -22,7 +22,7 @@ from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.peer.training_thread import InnerSteps
+from p2p_diloco.peer.training_thread import InnerSteps, Steps
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.replica import SpanUpdate
@@ -108,7 +108,7 @@ class HandDrivenIsland:
             damaged=lambda span, reason: self.damaged.append((span, reason)),
             trace=trace,
         )
-        self._steps = InnerSteps(self.loop, self.state)
+        self._steps = InnerSteps(Steps(self.loop), self.state)
         OPEN.append(self.state)
 
     def hold(self, states: Mapping[SpanId, SpanState]) -> None:

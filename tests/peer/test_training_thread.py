@@ -13,7 +13,7 @@ import pytest
 from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, TrainingThread, rest_seconds
+from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread, rest_seconds
 from p2p_diloco.training.data import Corpus
 
 PLAN = small_plan()
@@ -50,7 +50,7 @@ class Training:
         self.state._in_loop = self.desk.hand_over
         self.thread = TrainingThread(
             state=self.state,
-            step=step if step is not None else InnerSteps(self.island.loop, self.state).step,
+            step=step if step is not None else InnerSteps(Steps(self.island.loop), self.state).step,
             in_loop=self.desk.hand_over,
             died=self.desk.deaths.append,
         )
@@ -171,7 +171,7 @@ def test_steps_that_change_nothing_are_counted_and_reported(corpus: Corpus) -> N
     """Otherwise a model that overflows in half precision would look as if it trained."""
     island = HandDrivenIsland(PLAN, corpus)
     said: list[str] = []
-    steps = InnerSteps(island.loop, island.state, report=said.append)
+    steps = InnerSteps(Steps(island.loop), island.state, report=said.append)
     island.loop.model.norm.gain.data.fill_(float("nan"))
     for _ in range(MANY_NOT_APPLIED + 5):
         steps.step()

@@ -28,10 +28,14 @@ from torch.nn.parallel import DistributedDataParallel
 import p2p_diloco
 from p2p_diloco.outer.fragments import plan_fragments
 from p2p_diloco.peer.island import Island, plan_text
+from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
+from p2p_diloco.training.model import ModelShape, build_model, token_loss
 from p2p_diloco.training.parameters import LocalParameters, sizes, trained
 from p2p_diloco.training.rank_parameters import RankParameters
+from p2p_diloco.training.rank_steps import RankBatches, RankSteps
 from p2p_diloco.training.ranks import Ranks
 from p2p_diloco.training.shards import local_part, reshard
+from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
 
@@ -223,7 +227,85 @@ def look_at_anchor(swarm: p2p_diloco.Swarm, model: nn.Module, numbers: torch.Ten
     return {"shared": shared, "own": own, "fresh": fresh}
 
 
-TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"parameters": parameters, "loop": loop}
+class DrawnBatches:
+    """Random windows, the same at each start."""
+
+    def __init__(self, batch: int, shape: ModelShape) -> None:
+        self.batch, self.context = batch, shape.context
+        self._vocabulary = shape.vocabulary
+        self._draw = torch.Generator().manual_seed(5)
+
+    def next_batch(self) -> torch.Tensor:
+        return torch.randint(0, self._vocabulary, (self.batch, self.context + 1), generator=self._draw)
+
+
+class HalfUsed(nn.Module):
+    """A language model with a part that only some windows use."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words, self.head = nn.Embedding(256, 8), nn.Linear(8, 256)
+        self.rare = nn.Linear(8, 8)
+
+    def loss(self, windows: torch.Tensor) -> torch.Tensor:
+        hidden = self.words(windows[:, :-1])
+        is_rare = windows[:, 0] < 40
+        if bool(is_rare.any()):
+            hidden = hidden + is_rare[:, None, None] * self.rare(hidden)
+        return token_loss(self.head(hidden), windows)
+
+
+def text_model(kind: str, seed: int) -> TextModel:
+    if kind == "decoder":
+        return decoder_text_model(build_model(STEPS_SHAPE, seed))
+    module = HalfUsed(seed)
+    return TextModel(module=module, loss=lambda model, windows: model.loss(windows), context=16, vocabulary=256)
+
+
+STEPS_SHAPE = ModelShape(layers=2, width=16, heads=2, feed_forward=33, context=16)
+STEPS = 4
+
+
+def train_steps(loop: InnerLoop, windows_at_once: int) -> dict[str, Any]:
+    """Make a few steps; return what they were."""
+    loop.windows_at_once = windows_at_once
+    made = [loop.step() for _ in range(STEPS)]
+    return {
+        "losses": [step.loss for step in made],
+        "norms": [step.gradient_norm for step in made],
+        "tokens": [step.tokens for step in made],
+    }
+
+
+def steps(order: dict[str, Any]) -> dict[str, Any]:
+    """Make steps of several models with the other ranks; rank 0 writes the parameters that they end with."""
+    ranks, said = Ranks(), {}
+    for case in order["cases"]:
+        name, kind, has_shards, batch = case["name"], case["kind"], case["has_shards"], case["batch"]
+        model = text_model(kind, seed=ranks.rank)  # rank 0's values count
+        source = DrawnBatches(batch, STEPS_SHAPE) if ranks.leads else None
+        together = RankSteps(ranks, has_shards=has_shards, uses_all=kind == "decoder")
+        try:
+            stream = RankBatches(ranks, source, batch=batch, context=STEPS_SHAPE.context)
+            loop = InnerLoop(model, stream, InnerRule(warmup_steps=1), ranks=together)
+        except p2p_diloco.ConfigError as error:
+            said[name] = {"error": str(error)}
+            continue
+        said[name] = train_steps(loop, case["windows_at_once"])
+        held = {name: local_part(tensor).numel() for name, tensor in trained(model.module).items()}
+        said[name]["held"] = sum(held.values())
+        ended = {key: whole(tensor).detach().clone() for key, tensor in trained(model.module).items()}
+        if ranks.leads:
+            torch.save(ended, Path(order["folder"]) / f"{name}.pt")
+    return said
+
+
+TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "parameters": parameters,
+    "loop": loop,
+    "steps": steps,
+}
 
 
 def write(folder: Path, rank: int, said: dict[str, Any]) -> None:

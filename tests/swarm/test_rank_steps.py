@@ -1,0 +1,63 @@
+"""Steps that several ranks make together are those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
+from p2p_diloco.training.parameters import trained
+from p2p_diloco.training.rank_steps import needs_shards, parts_of_batch
+from tests.swarm.island_rank import STEPS_SHAPE, DrawnBatches, text_model, train_steps
+from tests.swarm.rank_processes import rank_processes
+
+CASES = {
+    "copies": {"kind": "decoder", "has_shards": False, "batch": 5, "windows_at_once": 2},
+    "shards": {"kind": "decoder", "has_shards": True, "batch": 4, "windows_at_once": 1},
+    "unused": {"kind": "half used", "has_shards": False, "batch": 4, "windows_at_once": 4},
+    "unequal shards": {"kind": "decoder", "has_shards": True, "batch": 5, "windows_at_once": 1},
+    "too few": {"kind": "decoder", "has_shards": False, "batch": 1, "windows_at_once": 1},
+}
+
+
+@pytest.mark.parametrize(("windows", "count", "parts"), [(4, 2, [2, 2]), (5, 2, [2, 3]), (8, 3, [2, 3, 3])])
+def test_a_batch_is_shared_out_evenly(windows: int, count: int, parts: list[int]) -> None:
+    assert parts_of_batch(windows, count) == parts
+
+
+def test_a_processor_needs_no_shards() -> None:
+    assert not needs_shards(10**12, torch.device("cpu"))
+
+
+@pytest.mark.wall_clock
+def test_steps_of_two_ranks_are_those_of_one_process(tmp_path: Path) -> None:
+    """The ranks start from different values, of which those of rank 0 count."""
+    cases = [{"name": name, **case} for name, case in CASES.items()]
+    with rank_processes(tmp_path / "island", 2, "steps", cases=cases) as island:
+        said = island.said()
+    assert said[0]["too few"]["error"].startswith("a step of this run has 1 windows, too few for the 2 ranks of this")
+    unequal = said[0]["unequal shards"]["error"]
+    assert unequal.endswith("start with --ranks 1, or with copies of the model: --shards never")
+    for name in ("copies", "shards", "unused"):
+        case = CASES[name]
+        model = text_model(str(case["kind"]), seed=0)
+        alone = InnerLoop(model, DrawnBatches(int(case["batch"]), STEPS_SHAPE), InnerRule(warmup_steps=1))
+        made = train_steps(alone, alone.stream.batch)
+        for one in said:
+            assert one[name]["losses"] == pytest.approx(made["losses"], rel=1e-5)
+            assert one[name]["norms"] == pytest.approx(made["norms"], rel=1e-4)
+            assert (
+                one[name]["tokens"]
+                == made["tokens"]
+                == [int(case["batch"]) * STEPS_SHAPE.context] * len(made["tokens"])
+            )
+        ended = torch.load(tmp_path / "island" / f"{name}.pt", weights_only=True)
+        own = trained(model.module)
+        assert ended.keys() == own.keys()
+        for key, tensor in own.items():
+            torch.testing.assert_close(ended[key], tensor.detach(), rtol=1e-3, atol=2e-4)
+        whole = sum(tensor.numel() for tensor in own.values())
+        held = [one[name]["held"] for one in said]
+        assert sum(held) == whole if case["has_shards"] else held == [whole] * 2
