@@ -140,7 +140,8 @@ async def _run(plan: PeerPlan, output: PeerOutput, island: Island | None) -> int
     if island is not None:
 
         def leave() -> None:
-            loop.call_soon_threadsafe(partial(stop.leave, within_seconds=LOST_SECONDS))
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(partial(stop.leave, within_seconds=LOST_SECONDS))
 
         island.on_lost = leave
     question = QuotaQuestion(output.show, lambda: stop.is_leaving, line_from_terminal())

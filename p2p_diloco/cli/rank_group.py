@@ -94,7 +94,7 @@ class RankGroup:
         )
 
     def _watch(self) -> int:
-        """Wait for rank 0; return its exit code."""
+        """Wait for rank 0; return its exit code, or that of another rank that has failed with an error of its own."""
         first, others = self._processes[0], self._processes[1:]
         give_up_at = float("inf")
         while first.poll() is None and time.monotonic() < give_up_at:
@@ -104,8 +104,11 @@ class RankGroup:
         until = time.monotonic() + END_SECONDS
         while any(process.poll() is None for process in others) and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
-        code = first.poll()
-        return RANK_LOST_CODE if code is None else code
+        codes = [RANK_LOST_CODE if code is None else code for code in (process.poll() for process in self._processes)]
+        if codes[0] != RANK_LOST_CODE:
+            return codes[0]
+        # It would fail again. A killed rank has a negative code.
+        return next((code for code in codes if code > 0 and code != RANK_LOST_CODE), RANK_LOST_CODE)
 
     def _end_all(self) -> None:
         for process in self._processes:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import RANK_LOST_CODE, ConfigError
 
 if TYPE_CHECKING:
     from p2p_diloco.peer.island import Island
@@ -59,8 +59,10 @@ def device_of_rank(device: str, local_rank: int, *, num_gpus: int) -> str:
     Raises:
         ConfigError: there are more ranks than GPUs, or the setting names one GPU for all ranks.
     """
-    if device in ("cpu", "mps") or (device == "auto" and not num_gpus):
-        return "cpu" if device == "auto" else device
+    if device == "cpu" or (device == "auto" and not num_gpus):
+        return "cpu"
+    if device == "mps":
+        raise ConfigError("an Apple GPU cannot be shared by several ranks; leave --ranks out")
     if device.startswith("cuda:"):
         raise ConfigError(f"--device {device} names one GPU, but each rank needs its own; leave --device out")
     if local_rank >= num_gpus:
@@ -110,7 +112,7 @@ def follow(island: Island, settings: PeerSettings) -> int:
 
     Ctrl-C and SIGTERM are for rank 0, which leaves the run and then tells this rank to end.
     """
-    from p2p_diloco.peer.rank_follower import follow_rank_0
+    from p2p_diloco.peer.rank_follower import Told, follow_rank_0
     from p2p_diloco.training.ranks import RankLost
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -119,6 +121,6 @@ def follow(island: Island, settings: PeerSettings) -> int:
         os.nice(settings.nice)
     try:
         follow_rank_0(island, settings)
-    except RankLost as lost:
-        return lost.exit_code  # rank 0 says why
+    except (RankLost, Told):
+        return RANK_LOST_CODE  # rank 0 says why
     return 0

@@ -75,6 +75,11 @@ class BuiltInTraining(Training):
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Refuse a missing device or text, and a run whose model cannot be built here."""
         choose_device(settings.device)
+        if settings.keep_trace and self._island is not None:
+            raise ConfigError(
+                "a replay makes each step in one process, which rounds otherwise than several ranks; leave out "
+                "--keep-trace, or train with --ranks 1"
+            )
         if manifest is not None:
             plan = plan_run(manifest)
             if manifest.model.is_own_loop:

@@ -6,6 +6,7 @@ import json
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.peer.built_in import KEPT, RankOrder, build_steps
 from p2p_diloco.peer.island import THE_END, TURN, Island
 from p2p_diloco.peer.run_model import build_run_model
@@ -15,14 +16,22 @@ from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.rank_steps import RankBatches, RankSteps
 
 
+class Told(P2PDilocoError):
+    """An error that rank 0 knows and reports."""
+
+
 def follow_rank_0(island: Island, settings: PeerSettings) -> None:
     """Train with rank 0, session after session, until it has left.
 
     Raises:
-        P2PDilocoError: the model cannot be trained here, or a rank is missing.
+        Told: the model cannot be trained on one of the ranks.
+        P2PDilocoError: this rank cannot go on, or another is missing.
     """
     while (told := island.await_training()) is not None:
-        steps = island.build(lambda: _build(island, RankOrder(**json.loads(told)), settings))
+        try:
+            steps = island.build(lambda: _build(island, RankOrder(**json.loads(told)), settings))
+        except P2PDilocoError as error:
+            raise Told(str(error)) from error
         while (said := island.call(TURN, lambda reports: None)) != THE_END and not island.is_over:
             if said is not None:
                 steps.loop.set_progress(said)

@@ -43,6 +43,7 @@ def test_each_rank_has_a_device(setting: str, local_rank: int, num_gpus: int, de
     ("setting", "num_gpus", "reason"),
     [
         ("cuda:1", 4, "--device cuda:1 names one GPU, but each rank needs its own; leave --device out"),
+        ("mps", 0, "an Apple GPU cannot be shared by several ranks; leave --ranks out"),
         ("auto", 2, "rank 2 of this machine has no GPU of its own, there are 2; start 2 ranks, or train on the"),
     ],
 )

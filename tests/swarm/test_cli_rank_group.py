@@ -47,6 +47,15 @@ sys.exit([{RANK_LOST_CODE}, 5][starts])
     assert all(count == "2" for _, count in notes.values())
 
 
+def test_a_rank_with_an_error_of_its_own_ends_the_island(tmp_path: Path) -> None:
+    program = f"""
+(folder / f"{{rank}} {{os.getpid()}}").touch()
+sys.exit({{"0": {RANK_LOST_CODE}, "1": 4}}[rank])
+"""
+    assert group(tmp_path, program).run() == 4
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_killed_rank_0_is_started_again(tmp_path: Path) -> None:
     program = """
 if rank == "0" and not (folder / "killed").exists():
@@ -61,7 +70,7 @@ def test_a_rank_0_that_does_not_notice_a_lost_rank_is_ended(tmp_path: Path, monk
     monkeypatch.setattr(rank_group, "LEAVE_SECONDS", 0.5)
     program = """
 if rank == "1":
-    sys.exit(1)
+    os.kill(os.getpid(), 9)
 if not (folder / "hung").exists():
     (folder / "hung").touch()
     time.sleep(60)
