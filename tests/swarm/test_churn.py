@@ -118,7 +118,9 @@ class Churn:
         """
         peers = self.swarm.peers.values()
         rounds = {closed.round for peer in peers for closed in peer.rounds() if closed.num_entries}
-        names = {short_peer_id(parse_peer_id(peer.status.peer)): name for name, peer in self.swarm.peers.items()}
+        statuses = {name: peer.status for name, peer in self.swarm.peers.items()}
+        # One that was killed while it started has none.
+        names = {short_peer_id(parse_peer_id(status.peer)): name for name, status in statuses.items() if status.peer}
         rosters = [roster for peer in peers for roster in rosters_of(peer, names)]
         found, before = [], begin
         for number in sorted(rounds):
