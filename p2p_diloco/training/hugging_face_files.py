@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
+from p2p_diloco.training.tensor_bytes import tensor_bytes
 
 _ADAPTER = ".default."
 """peft's name of the adapter in the names of its parameters, which its files leave out."""
@@ -27,7 +27,7 @@ def model_files(
         tokenizer: files of the tokenizer, by name.
     """
     return {
-        "model.safetensors": save(dict(tensors), metadata={"format": "pt", "run": provenance.run}),
+        "model.safetensors": tensor_bytes(tensors, {"run": provenance.run}),
         "config.json": _json({**json.loads(config), "dtype": "float32"}),
         **tokenizer,
         "README.md": _card(tensors, provenance, "A causal language model", _USE_MODEL).encode(),
@@ -56,7 +56,7 @@ def adapter_files(
         "inference_mode": True,
     }
     return {
-        "adapter_model.safetensors": save(named, metadata={"format": "pt", "run": provenance.run}),
+        "adapter_model.safetensors": tensor_bytes(named, {"run": provenance.run}),
         "adapter_config.json": _json(config),
         **tokenizer,
         "README.md": _card(tensors, provenance, "LoRA adapters of a causal language model", _USE_ADAPTERS).encode(),

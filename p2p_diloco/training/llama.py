@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
+from p2p_diloco.training.tensor_bytes import tensor_bytes
 from p2p_diloco.training.tokenizer_files import NUM_BYTES, tokenizer_files
 
 
@@ -35,7 +35,7 @@ def llama_files(
     if tokenizer is None and shape.vocabulary != NUM_BYTES:
         raise ConfigError(f"the model has {shape.vocabulary} tokens; expected {NUM_BYTES}, one for each byte")
     return {
-        "model.safetensors": save(llama_tensors(parameters), metadata={"format": "pt", "run": provenance.run}),
+        "model.safetensors": tensor_bytes(llama_tensors(parameters), {"run": provenance.run}),
         "config.json": _json(llama_config(shape)),
         **tokenizer_files(tokenizer, shape.context),
         "README.md": model_card(shape, provenance).encode(),

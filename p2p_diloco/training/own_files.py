@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from safetensors.torch import save
 from torch import Tensor
 
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
+from p2p_diloco.training.tensor_bytes import tensor_bytes
 
 
 def own_tensors(tensors: Mapping[str, Tensor], provenance: Provenance) -> bytes:
     """Return a safetensors file whose metadata has the run, its rounds, and tokens and loss if known."""
     facts = {
-        "format": "pt",
         "run": provenance.run,
         "rounds": provenance.rounds,
         "tokens": provenance.tokens,
         "training_loss": provenance.training_loss,
     }
-    return save(dict(tensors), metadata={name: str(fact) for name, fact in facts.items() if fact is not None})
+    return tensor_bytes(tensors, {name: str(fact) for name, fact in facts.items() if fact is not None})
 
 
 def own_files(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole: bool) -> dict[str, bytes]:
