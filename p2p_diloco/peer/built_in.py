@@ -14,7 +14,7 @@ import torch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch
+from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch, evaluation_of
 from p2p_diloco.peer.island import Island, RankInner, plan_text
 from p2p_diloco.peer.local_spans import LocalSpans, describe_device, spans_for
 from p2p_diloco.peer.run_model import build_run_model
@@ -35,7 +35,6 @@ from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.corpus_files import list_corpus_files
 from p2p_diloco.training.data import Batches, BatchStream, Text
-from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, trained
 from p2p_diloco.training.precision import choose_precision
@@ -105,7 +104,8 @@ class BuiltInTraining(Training):
             stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
         # Wrappers of several ranks change the model, so a copy without values is evaluated.
-        self._make_watch = partial(_watch_held_out, plan, model if self._island is None else model.skeleton())
+        evaluated = model if self._island is None else model.skeleton()
+        self._make_watch = lambda text: HeldOutWatch(plan, evaluation_of(plan, evaluated, text))
         built = self._build(host, model, stream)
         loop, parameters = built.loop, self._parameters_of(plan, model)
         trace = Trace(host.folder) if settings.keep_trace else None
@@ -288,9 +288,3 @@ def build_steps(
     if ranks is None or not ranks.has_shards:
         lay_end_to_end(model.module, plan.fragments)
     return Steps(loop, windows_at_once=settings.windows_at_once, report=report, ranks=ranks)
-
-
-def _watch_held_out(plan: RunPlan, model: TextModel, text: Text) -> HeldOutWatch:
-    if plan.built_in is not None:
-        return HeldOutWatch(plan, AnchorEvaluation(plan.built_in, plan.fragments, text))
-    return HeldOutWatch(plan, WholeEvaluation(model, plan.fragments, text))

@@ -15,7 +15,9 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.training.data import Text
 from p2p_diloco.training.evaluation import AnchorEvaluation, Slice, WholeEvaluation
+from p2p_diloco.training.text_model import TextModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,18 @@ class HeldOutLoss:
 
     anchor: float
     local: float
+
+
+def evaluation_of(plan: RunPlan, model: TextModel | None, text: Text) -> AnchorEvaluation | WholeEvaluation:
+    """Return the evaluation of a run's model on the held-out part of a text.
+
+    Args:
+        model: the model; the built-in one may be None.
+    """
+    if plan.built_in is not None:
+        return AnchorEvaluation(plan.built_in, plan.fragments, text)
+    assert model is not None, "only the built-in model is evaluated part by part"
+    return WholeEvaluation(model, plan.fragments, text)
 
 
 class HeldOutWatch:

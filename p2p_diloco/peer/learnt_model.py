@@ -6,8 +6,8 @@ This only reads, so that it works while the peer trains.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest
 from p2p_diloco.errors import ConfigError, FrameError, StateError
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.evaluation import anchor_slice
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
@@ -75,6 +76,19 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
     states, refused = checkpoints.read_newest()
     if states is None:
         raise StateError(refused[0]) if refused else _no_checkpoint(state_directory)
+    rounds = max(0, *(state.head.round + 1 for state in states.values()))
+    return replace(learnt_model(plan, folder, states, rounds), refused=refused)
+
+
+def learnt_model(plan: RunPlan, folder: Path, states: Mapping[SpanId, SpanState], rounds: int) -> LearntModel:
+    """Return the model whose anchor is in `states`.
+
+    Args:
+        folder: the run's folder of a peer, with the tokenizer of a run that has one.
+        rounds: number of rounds up to the latest whose update is included.
+    Raises:
+        StateError: the tokenizer is missing, or another one.
+    """
     places = {
         slot.name: Slice(fragment.index, slot.start, slot.stop)
         for fragment in plan.fragments
@@ -86,8 +100,7 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
             name: torch.from_numpy(anchor_slice(plan, states, places[name])).view(shape)
             for name, shape in plan.shapes.items()
         },
-        rounds=max(0, *(state.head.round + 1 for state in states.values())),
-        refused=refused,
+        rounds=rounds,
         tokenizer=_tokenizer_of(folder, plan),
     )
 
