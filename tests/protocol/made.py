@@ -118,13 +118,16 @@ def heartbeat(peer: PeerId, **changes: object) -> Heartbeat:
     return replace(beat, signature=sign_as(peer, beat.statement()))
 
 
-def self_of(peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable: bool = True) -> LocalPeer:
+def self_of(
+    peer: PeerId, *, trains: bool = True, incarnation: int = 1, dialable: bool = True, archives: bool = False
+) -> LocalPeer:
     return LocalPeer(
         peer=peer,
         incarnation=incarnation,
         can_be_dialled=dialable,
         trains=trains,
         sign=lambda statement: sign_as(peer, statement),
+        archives=archives,
     )
 
 
@@ -142,10 +145,11 @@ def membership_of(
     remembers: bool = True,
     incarnation: int = 1,
     trains: bool = True,
+    archives: bool = False,
     group_size: int = 16,
 ) -> Membership:
     membership = Membership(
-        me=self_of(peer, incarnation=incarnation, trains=trains),
+        me=self_of(peer, incarnation=incarnation, trains=trains, archives=archives),
         rules=run_rules(group_size=group_size),
         book=book_with(*rosters, group_size=group_size),
         ballots=ballots,

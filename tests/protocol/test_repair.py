@@ -334,13 +334,13 @@ def test_a_leaving_peer_does_not_become_ready_again() -> None:
     assert not page.membership.ready
 
 
-def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None) -> Repair:
+def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None, archives: bool = False) -> Repair:
     """Return the `Repair` of a founder that does not train, holds the initial state, and has heard others.
 
     Unless the roster says otherwise, three members count and reduce, and the founder is no longer needed.
     """
     page = repair()
-    page.membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False)
+    page.membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False, archives=archives)
     page.followers = Followers(rules=run_rules(), membership=page.membership)
     for beat in beats:
         page.membership.take_heartbeat(beat, 0.0)
@@ -358,6 +358,22 @@ def test_a_bystander_follows_no_peer() -> None:
     assert page.pump(0.0) == []
     beat = heartbeat(B, roster=roster_1(3).roster.digest(), heads=(fragment_head(-2),))
     assert page.compare(B, beat, 0.0) == []
+
+
+def test_an_archivist_follows_the_logs_keeps_what_it_holds_and_asks_for_no_place() -> None:
+    beat = heartbeat(B, roster=roster_1(3).roster.digest(), heads=(fragment_head(-2),))
+    page = bystander(beat, archives=True)
+    page.serves_state = True
+    assert page.follows
+    (ask,) = page.compare(B, beat, 0.0)
+    assert isinstance(ask, Send)
+    assert isinstance(ask.message, HeadsRequest)
+    for now in (0.0, 60.0):
+        for peer in (A, B, C):
+            page.membership.take_heartbeat(ready(peer, sequence=int(now) + 2), now)
+        assert not page.is_needless(now), "others hold the state too, but this peer keeps it"
+    page.membership.ready = True
+    assert page.membership.declaration(60.0) is None, "it never becomes a member"
 
 
 BOOTSTRAP = member(peer_id("boot"), trains=False, counts=False)

@@ -27,13 +27,20 @@ NO_SIGNATURE = bytes(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPeer:
-    """This peer, as the rules see it; `sign` signs with its key, `can_be_dialled` is what is known at its start."""
+    """This peer, as the rules see it.
+
+    Attributes:
+        can_be_dialled: what is known at its start.
+        sign: signs with its key.
+        archives: whether it follows the logs although it does not train, to keep what the run has learnt.
+    """
 
     peer: PeerId
     incarnation: int
     can_be_dialled: bool
     trains: bool
     sign: Callable[[bytes], bytes]
+    archives: bool = False
 
     def member(self, share: int = FULL_SHARE) -> Member:
         """Return this incarnation as the member that founds a run."""

@@ -382,10 +382,10 @@ class Repair:
 
     @property
     def follows(self) -> bool:
-        """Return whether this peer follows the logs: it trains, or is or should be on the roster."""
+        """Return whether this peer follows the logs: it trains or archives, or is or should be on the roster."""
         roster, me = self.membership.book.in_force, self.membership.me
         is_listed = roster is not None and roster.member(me.peer) is not None
-        return me.trains or is_listed or self.membership.is_needed()
+        return me.trains or me.archives or is_listed or self.membership.is_needed()
 
     # -- fetching, and being ready
 
