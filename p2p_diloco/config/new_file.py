@@ -47,19 +47,21 @@ def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
             draft.unlink(missing_ok=True)
 
 
-def write_new_folder(path: Path, files: Mapping[str, bytes]) -> None:
+def write_new_folder(path: Path, files: Mapping[str, bytes], *, draft_name: str | None = None) -> None:
     """Write files to a folder that must be empty or not exist; parent folders are created.
 
     Args:
         path: path of the folder.
         files: contents by file name.
+        draft_name: name of the folder beside it in which the files are collected, for a caller that removes what a
+            crash leaves of it; None: a random one.
     Raises:
         ConfigError: `path` exists and is not an empty folder; it is not changed.
         StateError: the folder cannot be created or written, or the disk is full; no file is left.
     """
     check_new_folder(path)
     folder = path.resolve()
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    draft = folder.with_name(draft_name or f".{folder.name}.{secrets.token_hex(4)}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()

@@ -133,6 +133,21 @@ class Archive:
                 return before
         return None
 
+    def rebuild_before(self, span: SpanId, round_index: int, tip: Digest) -> SpanState | None:
+        """Return the span as it was before the entries of a round and later ones; None if this disk does not show it.
+
+        Args:
+            tip: chain digest that the span has reached. Without a later entry on the disk, this must be the result.
+        """
+        for state in self._trusted(span):
+            if state.head.round >= round_index:
+                return None
+            reached = self._follow(state, span, before=round_index)
+            following = self._log.entry_after(span, reached.head.digest)
+            if reached.head.digest == tip or (following is not None and following.round >= round_index):
+                return reached
+        return None
+
     def _trusted(self, span: SpanId) -> Iterator[SpanState]:
         """Yield a span from each checkpoint that is not distrusted, oldest first."""
         for state in self.checkpoints.load_span(span):
@@ -233,16 +248,18 @@ class Archive:
         if self.saving is not Saving.ALL:
             self._log.drop_before_checkpoint()
 
-    def _follow(self, state: SpanState, span: SpanId, until: Digest | None = None) -> SpanState:
-        """Apply the entries on disk, in parent order, up to `until` or the last one."""
-        while state.head.digest != until and (reached := self._follow_one(state, span)) is not None:
+    def _follow(
+        self, state: SpanState, span: SpanId, until: Digest | None = None, before: int | None = None
+    ) -> SpanState:
+        """Apply the entries on disk, in parent order, up to `until` or the last one; only those `before` a round."""
+        while state.head.digest != until and (reached := self._follow_one(state, span, before)) is not None:
             state = reached
         return state
 
-    def _follow_one(self, state: SpanState, span: SpanId) -> SpanState | None:
-        """Apply the next entry on disk; None if there is none, or it cannot be applied."""
+    def _follow_one(self, state: SpanState, span: SpanId, before: int | None = None) -> SpanState | None:
+        """Apply the next entry on disk; None if there is none, it is of a later round, or it cannot be applied."""
         entry = self._log.entry_after(span, state.head.digest)
-        if entry is None:
+        if entry is None or (before is not None and entry.round >= before):
             return None
         try:
             update_N = self._plan.codecs.entry.decode(entry.payload, state.elements)

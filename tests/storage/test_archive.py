@@ -13,7 +13,7 @@ from kept_entries import damaged, log_of
 from small_run import small_plan, start_states
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.ids import Digest, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage import archive, entry_log
@@ -150,6 +150,57 @@ def test_a_span_is_rebuilt_from_the_oldest_checkpoint(tmp_path: Path) -> None:
     assert rebuilt is not None
     assert digest({SPAN: rebuilt}) == digest({SPAN: steps[4][SPAN]})
     assert kept.archive.rebuild(SPAN, sha256(b"another branch")) is None
+
+
+def test_a_span_is_rebuilt_as_it_was_before_a_round(tmp_path: Path) -> None:
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    kept.archive.save(steps[4])
+    for entry in entries[SPAN]:
+        kept.archive.keep_entry(entry)
+    kept.settle()
+    tip = steps[5][SPAN].head.digest
+
+    def before(round_index: int, tip: Digest = tip) -> bytes | None:
+        rebuilt = kept.archive.rebuild_before(SPAN, round_index, tip)
+        return digest({SPAN: rebuilt}) if rebuilt is not None else None
+
+    # Entry n of this span is of round 2n; both checkpoints hold later entries than round 0 needs.
+    assert before(0) is None
+    for step in (1, 2, 3, 4, 5):
+        assert before(2 * step - 1) == digest({SPAN: steps[step][SPAN]})
+        assert before(2 * step) == digest({SPAN: steps[step][SPAN]}), "its own entry is not part of it"
+    assert before(100) == digest({SPAN: steps[5][SPAN]}), "the tip had no later entry"
+    assert before(100, sha256(b"later")) is None, "an entry is missing on this disk"
+
+
+def test_a_gap_in_the_entries_is_not_taken_for_a_quiet_time(tmp_path: Path) -> None:
+    entries, steps = trained(5)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[0])
+    for place, entry in enumerate(entries[SPAN]):
+        if place != 2:
+            kept.archive.keep_entry(entry)
+    kept.settle()
+    tip = steps[5][SPAN].head.digest
+    assert kept.archive.rebuild_before(SPAN, 2, tip) is not None
+    assert kept.archive.rebuild_before(SPAN, 6, tip) is None
+    kept.archive.save(steps[3])
+    rebuilt = kept.archive.rebuild_before(SPAN, 6, tip)
+    assert rebuilt is not None, "a later checkpoint is past the gap"
+    assert digest({SPAN: rebuilt}) == digest({SPAN: steps[3][SPAN]})
+
+
+def test_an_entry_that_cannot_be_replayed_is_not_taken_for_a_later_one(tmp_path: Path) -> None:
+    _, steps = trained(1)
+    kept = Kept(tmp_path)
+    kept.archive.save(steps[1])
+    (wrong,), _ = log_of(PLAN, SPAN, steps[1][SPAN], 1)
+    kept.archive.keep_entry(replace(wrong, payload=b"short"))
+    kept.settle()
+    assert kept.archive.rebuild_before(SPAN, wrong.round, sha256(b"later")) is not None
+    assert kept.archive.rebuild_before(SPAN, wrong.round + 1, sha256(b"later")) is None
 
 
 def test_no_checkpoint_from_before_a_correction_by_others_is_used_again(tmp_path: Path) -> None:
