@@ -38,6 +38,7 @@
 # make extras     installs the packages of the extras (transformers, Lightning, TensorBoard, notebooks) into .venv-extras
 # make examples   runs every example with the commands of its README, every notebook, and the tests that need the extras
 # make models     models and texts that one organiser brings, in real processes, and all tests of them; 8 minutes
+# make archive-test  archivists in real processes, one of them killed and restarted; 4 minutes
 # make export-test  loads what `p2p-diloco export` writes with transformers
 # make reference  generates the pages of docs/reference
 # make check      style and types
@@ -68,7 +69,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -231,6 +232,9 @@ MODEL_TESTS := tests/training/test_tokenize_text.py tests/training/test_micro_ba
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)
+
+archive-test: $(EXTRAS_STAMP)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_archivists.py $(TEST_FLAGS)
 
 export-test: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)

@@ -41,9 +41,9 @@ def commands_page() -> str:
     """Return the commands and their options."""
     app = make_app(Surroundings(overrides={}, environment={}))
     parts = [
-        f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join` and `bootstrap` also accept "
-        "the [settings of this\nmachine](settings.md) as flags; `new` and `bootstrap` accept the [keys of the "
-        "manifest](manifest.md).\n"
+        f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join`, `bootstrap` and `archive` "
+        "also accept the\n[settings of this machine](settings.md) as flags; `new` and `bootstrap` accept the [keys of "
+        "the manifest](manifest.md).\n"
     ]
     for name in (name for name in app if not name.startswith("-")):
         command = app[name]
@@ -87,9 +87,9 @@ def settings_page() -> str:
         flag, variable = f"`--{name.replace('_', '-')}`", f"`{ENVIRONMENT_PREFIX}{name.upper()}`"
         rows.append((flag, variable, *_with_default(field.description, default)))
     return (
-        f"# Settings of this machine\n\n{NOTE}\nThey are private to a peer. Pass them as flags of `join` and "
-        "`bootstrap`, as environment variables, or as keys of a\nfile (`@peer.toml`; a key is the flag with "
-        "underscores). A flag overrides the environment, and the environment overrides\na file.\n\n"
+        f"# Settings of this machine\n\n{NOTE}\nThey are private to a peer. Pass them as flags of `join`, "
+        "`bootstrap` and `archive`, as environment variables, or as\nkeys of a file (`@peer.toml`; a key is the flag "
+        "with underscores). A flag overrides the environment, and the environment\noverrides a file.\n\n"
         + _table(("flag", "environment", "meaning", "default"), rows)
     )
 

@@ -15,7 +15,17 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from p2p_diloco.cli.command_line import call_command, exit_code_of
-from p2p_diloco.cli.flags import FiguresFlag, LimitsFlags, PeerFlags, SettingsFlags, Surroundings, TextFlag, settings_of
+from p2p_diloco.cli.flags import (
+    CountFlag,
+    EndFlags,
+    FiguresFlag,
+    LimitsFlags,
+    PeerFlags,
+    SettingsFlags,
+    Surroundings,
+    TextFlag,
+    settings_of,
+)
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.config.invite import SCHEME
@@ -32,11 +42,12 @@ _HELP = (
     "(@peer.toml); the first of these wins. Everything that peers must agree on is in run.toml. `new` and `bootstrap` "
     "also take its keys as flags, such as --outer.momentum 0.7; `new --help` lists them."
 )
-_RUN_COMMANDS = ("new", "bootstrap", "join")
+_RUN_COMMANDS = ("new", "bootstrap", "join", "archive")
 """Commands that take manifest keys as flags, also under the names that other programs use for them."""
 _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 
 _PEER_DEFAULTS = PeerFlags()
+_END_DEFAULTS = EndFlags()
 _SETTINGS_DEFAULTS = SettingsFlags()
 _LIMITS_DEFAULTS = LimitsFlags()
 
@@ -218,6 +229,42 @@ def make_app(around: Surroundings) -> App:
         return run_join(
             invite,
             found=found,
+            key_path=organiser_key,
+            settings=settings,
+            flags=flags,
+            around=around,
+        )
+
+    @app.command
+    def archive(
+        run: Annotated[str, Parameter(help="the invite of a run, or run.toml to found one")],
+        /,
+        *,
+        into: Path | None = None,
+        every: CountFlag = 100,
+        keep: CountFlag = 3,
+        organiser_key: KeyFlag = None,
+        flags: EndFlags = _END_DEFAULTS,
+        settings: SettingsFlags = _SETTINGS_DEFAULTS,
+    ) -> int:
+        """Follow a run without training, and export its model every few cycles. Needs no GPU.
+
+        Parameters
+        ----------
+        into
+            folder for the exports [default: exports in the state directory]
+        every
+            cycles from one export to the next
+        keep
+            number of exports to keep
+        """
+        from p2p_diloco.cli.archive import run_archive
+
+        return run_archive(
+            run,
+            into=into,
+            every=every,
+            keep=keep,
             key_path=organiser_key,
             settings=settings,
             flags=flags,

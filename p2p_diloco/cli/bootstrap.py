@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
+from p2p_diloco.cli.flags import EndFlags, PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.peer_process import run_bootstrap_peer
 from p2p_diloco.config.invite import SCHEME, parse_invite
 from p2p_diloco.config.key_file import read_key_file
@@ -33,13 +33,15 @@ def request_bootstrap(
     key_path: Path | None,
     start: Path | None = None,
     settings: SettingsFlags,
-    flags: PeerFlags,
+    flags: EndFlags,
     around: Surroundings,
+    own_folder: str = BOOTSTRAP_FOLDER,
 ) -> PeerPlan:
     """Read all that a bootstrap peer needs; `run` is a run file, or the invite of an existing run.
 
     Args:
         start: file with the initial tensors of the run.
+        own_folder: folder of this peer in the state directory, unless the user names a state directory.
 
     Raises:
         ConfigError: an option is invalid.
@@ -47,18 +49,18 @@ def request_bootstrap(
     if run.lower().startswith(f"{SCHEME}://"):
         if start is not None:
             raise ConfigError("--start only applies to a new run, and an invite is for an existing one; leave it out")
-        own = _with_own_folder(settings_of(settings, around))
+        own = _with_own_folder(settings_of(settings, around), own_folder)
         return PeerPlan(settings=own, source=parse_invite(run), until_round=flags.until_round)
-    own = _with_own_folder(settings_of(settings, around.without_overrides()))
+    own = _with_own_folder(settings_of(settings, around.without_overrides()), own_folder)
     founding = run_to_found(Path(run), key_path, around, start)
     return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
 
 
-def _with_own_folder(settings: PeerSettings) -> PeerSettings:
-    """Give a bootstrap peer its own folder unless one was named: the machine may also run a trainer."""
+def _with_own_folder(settings: PeerSettings, name: str) -> PeerSettings:
+    """Give a peer that does not train its own folder unless one was named: the machine may also run a trainer."""
     if "state_directory" in settings.model_fields_set:
         return settings
-    return settings.model_copy(update={"state_directory": settings.state_directory / BOOTSTRAP_FOLDER})
+    return settings.model_copy(update={"state_directory": settings.state_directory / name})
 
 
 def run_bootstrap(

@@ -19,6 +19,14 @@ FiguresFlag = Annotated[str | None, Parameter(help="file for the figures, or - f
 TextFlag = Annotated[str | None, Parameter(help=PeerSettings.model_fields["data"].description)]
 
 
+def _check_count(_: Any, count: int) -> None:
+    if count < 1:
+        raise ValueError(f"{count} is too small; expected at least 1")
+
+
+CountFlag = Annotated[int, Parameter(validator=_check_count)]
+
+
 def _setting(name: str, *, many: bool = False) -> Parameter:
     description = PeerSettings.model_fields[name].description
     return Parameter(help=description, group=_SETTINGS, consume_multiple=many, negative=())
@@ -80,17 +88,24 @@ def _check_pause(_: Any, seconds: float) -> None:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerFlags:
-    """The length of a peer's run, and the interval of its measurements."""
+class EndFlags:
+    """The length of a peer's run."""
 
     until_round: Annotated[
         int | None, Parameter(help="stop after this round; all peers that name the same one end with the same bytes")
     ] = None
+    with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFlags(EndFlags):
+    """The length of a peer's run, and the interval of its measurements."""
+
     evaluate_seconds: Annotated[
         float,
         Parameter(help="seconds between two measurements of the held-out loss; 0 = never", validator=_check_pause),
     ] = 30.0
-    with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

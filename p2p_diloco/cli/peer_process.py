@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from p2p_diloco.cli.flags import PeerFlags
+from p2p_diloco.cli.flags import EndFlags, PeerFlags
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.cli.peer_output import PeerOutput
@@ -62,13 +62,13 @@ def run_trainer(plan: PeerPlan, flags: PeerFlags, place: Place | None = None) ->
         return code
 
 
-def run_bootstrap_peer(plan: PeerPlan, flags: PeerFlags) -> int:
+def run_bootstrap_peer(plan: PeerPlan, flags: EndFlags) -> int:
     """Run a peer that does not train; see `run_trainer`."""
     _prepare(plan.settings, flags)
     return _run_to_end(plan)
 
 
-def _prepare(settings: PeerSettings, flags: PeerFlags, *, is_silent: bool = False) -> None:
+def _prepare(settings: PeerSettings, flags: EndFlags, *, is_silent: bool = False) -> None:
     """Set process-wide options before torch is imported."""
     if flags.with_parent:
         end_with_parent()

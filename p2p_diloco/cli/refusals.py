@@ -15,6 +15,7 @@ HEED_SURROUNDINGS = (
     "new",
     "bootstrap",
     "join",
+    "archive",
     "status",
     "pause",
     "resume",

@@ -80,13 +80,29 @@ AskQuota = Callable[[str, float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPlan:
+    """The exports of an archivist.
+
+    Attributes:
+        folder: where they are written, each in a folder of its own.
+        every: cycles from one export to the next.
+        keep: number of exports to keep.
+    """
+
+    folder: Path
+    every: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
     """One peer of a run.
 
     Attributes:
         settings: settings of this machine.
         source: the run to found, or the invite of the run to join.
-        training: trains a model at this peer; None for a bootstrap peer, which does not train.
+        training: trains a model at this peer; None for a bootstrap peer or an archivist, which do not train.
+        exports: what an archivist exports; None for other peers.
         until_round: stop after this round, together with all others; None: run on.
         network: network access; None: libp2p.
         clocks: clocks of this machine.
@@ -97,6 +113,7 @@ class PeerPlan:
     settings: PeerSettings
     source: Founding | Invite
     training: Training | None = None
+    exports: ExportPlan | None = None
     until_round: int | None = None
     network: Network | None = None
     clocks: Clocks = field(default_factory=Clocks)
@@ -117,3 +134,8 @@ class PeerPlan:
     def trains(self) -> bool:
         """Whether this peer trains."""
         return self.training is not None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether this peer follows the run to its end, instead of holding the state only while nobody else does."""
+        return self.trains or self.exports is not None

@@ -18,7 +18,7 @@ from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.settings import PeerSettings, bytes_per_second
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import PeerId, SpanId, format_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.memory.allocator import trim_now_and_then
 from p2p_diloco.node.clock_sync import SwarmClock
@@ -29,6 +29,7 @@ from p2p_diloco.node.text_exchange import SharedCopy
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.archivist import FEWEST_CHECKPOINTS, Archivist, ArchivistParts
 from p2p_diloco.peer.contact import Contact
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.peer.guest_watch import LEAVE_SECONDS, GuestWatch
@@ -144,10 +145,13 @@ class PeerSession:
             self._archive,
             states=self._all_states,
             is_ready=lambda: self._engine.ready,
-            pause_seconds=pause_between_checkpoints(self._plan.rules, parts.plan.settings.keep_checkpoints),
+            pause_seconds=pause_between_checkpoints(
+                self._plan.rules, self._num_checkpoints(), archives=parts.plan.exports is not None
+            ),
             saved=self._training.keep_inner,
             report=reporter.report,
         )
+        self._archivist = self._make_archivist()
         self._next_start = NextStart(parts.folder, soon=self._write_soon, refused=self._report_addresses)
 
     def _is_needed(self, peer: PeerId) -> bool:
@@ -157,12 +161,44 @@ class PeerSession:
         archive = Archive(
             self._parts.folder.path,
             plan=self._plan,
-            keep=self._parts.plan.settings.keep_checkpoints,
+            keep=self._num_checkpoints(),
             soon=self._write_soon,
             report=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
         )
         self._parts.folder.make_room = archive.make_room
         return archive
+
+    def _num_checkpoints(self) -> int:
+        keep = self._parts.plan.settings.keep_checkpoints
+        return max(keep, FEWEST_CHECKPOINTS) if self._parts.plan.exports is not None else keep
+
+    def _make_archivist(self) -> Archivist | None:
+        parts = self._parts
+        if parts.plan.exports is None:
+            return None
+        return Archivist(
+            ArchivistParts(
+                exports=parts.plan.exports,
+                plan=self._plan,
+                settings=parts.plan.settings,
+                folder=parts.folder.path,
+                me=parts.key.peer,
+                engine=self._engine,
+                archive=self._archive,
+                now=self._clock.now,
+                tips=self._tips,
+                written=lambda: asyncio.get_running_loop().run_in_executor(self._writer, lambda: None),
+                reporter=self._reporter,
+                text=self._fetched_text(),
+            )
+        )
+
+    def _tips(self) -> Mapping[SpanId, Digest] | None:
+        states = self._all_states()
+        return {span: state.head.digest for span, state in states.items()} if states is not None else None
+
+    def _fetched_text(self) -> SharedText | None:
+        return SharedText(self._parts.text) if isinstance(self._parts.text, TextStore) else None
 
     def _write_soon(self, write: Callable[[], None]) -> object:
         return asyncio.get_running_loop().run_in_executor(self._writer, write)
@@ -175,6 +211,7 @@ class PeerSession:
             can_be_dialled=False,  # until other peers have proved it
             trains=self._parts.plan.trains,
             sign=key.sign,
+            archives=self._parts.plan.exports is not None,
         )
         recalled = folder.recall()
         engine = PeerEngine(me=me, rules=self._plan.rules, verify=is_signed_by, recalled=recalled)
@@ -235,7 +272,7 @@ class PeerSession:
             died=self._fail,
             damaged=self._span_damaged,
             report=self._reporter.report,
-            text=SharedText(parts.text) if isinstance(parts.text, TextStore) else None,
+            text=self._fetched_text(),
         )
 
     def _held(self) -> HeldState:
@@ -423,6 +460,8 @@ class PeerSession:
             if self._training.evaluate_seconds > 0:
                 tasks.create_task(self._evaluate(), name="evaluation")
             tasks.create_task(self._saver.run(), name="checkpoints")
+            if self._archivist is not None:
+                tasks.create_task(self._archivist.run(), name="exports")
 
     def _addresses(self) -> tuple[str, ...]:
         """Return the addresses to announce: proved ones first, loopback only if there is nothing else."""
@@ -463,7 +502,7 @@ class PeerSession:
 
     def _publish(self, node: SwarmNode, now: float) -> None:
         reporter, manifest = self._reporter, self._parts.verified.manifest
-        if self._engine.ready and reporter.phase in ("catching up", "training", "not stepping", "paused"):
+        if self._engine.ready and reporter.phase in ("catching up", "training", "following", "not stepping", "paused"):
             reporter.phase = self._phase()
         reporter.addresses, reporter.ports = self._addresses(), self._parts.transport.listen_ports()
         reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
@@ -471,6 +510,8 @@ class PeerSession:
     def _phase(self) -> str:
         if self._engine.membership.is_paused:
             return "paused"
+        if self._archivist is not None:
+            return "following"
         return "training" if self._training.is_stepping() else "not stepping"
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
@@ -514,7 +555,10 @@ class PeerSession:
         last_round = await self._stop.wait_for_last_round()
         await wait_until_over(self._engine, self._clock.now, last_round)
         self._training.stop_stepping()
-        if not await wait_for_agreement(self._engine, self._clock.now):
+        if await wait_for_agreement(self._engine, self._clock.now):
+            if self._archivist is not None:
+                await self._archivist.finish(last_round)
+        else:
             self._reporter.report("branch", f"some live peers have other bytes than this one after round {last_round}")
 
     async def _end(self, node: SwarmNode) -> None:
@@ -551,7 +595,7 @@ class PeerSession:
             await asyncio.sleep(min(max(end_of_round - self._clock.now(), 0.0), self._longest_wait()))
             while not node.may_go() and moment() < give_up_at:  # noqa: ASYNC110  # there is no event for votes
                 await asyncio.sleep(LEAVE_PAUSE_SECONDS)
-        if self._parts.plan.trains:
+        if self._parts.plan.keeps_state:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
             self._engine.progress = self._held().progress()  # with the steps since the last heartbeat

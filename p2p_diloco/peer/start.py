@@ -21,6 +21,7 @@ from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.archivist import check_archivist
 from p2p_diloco.peer.founding import read_start
 from p2p_diloco.peer.guest_watch import GuestWatch
 from p2p_diloco.peer.network import Libp2pNetwork
@@ -44,6 +45,8 @@ from p2p_diloco.transport.link import Lane, Transport
 START_SECONDS = 60.0
 BYTES_TO_TRAIN, BYTES_TO_HOLD, BYTES_OF_CHECKPOINT = 12, 8, 8
 """Minimum host bytes per parameter: anchor and momentum in float32, and for training the parameters themselves."""
+BYTES_TO_EXPORT = 20
+"""The same for an archivist, which also holds those of the exported cycle, the parameters, and the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,13 +257,14 @@ def _has_founded(settings: PeerSettings, founding: Founding) -> bool:
 def _check_listed(plan: PeerPlan, manifest: RunManifest, me: PeerId, reporter: StatusReporter) -> None:
     """Refuse to start if the run lists its peers and this peer is not on the list; it would wait for ever.
 
-    A bootstrap peer starts anyway: it serves the manifest, and the directory shows other peers.
+    A bootstrap peer starts anyway: it serves the manifest, and the directory shows other peers. So does an archivist,
+    which is never a member.
     """
     trust, own = manifest.trust, format_peer_id(me)
     if trust.mode == "open" or own in trust.peers:
         return
     if not plan.trains:
-        if plan.founding is None:
+        if plan.founding is None and plan.exports is None:
             reporter.report("trust", f"{explain_unlisted(me)}; until then this peer only serves the manifest")
     elif plan.founding is not None:
         raise ConfigError(
@@ -276,6 +280,8 @@ async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
         _check_memory(plan, manifest)
     if plan.training is not None:
         await asyncio.to_thread(plan.training.check, plan.settings, manifest)
+    if plan.exports is not None and manifest is not None:
+        await asyncio.to_thread(check_archivist, plan.settings, manifest)
 
 
 async def _open_text(plan: PeerPlan, manifest: RunManifest, reporter: StatusReporter) -> OwnText | TextStore | None:
@@ -289,7 +295,7 @@ async def _open_text(plan: PeerPlan, manifest: RunManifest, reporter: StatusRepo
         return await asyncio.to_thread(open_own_text, settings.data, digest, settings.state_directory)
     if plan.trains and plan.founding is not None:
         raise ConfigError("this run shares its text, and its founder must have a copy; name it with --data PATH")
-    if plan.trains:
+    if plan.keeps_state:
         folder, is_bytes = text_folder(settings.state_directory, digest), data.tokenizer is None
         most = _room_for_text(settings, manifest)
         return await asyncio.to_thread(partial(TextStore, folder, digest, most_bytes=most, needs_all=is_bytes))
@@ -311,11 +317,14 @@ def _room_for_text(settings: PeerSettings, manifest: RunManifest) -> int | None:
 def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
     """Refuse a model that does not fit into memory before allocating it, since a manifest can name any size."""
     parameters, has = plan_run(manifest).num_parameters, memory_of_machine()
-    needs = parameters * (BYTES_TO_TRAIN if plan.trains else BYTES_TO_HOLD)
+    each, purpose = BYTES_TO_HOLD, "held"
+    if plan.keeps_state:
+        each, purpose = (BYTES_TO_TRAIN, "trained") if plan.trains else (BYTES_TO_EXPORT, "exported")
+    needs = parameters * each
     if needs > has:
         raise ConfigError(
             f"the model has {parameters:,} parameters and needs at least {needs / 1e9:.1f} GB of memory to be "
-            f"{'trained' if plan.trains else 'held'}; this machine has {has / 1e9:.1f} GB"
+            f"{purpose}; this machine has {has / 1e9:.1f} GB"
         )
 
 

@@ -124,10 +124,19 @@ class Training(ABC):
 
 
 class NoTraining(Training):
-    """The training of a bootstrap peer: it holds the state while nobody else does, and trains nothing."""
+    """The training of a bootstrap peer or an archivist: it holds the state, and trains nothing."""
 
     owns_process = True
 
+    def __init__(self) -> None:
+        self._held: HeldState | None = None
+
     def open(self, host: TrainingHost) -> HeldState:
         """Create a state without a model."""
-        return HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)
+        self._held = HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)
+        return self._held
+
+    def wait_until_idle(self) -> None:
+        """Wait until all submitted updates are in φ and m."""
+        assert self._held is not None, "open it first"
+        self._held.wait_until_idle()

@@ -39,6 +39,7 @@ TOPICS = {
     "entry-refused": "a peer sent an entry that breaks a rule",
     "equivocation": "an owner signed two entries for one span and round",
     "evaluation": "held-out losses",
+    "export": "an archivist has exported the model, or could not, with the reason",
     "finished": "this peer has finished, with the digest of its state",
     "flood": "lines about peers, or messages of theirs, that were left out in the last minute",
     "founded": "this peer founded the run",

@@ -233,7 +233,7 @@ class StatusReporter:
             run=engine.rules.run.hex(),
             run_name=manifest.name,
             peer=format_peer_id(engine.me.peer),
-            role="trainer" if engine.me.trains else "bootstrap",
+            role="trainer" if engine.me.trains else "archivist" if engine.me.archives else "bootstrap",
             incarnation=engine.me.incarnation,
             pid=os.getpid(),
             updated=self._unix_seconds(),

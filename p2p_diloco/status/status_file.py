@@ -45,7 +45,7 @@ class PeerLine:
         peer: text id.
         ready: whether it holds the run's state.
         reachable: whether others have proved that they can dial it.
-        trains: False for a bootstrap peer.
+        trains: False for a bootstrap peer or an archivist.
         steps: its optimiser steps.
         tokens_per_second: recent rate.
         loss: its last training loss in nats per token.
@@ -72,7 +72,7 @@ class PeerStatus:
         run: run id in hexadecimal digits; empty until the peer knows it.
         run_name: name of the run.
         peer: id of this peer, as text.
-        role: "trainer" or "bootstrap".
+        role: "trainer", "bootstrap" or "archivist".
         incarnation: increases with each start of this identity.
         pid: process id.
         updated: time of this status, Unix seconds.
@@ -88,8 +88,8 @@ class PeerStatus:
         num_ready: trainers of that roster that hold the run's state.
         ready: whether this peer holds it.
         leaving: whether it has been asked to leave.
-        phase: "connecting", "fetching manifest", "catching up", "training", "not stepping", "paused", "leaving" or
-            "finished".
+        phase: "connecting", "fetching manifest", "catching up", "training", "following", "not stepping", "paused",
+            "leaving" or "finished".
         inner_steps: optimiser steps of this peer.
         cycle_steps: recent optimiser steps per cycle; None until known.
         planned_steps: steps per cycle planned by the manifest; None if it plans none.

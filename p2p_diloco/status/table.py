@@ -159,7 +159,7 @@ def _phase(status: PeerStatus) -> str:
 def _phase_style(status: PeerStatus) -> str:
     if status.leaving or status.trouble:
         return "yellow"
-    return "green" if status.phase in ("training", "finished") else "yellow"
+    return "green" if status.phase in ("training", "following", "finished") else "yellow"
 
 
 def _total_sent(status: PeerStatus) -> int:

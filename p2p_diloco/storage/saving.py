@@ -17,10 +17,15 @@ SHORTEST_PAUSE_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
 
-def pause_between_checkpoints(rules: RunRules, keep: int) -> float:
-    """Return the seconds between checkpoints, such that even the oldest of `keep` is newer than the oldest entry."""
+def pause_between_checkpoints(rules: RunRules, keep: int, *, archives: bool = False) -> float:
+    """Return the seconds between checkpoints, such that even the oldest of `keep` is newer than the oldest entry.
+
+    Args:
+        archives: whether the oldest must also be older than the last whole cycle, from which an archivist exports.
+    """
     retained_seconds = rules.retained_cycles * rules.clock.num_fragments * rules.clock.round_seconds
-    return min(max(retained_seconds / (keep + 1), SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+    pause_seconds = min(max(retained_seconds / (keep + 1), SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+    return max(pause_seconds, rules.cycle_seconds) if archives else pause_seconds
 
 
 class Saver:

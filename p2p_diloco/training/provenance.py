@@ -21,7 +21,9 @@ class Provenance:
         cycles: the same in cycles.
         tokens: tokens trained by the exporting peer since its last start.
         training_loss: training loss of that peer's latest steps.
-        held_out_loss: nats per byte, last measured by that peer.
+        held_out_loss: nats per byte, last measured by that peer; of exactly these parameters if `state` is known.
+        state: SHA-256 of the agreed state at the end of the last cycle, which these parameters are part of; None if
+            they come from a checkpoint, whose parts may be a few rounds apart.
     """
 
     run_name: str
@@ -32,6 +34,7 @@ class Provenance:
     tokens: int | None = None
     training_loss: float | None = None
     held_out_loss: float | None = None
+    state: str | None = None
 
 
 def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
@@ -44,14 +47,15 @@ def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
     if provenance.text is not None:
         facts.append(("trained on", as_markdown(provenance.text)))
     facts.append(("rounds, cycles", f"{provenance.rounds:,}, {provenance.cycles:,.1f}"))
+    if provenance.state is not None:
+        facts.append(("state", f"`{provenance.state}`, the same at all peers at the end of the last of these cycles"))
     if provenance.tokens is not None:
         facts.append(("tokens", f"{provenance.tokens:,} by the peer that exported this, since its last start"))
     if provenance.training_loss is not None:
         facts.append(("training loss", f"{provenance.training_loss:.6g}, of that peer's latest steps"))
     if provenance.held_out_loss is not None:
-        facts.append(
-            ("held-out loss", f"{provenance.held_out_loss:.4f} nats per byte, when that peer measured it last")
-        )
+        when = "of these parameters" if provenance.state is not None else "when that peer measured it last"
+        facts.append(("held-out loss", f"{provenance.held_out_loss:.4f} nats per byte, {when}"))
     return "\n".join(["| | |", "|---|---|", *(f"| {what} | {fact} |" for what, fact in facts)])
 
 

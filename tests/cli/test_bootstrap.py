@@ -63,5 +63,5 @@ def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_bootstrap_peer_has_its_own_folder_beside_a_trainer_on_the_same_machine(tmp_path: Path) -> None:
     named = PeerSettings(state_directory=tmp_path)
-    assert bootstrap._with_own_folder(named) == named
-    assert bootstrap._with_own_folder(PeerSettings()).state_directory == PeerSettings().state_directory / "bootstrap"
+    assert bootstrap._with_own_folder(named, "own") == named
+    assert requested(INVITE).settings.state_directory == PeerSettings().state_directory / "bootstrap"

@@ -17,7 +17,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.node.vector_worker import AtOnce
 from p2p_diloco.peer import built_in, held_state, session
 from p2p_diloco.peer.built_in import BuiltInTraining
-from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
+from p2p_diloco.peer.peer_plan import Clocks, ExportPlan, Founding, PeerPlan
 from p2p_diloco.peer.session import PeerSession, SessionParts
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training_thread import TrainingThread
@@ -153,6 +153,7 @@ class SessionStage:
         data: str | None = None,
         known: dict[PeerId, tuple[str, ...]] | None = None,
         keep_trace: bool = False,
+        exports: ExportPlan | None = None,
         clocks: Clocks | None = None,
     ) -> None:
         """Run a peer until it ends."""
@@ -171,6 +172,7 @@ class SessionStage:
                 ),
                 source=Founding(signed=signed, organiser_key=ORGANISER) if founds else Invite(run=run, bootstraps=()),
                 training=BuiltInTraining(evaluate_seconds=evaluate_seconds) if trains else None,
+                exports=exports,
                 until_round=until_round,
                 clocks=clocks or Clocks(steady=self.now, wall=self.now),
             )

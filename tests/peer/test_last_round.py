@@ -38,13 +38,14 @@ class FakeEngine:
     mine: tuple[FragmentHead, ...] = ()
     others: dict[PeerId, Any] = field(default_factory=dict)
     trains: bool = True
+    archives: bool = False
     last_round: int | None = None
 
     rules = PLAN.rules
 
     @property
     def me(self) -> Any:
-        return SimpleNamespace(trains=self.trains)
+        return SimpleNamespace(trains=self.trains, archives=self.archives)
 
     @property
     def membership(self) -> Any:
@@ -98,6 +99,14 @@ def test_a_peer_that_does_not_train_follows_the_others() -> None:
     assert all_agree(engine, 0.0)
     engine.take_heartbeat("ben", THERE)
     assert not all_agree(engine, 0.0)
+
+
+def test_an_archivist_holds_what_the_others_hold() -> None:
+    engine: Any = FakeEngine(mine=heads(HERE), trains=False, archives=True)
+    engine.take_heartbeat("ada", THERE)
+    assert not all_agree(engine, 0.0)
+    engine.take_heartbeat("ada", HERE)
+    assert all_agree(engine, 0.0)
 
 
 def test_the_last_round_is_waited_for_and_set_in_the_engine() -> None:

@@ -52,6 +52,12 @@ class Machines:
                 stderr=subprocess.STDOUT,
             )
 
+    def kill(self, name: str) -> None:
+        """End a peer as a power cut does."""
+        peer = self.peers.pop(name)
+        peer.kill()
+        peer.wait()
+
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 

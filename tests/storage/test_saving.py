@@ -30,6 +30,12 @@ def test_entries_on_disk_reach_back_to_every_checkpoint(round_seconds: float, ke
     assert pause_between_checkpoints(rules, keep) == expected
 
 
+@pytest.mark.parametrize(("round_seconds", "expected"), [(1.0, 10.0), (5.0, 40.0), (100.0, 300.0), (3600.0, 7200.0)])
+def test_two_checkpoints_of_an_archivist_are_a_cycle_apart(round_seconds: float, expected: float) -> None:
+    rules = replace(PLAN.rules, clock=replace(PLAN.rules.clock, round_seconds=round_seconds), retained_cycles=16)
+    assert pause_between_checkpoints(rules, 3, archives=True) == expected
+
+
 class Scene:
     """A saver in virtual time."""
 
