@@ -21,7 +21,7 @@ class Provenance:
         cycles: the same in cycles.
         tokens: tokens trained by the exporting peer since its last start.
         training_loss: training loss of that peer's latest steps.
-        held_out_loss: nats per byte, last measured by that peer; of exactly these parameters if `state` is known.
+        held_out_loss: nats per token, last measured by that peer; of exactly these parameters if `state` is known.
         state: SHA-256 of the agreed state at the end of the last cycle, which these parameters are part of; None if
             they come from a checkpoint, whose parts may be a few rounds apart.
     """
@@ -55,7 +55,7 @@ def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
         facts.append(("training loss", f"{provenance.training_loss:.6g}, of that peer's latest steps"))
     if provenance.held_out_loss is not None:
         when = "of these parameters" if provenance.state is not None else "when that peer measured it last"
-        facts.append(("held-out loss", f"{provenance.held_out_loss:.4f} nats per byte, {when}"))
+        facts.append(("held-out loss", f"{provenance.held_out_loss:.4f} nats per token, {when}"))
     return "\n".join(["| | |", "|---|---|", *(f"| {what} | {fact} |" for what, fact in facts)])
 
 

@@ -99,7 +99,7 @@ def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_pa
             assert (tmp_path / "one" / "cycle-000000008" / file).read_bytes() == own[file]
         card = (tmp_path / "one" / "cycle-000000008" / "README.md").read_text()
         assert f"| state | `{last.state_digest}`" in card
-        assert f"| held-out loss | {last.anchor_loss:.4f} nats per byte, of these parameters |" in card
+        assert f"| held-out loss | {last.anchor_loss:.4f} nats per token, of these parameters |" in card
         assert "| rounds, cycles | 16, 8.0 |" in card
 
     run_stage(monkeypatch, scene)

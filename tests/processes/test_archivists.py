@@ -71,7 +71,7 @@ def test_an_archivist_is_killed_and_restarted_and_exports_what_the_others_hold(m
     assert machines.status("archie").state_digest == digest != ""
     card = (last / "README.md").read_text()
     assert f"| state | `{digest}`" in card
-    assert f"| held-out loss | {loss:.4f} nats per byte, of these parameters |" in card
+    assert f"| held-out loss | {loss:.4f} nats per token, of these parameters |" in card
     with safe_open(last / "model.safetensors", framework="numpy") as file:
         assert file.metadata()["run"] == machines.status("ann").run
     print(

@@ -80,13 +80,13 @@ def test_the_model_card_states_what_is_known_and_no_licence(shape: ModelShape) -
     assert f"| run id | `{'ab' * 32}` |" in card
     assert "| rounds, cycles | 12, 6.0 |" in card
     assert "| tokens | 1,234,567 by the peer" in card
-    assert "| held-out loss | 1.4449 nats per byte" in card
+    assert "| held-out loss | 1.4449 nats per token" in card
     assert "license:" not in card.split("---")[1]
-    assert "nats per byte, when that peer measured it last" in card
+    assert "nats per token, when that peer measured it last" in card
     assert "| state" not in card, "a checkpoint is not of one cycle"
     agreed = files_of(model, replace(known, state="cd" * 32))["README.md"].decode()
     assert f"| state | `{'cd' * 32}`, the same at all peers" in agreed
-    assert "| held-out loss | 1.4449 nats per byte, of these parameters |" in agreed
+    assert "| held-out loss | 1.4449 nats per token, of these parameters |" in agreed
     unknown = files_of(model)["README.md"].decode()
     assert "| tokens" not in unknown
     assert "held-out" not in unknown
