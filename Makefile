@@ -13,7 +13,7 @@
 # make hostility  strangers and lying members against real processes, one attack at a time; 45 minutes. Longer attacks:
 #                 make hostility ATTACK_SECONDS=60
 # make losses     two volunteers and a bootstrap peer, real processes: any one of the three is killed, or two; prints how
-#                 soon the others continue; 5 minutes
+#                 soon the others continue; a peer without numba; 5 minutes
 # make clocks     real processes: a founder whose clock is ahead by ten minutes or a day and is then set right, a stopped
 #                 peer, and a simulated night of a laptop; 30 minutes. On a busy machine: make clocks CLOCKS_ROUND_SECONDS=4
 # make planned    real processes: four islands with the rounds that `new` writes, then with rounds of 5 s; compares steps and
@@ -64,7 +64,9 @@ STAMP := $(VENV)/.installed
 IN_PARALLEL := -n auto --dist worksteal
 
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
-DAEMON_TESTS := $(addprefix tests/swarm/test_,libp2p.py libp2p_directory.py p2pd.py transport_contract.py)
+# Tests of real processes without rounds that have deadlines.
+PATIENT_TESTS := $(addprefix tests/swarm/test_,libp2p.py libp2p_directory.py p2pd.py transport_contract.py ranks.py \
+  rank_steps.py cli_rank_group.py cli_parent.py cli_child_processes.py reach_probe.py local_swarm.py)
 PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
@@ -76,12 +78,12 @@ demo: $(STAMP)
 	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
 
 # First the pure packages, with every line and branch covered. Whole swarms run in another session without coverage, which
-# makes them three times as slow even where pytest-cov pauses it. Last the tests on the wall clock: daemons in parallel,
-# because they mostly wait; whole swarms one at a time, because their rounds have deadlines.
+# makes them three times as slow even where pytest-cov pauses it. Last the tests on the wall clock: those
+# that mostly wait in parallel; whole swarms one at a time, because their rounds have deadlines.
 test: pure
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long and not wall_clock" tests $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "wall_clock and not long" $(DAEMON_TESTS) $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "wall_clock and not long" tests/swarm $(addprefix --ignore=,$(DAEMON_TESTS)) $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "wall_clock and not long" $(PATIENT_TESTS) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not long" tests/swarm $(addprefix --ignore=,$(PATIENT_TESTS)) $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
@@ -114,7 +116,7 @@ shared-text: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)
 
 losses: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_losses.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_losses.py tests/swarm/test_without_numba.py $(TEST_FLAGS)
 
 CLOCKS_ROUND_SECONDS ?= 1
 clocks: $(STAMP)

@@ -33,9 +33,9 @@ def new_run(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        ("ddp", 2),
-        pytest.param("fsdp", 2, marks=pytest.mark.long),
-        ("fsdp", 4),
+        pytest.param("ddp", 2, marks=pytest.mark.long),
+        ("fsdp", 2),
+        pytest.param("fsdp", 4, marks=pytest.mark.long),
         pytest.param("mixed", 4, marks=pytest.mark.long),
     ],
 )
@@ -56,8 +56,18 @@ def test_slices_of_all_ranks_are_those_of_the_plain_model(tmp_path: Path, kind: 
     ("differs", "kind", "expected"),
     [
         ("shape", "plain", r"rank 1 does not train the same tensors as rank 0: last.weight is of shape \(2, 3\) there"),
-        ("name", "plain", r"rank 1 does not train the same tensors as rank 0: extra.weight is of shape \(2, 3\) there"),
-        ("values", "plain", "parameter first.weight has other values on rank 1 than on rank 0"),
+        pytest.param(
+            "name",
+            "plain",
+            r"rank 1 does not train the same tensors as rank 0: extra.weight is of shape \(2, 3\) there",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "values",
+            "plain",
+            "parameter first.weight has other values on rank 1 than on rank 0",
+            marks=pytest.mark.long,
+        ),
         ("rest", "fsdp", "tensor scale, which is not trained, has other values on rank 1 than on rank 0"),
     ],
 )
@@ -71,6 +81,7 @@ def test_ranks_with_different_models_are_refused(tmp_path: Path, differs: str, k
             assert re.match(expected, text), text
 
 
+@pytest.mark.long
 def test_ranks_that_do_not_exchange_their_gradients_are_refused(tmp_path: Path) -> None:
     order = {"run": str(new_run(tmp_path)), "kind": "plain", "exchanges": False}
     with rank_processes(tmp_path / "island", 2, "loop", **order) as island:

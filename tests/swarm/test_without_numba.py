@@ -10,7 +10,7 @@ import pytest
 
 from tests.swarm.process_swarm import PROJECT, ProcessSwarm
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(180)]
 
 
 def test_a_peer_without_numba_holds_the_same_bytes(tmp_path: Path) -> None:
