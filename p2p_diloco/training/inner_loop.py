@@ -87,6 +87,21 @@ class InnerRule:
                 )
 
 
+def windows_of_step(step_tokens: int, context: int) -> int:
+    """Return how many windows of `context` tokens make up a step of that many predicted tokens.
+
+    Raises:
+        ConfigError: they are no whole number of windows, or less than one.
+    """
+    if step_tokens % context:
+        nearest = max(1, round(step_tokens / context)) * context
+        raise ConfigError(
+            f"inner.step_tokens is {step_tokens}, which is no multiple of the context of {context} tokens; "
+            f"the nearest one is {nearest}"
+        )
+    return step_tokens // context
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerStep:
     """The result of one step.
