@@ -128,7 +128,7 @@ def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
                 "context": shape.context,
             },
             # Not Muon: with so few tokens, orthogonalisation would be most of a step, and rounds would be late.
-            "inner": {"batch": 1, "optimizer": "adamw", "learning_rate": 1e-3},
+            "inner": {"step_tokens": shape.context, "optimizer": "adamw", "learning_rate": 1e-3},
             "rounds": {"round_seconds": round_seconds, "fragments": FRAGMENTS},
         },
     )

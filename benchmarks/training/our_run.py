@@ -56,7 +56,7 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
         values={
             "model": {"size": shape.model, "context": CONTEXT},
             # AdamW as in torchft; with so few tokens, Muon's orthogonalisation would be most of a step.
-            "inner": {"batch": BATCH, "optimizer": "adamw", "learning_rate": 1e-3},
+            "inner": {"step_tokens": BATCH * CONTEXT, "optimizer": "adamw", "learning_rate": 1e-3},
             "codec": {"contribution": shape.codec, "entry": "int4" if shape.codec == "topk2" else shape.codec},
             "rounds": {
                 "round_seconds": round_seconds,

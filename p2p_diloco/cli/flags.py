@@ -65,6 +65,7 @@ class SettingsFlags(LimitsFlags):
     model: Annotated[str | None, _setting("model")] = None
     precision: Annotated[str | None, _setting("precision")] = None
     windows_at_once: Annotated[str | None, _setting("windows_at_once")] = None
+    recompute: Annotated[str | None, _setting("recompute")] = None
     ranks: Annotated[str | None, _setting("ranks")] = None
     shards: Annotated[str | None, _setting("shards")] = None
     state_directory: Annotated[str | None, _setting("state_directory")] = None

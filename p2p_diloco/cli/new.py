@@ -83,10 +83,10 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
         if len(found["tensors"]) < draft.rounds.fragments:  # a fragment consists of whole tensors
             described.setdefault("rounds.fragments", len(found["tensors"]))
         draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
-    if "rounds.fragments" in given:
+    if given.keys() & {"rounds.fragments", "inner.step_tokens"}:
         from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
 
-        plan_run(draft)  # refuses more fragments than the model has tensors
+        plan_run(draft)  # refuses more fragments than the model has tensors, and a step of half a window
     _check(options, given)
     flags = {"device": options.device, "threads": options.threads}
     settings = load_settings(flags=flags, environment=around.environment)

@@ -182,6 +182,11 @@ class ModelSection(Section):
         """Whether peers join from a training loop of their own, because no command can build the model."""
         return self.kind == "own"
 
+    @property
+    def window_tokens(self) -> int | None:
+        """Number of tokens that a training window predicts; None if only the program or source of the model has it."""
+        return self.context or (MODEL_SIZES[self.size].context if self.kind == "built-in" else None)
+
     @model_validator(mode="after")
     def _fits_into_a_machine(self) -> Self:
         sizes = dataclasses.asdict(MODEL_SIZES[self.size]) | self.changes()
@@ -288,7 +293,9 @@ class InnerSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="weight decay of matrices")
     beta1: Decay = Field(0.9, description="decay of the first moment")
     beta2: Decay = Field(0.98, description="decay of the second moment")
-    batch: Count = Field(4, description="sequences per inner step")
+    step_tokens: Annotated[int, Field(ge=1, le=2**30)] = Field(
+        256, description="predicted tokens of an inner step: a multiple of the context"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(40, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="constant | cosine over rounds.planned_cycles"

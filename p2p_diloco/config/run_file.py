@@ -41,14 +41,22 @@ _COUNTS_STEPS = (
     "counts inner steps, but here the length of a cycle is a time, so that no peer waits: rounds.round_seconds x "
     "rounds.fragments seconds; set rounds.round_seconds"
 )
+_COUNTS_WINDOWS = (
+    "counts windows, but here a step is counted in predicted tokens; set inner.step_tokens to windows x model.context, "
+    "such as 256 for 4 windows of 64 tokens"
+)
 # Their names for things that do not exist here, with what to do instead.
 EXPLAINED: Mapping[str, str] = {
     "sync_every": _COUNTS_STEPS,
     "inner_steps": _COUNTS_STEPS,
     "local_steps": _COUNTS_STEPS,
+    "batch": _COUNTS_WINDOWS,
+    "batch_size": _COUNTS_WINDOWS,
     "fragment_sync_delay": "counts inner steps, but here an exchange ends by the clock; set rounds.round_seconds",
 }
 
+_SUITED_WINDOWS = 4
+"""Windows of an inner step of a new run."""
 _UNKNOWN_ORGANISER = SigningKey(bytes(32)).peer
 _COMMENT_COLUMN = 44
 _HEADER = """\
@@ -64,7 +72,9 @@ def draft_manifest(
     name: str = "run",
     values: Mapping[str, Any] | None = None,
 ) -> RunManifest:
-    """Make the manifest of a run that begins now. Without an inner rate in `values`, use one that suits the model.
+    """Make the manifest of a run that begins now.
+
+    Without an inner rate or tokens of a step in `values`, it has those that suit the model.
 
     Args:
         organiser: the signer; omitted in a draft that only checks values before a key exists.
@@ -88,9 +98,15 @@ def draft_manifest(
 def suited_inner(manifest: RunManifest) -> Document:
     """Return values of the inner rule that suit the model of a new run.
 
-    Rates of built-in models were tuned. Others get the rate of the built-in size that is nearest in parameters, and
-    loaded weights the usual rates for training on.
+    A step has four windows. Rates of built-in models were tuned. Others get the rate of the built-in size that is
+    nearest in parameters, and loaded weights the usual rates for training on.
     """
+    window_tokens = manifest.model.window_tokens
+    steps = {} if window_tokens is None else {"step_tokens": _SUITED_WINDOWS * window_tokens}
+    return steps | _suited_optimizer(manifest)
+
+
+def _suited_optimizer(manifest: RunManifest) -> Document:
     model, optimizer = manifest.model, manifest.inner.optimizer
     if model.weights == "loaded":
         return {"optimizer": "adamw", "embedding_rate": 1.0, "learning_rate": 2e-4 if model.lora_rank else 5e-5}

@@ -86,6 +86,9 @@ class PeerSettings(BaseModel):
     windows_at_once: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
         None, description="windows of a step that pass through the model at a time [default: as many as fit]"
     )
+    recompute: Literal["auto", "always", "never"] = Field(
+        "auto", description="recompute activations to save memory: auto (if one window does not fit), always or never"
+    )
     ranks: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="processes that `join` starts to train together [default: one for each GPU]"
     )

@@ -173,7 +173,8 @@ class BuiltInTraining(Training):
         precision = loop.precision
         products = "" if plan.inner.precision == "float32" == precision.name else f"; {precision}"
         ranks = "" if self._ranks is None else f"; {self._ranks}"
-        return f"{describe_device(loop.device, local)}{products}{ranks}"
+        activations = "; activations are recomputed" if loop.recomputes else ""
+        return f"{describe_device(loop.device, local)}{products}{activations}{ranks}"
 
     def _await_text(self, host: TrainingHost) -> ArrivingText:
         assert host.text is not None, "there is no other text"
@@ -284,7 +285,16 @@ def build_steps(
     device = choose_device(settings.device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.cuda else None
     precision = choose_precision(plan.inner.precision, settings.precision, device, capability)
-    loop = InnerLoop(model, stream, plan.inner, device, precision=precision, report=report, ranks=ranks)
+    loop = InnerLoop(
+        model,
+        stream,
+        plan.inner,
+        device,
+        precision=precision,
+        recompute=settings.recompute,
+        report=report,
+        ranks=ranks,
+    )
     if ranks is None or not ranks.has_shards:
         lay_end_to_end(model.module, plan.fragments)
     return Steps(loop, windows_at_once=settings.windows_at_once, report=report, ranks=ranks)

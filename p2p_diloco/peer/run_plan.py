@@ -19,7 +19,7 @@ from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, mark_radial
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.span.vector_work import Codecs
-from p2p_diloco.training.inner_loop import InnerRule
+from p2p_diloco.training.inner_loop import InnerRule, windows_of_step
 from p2p_diloco.training.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
 from p2p_diloco.training.parameters import sizes
 
@@ -71,7 +71,7 @@ class RunPlan:
     @property
     def context(self) -> int:
         """Number of tokens that a training window predicts."""
-        return self.built_in.context if self.built_in is not None else self.manifest.model.context or 0
+        return self.manifest.model.window_tokens or 0
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -95,7 +95,8 @@ def plan_run(manifest: RunManifest) -> RunPlan:
     """Derive the plan of a manifest.
 
     Raises:
-        ConfigError: its values contradict each other, such as more fragments than tensors.
+        ConfigError: its values contradict each other, such as more fragments than tensors, or a step that is no whole
+            number of windows.
     """
     kind = manifest.model.kind
     if kind in ("hf", "python") and not (manifest.model.tensors and manifest.model.context):
@@ -149,11 +150,24 @@ def plan_tensors(
         fragments=fragments,
         places=places,
         codecs=codecs,
-        inner=InnerRule(**manifest.inner.model_dump()),
+        inner=inner_rule(manifest),
         outer=OuterRule(learning_rate=outer.learning_rate, momentum=outer.momentum),
         merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
         rules=_rules(manifest, places, codecs),
     )
+
+
+def inner_rule(manifest: RunManifest) -> InnerRule:
+    """Return the rule of inner steps. Own loops make steps of their own, so their windows do not matter.
+
+    Raises:
+        ConfigError: a step is no whole number of windows.
+    """
+    values = manifest.inner.model_dump()
+    step_tokens, window_tokens = values.pop("step_tokens"), manifest.model.window_tokens
+    if manifest.model.is_own_loop or window_tokens is None:
+        return InnerRule(**values)
+    return InnerRule(**values, batch=windows_of_step(step_tokens, window_tokens))
 
 
 def _radial_blocks(

@@ -62,15 +62,19 @@ class Steps:
     def _fill_memory(self) -> None:
         """Find the number of windows that fit into memory now that the optimisers' moments are there."""
         loop, wanted = self.loop, self.loop.stream.batch
-        fitting = most_windows(loop.try_windows, wanted)
-        if self._ranks is not None:
-            fitting = self._ranks.least(fitting)
+        fitting = self._most_windows()
+        if fitting == 0 and loop.start_recomputing():
+            fitting = self._most_windows()
         loop.windows_at_once = with_margin(fitting, wanted)
         if fitting < wanted:
             self._report(
                 f"{fitting} of the {wanted} windows of a step fit into the memory of {loop.device}; using "
                 f"{loop.windows_at_once} at a time, with the same gradients"
             )
+
+    def _most_windows(self) -> int:
+        fitting = most_windows(self.loop.try_windows, self.loop.stream.batch)
+        return fitting if self._ranks is None else self._ranks.least(fitting)
 
 
 class InnerSteps:

@@ -13,6 +13,7 @@ import torch
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.ids import ZERO_DIGEST, Digest
+from p2p_diloco.peer.run_plan import inner_rule
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, choose_device
@@ -110,7 +111,7 @@ def measure_inner_step(
 
 
 def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock: Clock) -> MeasuredStep:
-    rule, corpus = InnerRule(**manifest.inner.model_dump()), open_corpus()
+    rule, corpus = inner_rule(manifest), open_corpus()
 
     def loop(layers: int, batch: int, of: ModelShape = shape) -> InnerLoop:
         played = dataclasses.replace(of, layers=layers, vocabulary=max(of.vocabulary, 256))
@@ -133,7 +134,7 @@ def _play(manifest: RunManifest, shape: ModelShape, device: torch.device, clock:
 
 def _play_whole(manifest: RunManifest, model: TextModel, device: torch.device, clock: Clock) -> MeasuredStep:
     """Measure steps of any model; the first may take long."""
-    rule, corpus = InnerRule(**manifest.inner.model_dump()), open_corpus()
+    rule, corpus = inner_rule(manifest), open_corpus()
     _warm_up(rule, corpus, device, clock)
     watch = _Disturbance(device)
     whole = InnerLoop(model, _stream(corpus, rule.batch, model.context), rule, device)

@@ -54,7 +54,7 @@ TOPICS = {
     "loops": "numba's compiled loops are not available; NumPy is used instead",
     "majority": "number of voters that have named the state that this peer waits for",
     "manifest": "the manifest was verified",
-    "memory": "windows of a step that fit into the memory of the device",
+    "memory": "windows of a step that fit into the memory of the device; activations that are recomputed",
     "missing": "contributions missing from a mean",
     "pace": "cycles have too many or too few inner steps",
     "pause": "this peer is paused, and why, or runs again",

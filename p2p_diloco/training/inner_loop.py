@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.rate import counted
+from p2p_diloco.training.blocks import Recompute, recompute_blocks
 from p2p_diloco.training.data import Batches
 from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
@@ -87,6 +89,21 @@ class InnerRule:
                 )
 
 
+def windows_of_step(step_tokens: int, context: int) -> int:
+    """Return how many windows of `context` tokens make up a step of that many predicted tokens.
+
+    Raises:
+        ConfigError: they are no whole number of windows, or less than one.
+    """
+    if step_tokens % context:
+        nearest = max(1, round(step_tokens / context)) * context
+        raise ConfigError(
+            f"inner.step_tokens is {step_tokens}, which is no multiple of the context of {context} tokens; "
+            f"the nearest one is {nearest}"
+        )
+    return step_tokens // context
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerStep:
     """The result of one step.
@@ -113,6 +130,7 @@ class InnerLoop:
         model: the module with θ, on `device`.
         precision: precision of the matrix products.
         windows_at_once: windows that pass through the model at a time; a step adds the gradients of several parts.
+        recomputes: whether activations are recomputed in the backward pass.
         steps: number of applied steps.
         tokens: number of tokens predicted in them.
     """
@@ -125,6 +143,7 @@ class InnerLoop:
         device: torch.device | str = "cpu",
         *,
         precision: Precision | None = None,
+        recompute: Recompute = "auto",
         report: Callable[[str], None] = lambda text: None,
         ranks: RankSteps | None = None,
     ) -> None:
@@ -132,8 +151,12 @@ class InnerLoop:
 
         Args:
             precision: precision of the matrix products; None: chosen by the rule and the device.
-            report: called with a sentence when memory has run out and parts become smaller.
+            recompute: when activations are recomputed; several ranks do so from the start or never.
+            report: called with a sentence when memory has run out, with what changes.
             ranks: the ranks that make each step together, each with its part of the batch; None: only this process.
+        Raises:
+            ConfigError: the windows are longer than the model allows, the ranks cannot share the batch, or there are
+                no blocks to recompute.
         """
         model = decoder_text_model(model) if isinstance(model, DecoderModel) else model
         if stream.context > model.context:
@@ -141,6 +164,13 @@ class InnerLoop:
         self.device = torch.device(device)
         self.model: Any = model.module.to(self.device)
         self._ranks = ranks
+        self._recompute = recompute
+        self.recomputes = recompute == "always" and recompute_blocks(self.model)
+        if recompute == "always" and not self.recomputes:
+            raise ConfigError(
+                "the model has no blocks in an nn.ModuleList, whose activations could be recomputed; leave --recompute "
+                "out"
+            )
         self._loss: Callable[[Tensor], Tensor] = partial(model.loss, self.model)
         if ranks is not None:
             ranks.check_batch(stream.batch)
@@ -227,10 +257,7 @@ class InnerLoop:
                 if not is_out_of_memory(error):
                     raise
                 if self._ranks is not None:  # the others wait for gradients that this rank cannot compute any more
-                    raise StateError(
-                        f"out of memory on {self.device} with {len(parts[0])} windows at a time; start all ranks "
-                        f"again with --windows-at-once {max(len(parts[0]) // 2, 1)}"
-                    ) from None
+                    raise StateError(self._remedy_of_ranks(len(parts[0]))) from None
                 self._drop_gradients()
             # Outside the handler, whose traceback keeps the tensors of the failed step alive.
             free_unused(self.device)
@@ -252,6 +279,8 @@ class InnerLoop:
 
     def _halve(self) -> None:
         before = min(self.windows_at_once, self.stream.batch)
+        if before == 1 and self.start_recomputing():
+            return
         if before == 1:
             raise StateError(
                 f"not enough memory on {self.device} for one window of {self.stream.context} tokens; free memory "
@@ -262,6 +291,25 @@ class InnerLoop:
             f"out of memory on {self.device} with {before} windows at a time; using {self.windows_at_once}, "
             "with the same gradients"
         )
+
+    def start_recomputing(self) -> bool:
+        """Recompute activations from now on, and report it; return False if that is not possible or already so."""
+        if self._recompute != "auto" or self.recomputes or not recompute_blocks(self.model):
+            return False
+        self.recomputes = True
+        self._report(
+            f"out of memory on {self.device} with one window at a time; recomputing activations in the backward pass, "
+            "with the same gradients and about a third more work"
+        )
+        return True
+
+    def _remedy_of_ranks(self, windows: int) -> str:
+        trouble = f"out of memory on {self.device} with {counted(windows, 'window')} at a time"
+        if windows > 1:
+            return f"{trouble}; start all ranks again with --windows-at-once {windows // 2}"
+        if not self.recomputes:
+            return f"{trouble}; start all ranks again with --recompute always"
+        return f"{trouble}; start more ranks with --shards always, or join a run with a smaller model or context"
 
     def _drop_gradients(self) -> None:
         for optimizer in self._optimizers:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.training.blocks import blocks_of
 from p2p_diloco.training.data import Batches
 from p2p_diloco.training.ranks import Ranks
 from p2p_diloco.training.text_model import TextModel
@@ -121,8 +122,8 @@ class RankSteps:
 
         mesh = init_device_mesh(device.type, (self.count,))
         shard = partial(fully_shard, mesh=mesh)
-        for block in _blocks(model.module):
-            shard(block)
+        for block in blocks_of(model.module):
+            shard(block)  # blocks are gathered one at a time
         shard(whole)
         return whole
 
@@ -165,10 +166,3 @@ class _WithLoss(nn.Module):
 
     def forward(self, windows_BT: Tensor) -> Tensor:
         return self._loss(self.module, windows_BT)
-
-
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of a model, which are gathered one at a time: the outermost modules in lists."""
-    if isinstance(module, nn.ModuleList):
-        return list(module)
-    return [block for child in module.children() for block in _blocks(child)]

@@ -83,15 +83,15 @@ def test_files_are_merged_key_by_key(tmp_path: Path) -> None:
 
 
 def test_a_run_file_used_as_a_template_gives_a_new_run(tmp_path: Path) -> None:
-    old = ["new", "old.toml", "--outer.momentum", "0.4", "--rounds.clock_start", "7", "--inner.batch", "2"]
+    old = ["new", "old.toml", "--outer.momentum", "0.4", "--rounds.clock_start", "7", "--inner.step_tokens", "128"]
     assert main(old) == 0
     other = (tmp_path / "old.toml").read_text().replace("created = ", "created = 7  # ")
     (tmp_path / "old.toml").write_text(other)
     (tmp_path / "next").mkdir()
-    assert main(["new", "next/new.toml", "--name", "night", "@old.toml", "--inner.batch", "3"]) == 0
+    assert main(["new", "next/new.toml", "--name", "night", "@old.toml", "--inner.step_tokens", "192"]) == 0
     manifest = read_run_toml(tmp_path / "next" / "new.toml")
     assert manifest.name == "night"
-    assert (manifest.outer.momentum, manifest.inner.batch) == (0.4, 3)
+    assert (manifest.outer.momentum, manifest.inner.step_tokens) == (0.4, 192)
     assert manifest.organiser == format_peer_id(read_key_file(tmp_path / "next" / "organiser.key").peer)
     assert manifest.created > 7
     assert manifest.rounds.clock_start == manifest.created
@@ -109,6 +109,12 @@ def test_a_file_of_values_without_an_organiser_and_a_flag_may_set_the_clock_star
 def test_a_typo_is_named_and_leaves_no_files(tmp_path: Path, capsys: Captured) -> None:
     assert main(["new", "--outer.momentm", "0.7"]) == 2
     assert "unknown key outer.momentm" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_of_half_a_window_leaves_no_files(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", "--model.size", "small", "--inner.step_tokens", "128", "--step-seconds", "1"]) == 2
+    assert "inner.step_tokens is 128, which is no multiple of the context of 256 tokens" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -58,6 +58,31 @@ def test_the_inner_rate_suits_the_model_unless_it_is_given(values: dict[str, Any
     assert all(rates.keys() == MODEL_SIZES.keys() for rates in SUITED_RATES.values())
 
 
+@pytest.mark.parametrize(
+    ("values", "tokens"),
+    [
+        ({}, 256),
+        ({"model.size": "small"}, 1024),
+        ({"model.size": "base"}, 4096),
+        ({"model.size": "base", "model.context": 512}, 2048),
+        ({"model.source": "hf:llama", "model.context": 1024}, 4096),
+        ({"model.source": "hf:llama"}, 256),  # `new` finds out the context, and drafts the run again
+        ({"model.size": "base", "inner.step_tokens": 65536}, 65536),
+    ],
+)
+def test_a_step_has_four_windows_unless_its_tokens_are_given(values: dict[str, Any], tokens: int) -> None:
+    assert drafted(**values).inner.step_tokens == tokens
+
+
+def test_a_batch_of_windows_is_explained() -> None:
+    with pytest.raises(ConfigError) as caught:
+        manifest_of({"inner": {"batch": 4}}, "run.toml")
+    assert str(caught.value) == (
+        "inner.batch in run.toml counts windows, but here a step is counted in predicted tokens; set inner.step_tokens "
+        "to windows x model.context, such as 256 for 4 windows of 64 tokens"
+    )
+
+
 def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.toml"
     manifest = drafted(

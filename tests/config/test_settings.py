@@ -87,8 +87,8 @@ def test_text_stays_text_and_numbers_are_parsed() -> None:
 
 def test_every_field_that_is_not_text_can_be_given_as_text() -> None:
     special = {name for name, field in PeerSettings.model_fields.items() if field.annotation not in (str, str | None)}
-    read_by_their_field = {"state_directory", "identity_path", "precision", "shards", "on_battery", "tensorboard"}
-    read_by_their_field |= {"max_upload", "max_download", "monthly_quota", "disk_cap", "disk_free"}
+    read_by_their_field = {"state_directory", "identity_path", "precision", "recompute", "shards", "on_battery"}
+    read_by_their_field |= {"max_upload", "max_download", "monthly_quota", "disk_cap", "disk_free", "tensorboard"}
     assert special - read_by_their_field == module._LISTS | module._NUMBERS | module._SWITCHES
 
 

@@ -38,7 +38,7 @@ ROSTER = sha256(b"a roster")
 SMALL: dict[str, Any] = {
     "model": {"layers": 1, "width": 16, "heads": 2, "feed_forward": 24, "context": 12},
     "rounds": {"clock_start": CLOCK_START, "round_seconds": 8.0, "fragments": 2, "spans_per_fragment": 4},
-    "inner": {"batch": 2, "warmup_steps": 1},
+    "inner": {"step_tokens": 24, "warmup_steps": 1},
 }
 
 

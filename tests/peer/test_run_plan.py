@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_run import small_manifest, small_plan
 
+from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, SpanId, format_peer_id
 from p2p_diloco.peer.run_plan import SpanPlace, plan_run
@@ -64,6 +65,26 @@ def test_the_number_of_parameters_is_that_of_the_model() -> None:
 def test_changes_of_the_manifest_reach_the_shape() -> None:
     plan = small_plan({"model.width": 32})
     assert (plan.shape.width, plan.shape.layers, plan.shape.context) == (32, 1, 12)
+
+
+def test_the_windows_of_a_step_are_its_tokens_in_windows_of_the_context() -> None:
+    assert small_plan({"inner.step_tokens": 36}).inner.batch == 3
+    assert small_plan({"inner.step_tokens": 36, "model.context": 4}).inner.batch == 9
+
+
+@pytest.mark.parametrize(("tokens", "nearest"), [(1, 12), (11, 12), (25, 24), (31, 36)])
+def test_a_step_that_is_no_whole_number_of_windows_is_refused(tokens: int, nearest: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        small_plan({"inner.step_tokens": tokens})
+    assert str(caught.value) == (
+        f"inner.step_tokens is {tokens}, which is no multiple of the context of 12 tokens; the nearest one is {nearest}"
+    )
+
+
+def test_the_tokens_of_a_step_do_not_matter_to_an_own_loop() -> None:
+    tensors = (("weight", (8, 8), "radial"),)
+    values = {"model": {"tensors": tensors, "context": 48}, "rounds.fragments": 1, "inner.step_tokens": 7}
+    assert plan_run(draft_manifest(now_seconds=1.0, values=values)).inner.learning_rate > 0.0
 
 
 def test_fewer_spans_are_cut_if_there_are_too_few_blocks() -> None:

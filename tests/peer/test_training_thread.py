@@ -6,15 +6,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread, rest_seconds
 from p2p_diloco.training.data import Corpus
+from p2p_diloco.training.inner_loop import InnerLoop
 
 PLAN = small_plan()
 SPAN = SpanId(0, 0)
@@ -182,3 +185,39 @@ def test_steps_that_change_nothing_are_counted_and_reported(corpus: Corpus) -> N
     steps.step()
     assert steps.num_not_applied == 0
     assert island.state.counts.steps == 1
+
+
+class LittleMemory:
+    """A stand-in for a loop on an accelerator: so many windows fit, and so many once activations are recomputed."""
+
+    def __init__(self, fitting: int, recomputed: int) -> None:
+        self.device, self.stream, self.windows_at_once = torch.device("cuda"), SimpleNamespace(batch=64), 64
+        self.fitting, self._recomputed = fitting, recomputed
+        self.made: list[int] = []
+
+    def step(self) -> None:
+        self.made.append(self.windows_at_once)
+
+    def try_windows(self, windows: int) -> bool:
+        return windows <= self.fitting
+
+    def start_recomputing(self) -> bool:
+        self.fitting, could = self._recomputed, self.fitting < self._recomputed
+        return could
+
+
+@pytest.mark.parametrize(
+    ("fitting", "recomputed", "used", "found"), [(0, 20, 18, 20), (0, 0, 1, 0), (10, 20, 9, 10), (64, 64, 64, None)]
+)
+def test_the_windows_that_fit_are_found_after_the_first_step(
+    fitting: int, recomputed: int, used: int, found: int | None
+) -> None:
+    """Activations are recomputed only if not one window fits without."""
+    said: list[str] = []
+    loop = LittleMemory(fitting, recomputed)
+    steps = Steps(cast(InnerLoop, loop), report=said.append)
+    for _ in range(2):
+        steps.make()
+    assert loop.made == [1, used]
+    text = f"{found} of the 64 windows of a step fit into the memory of cuda; using {used} at a time, with the same "
+    assert said == ([] if found is None else [f"{text}gradients"])

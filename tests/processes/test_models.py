@@ -18,7 +18,7 @@ from tests.processes.machines import PROJECT, Machines, wait_for_end
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
 
 INPUTS = PROJECT / "examples" / "hugging-face" / "make_inputs.py"
-ROUNDS = ["--rounds.round_seconds", "3", "--rounds.fragments", "2", "--inner.batch", "4"]
+ROUNDS = ["--rounds.round_seconds", "3", "--rounds.fragments", "2"]
 
 
 def needs(package: str) -> Any:

@@ -254,7 +254,7 @@ def play_row(recording: Recording) -> float:
         name="row",
         islands=len(recording.lives),
         ticks=num_rounds * round_steps + late,
-        batch=manifest.inner.batch,
+        batch=plan.inner.batch,
         sync_every=round_steps * manifest.rounds.fragments,
         fragments=manifest.rounds.fragments,
         delay=late,

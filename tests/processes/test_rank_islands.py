@@ -22,7 +22,8 @@ SECONDS = float(os.environ.get("RANKS_SECONDS", "300"))
 ROUND_SECONDS = 3.0
 BATCH, CONTEXT = 8, 64
 RUN = [
-    *("--model.size", "tiny", "--model.context", str(CONTEXT), "--inner.batch", str(BATCH), "--step-seconds", "0.1"),
+    *("--model.size", "tiny", "--model.context", str(CONTEXT), "--inner.step_tokens", str(BATCH * CONTEXT)),
+    *("--step-seconds", "0.1"),
     *("--rounds.round_seconds", str(ROUND_SECONDS), "--rounds.fragments", "2"),
 ]
 ISLANDS = {
@@ -131,7 +132,7 @@ def test_the_ranks_of_torchrun_are_one_island_that_leaves_at_ctrl_c(machines: Ma
 def test_ranks_that_cannot_share_a_step_are_refused_once(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     try:
-        machines.run("new", *RUN, "--inner.batch", "2")
+        machines.run("new", *RUN, "--inner.step_tokens", str(2 * CONTEXT))
         machines.start("boot", "bootstrap", "run.toml")
         machines.start("island", "join", machines.invite("boot"), "--ranks", "3")
         code = machines.peers["island"].wait(240.0)

@@ -7,6 +7,7 @@ Each rank writes what it has found to `said-RANK.json` beside its order.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -256,9 +257,15 @@ class HalfUsed(nn.Module):
         return token_loss(self.head(hidden), windows)
 
 
+def run_out_of_memory(module: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 def text_model(kind: str, seed: int) -> TextModel:
     if kind == "decoder":
         return decoder_text_model(build_model(STEPS_SHAPE, seed))
+    if kind == "hungry":
+        return dataclasses.replace(decoder_text_model(build_model(STEPS_SHAPE, seed)), loss=run_out_of_memory)
     module = HalfUsed(seed)
     return TextModel(module=module, loss=lambda model, windows: model.loss(windows), context=16, vocabulary=256)
 
@@ -288,11 +295,13 @@ def steps(order: dict[str, Any]) -> dict[str, Any]:
         together = RankSteps(ranks, has_shards=has_shards, uses_all=kind == "decoder")
         try:
             stream = RankBatches(ranks, source, batch=batch, context=STEPS_SHAPE.context)
-            loop = InnerLoop(model, stream, InnerRule(warmup_steps=1), ranks=together)
-        except p2p_diloco.ConfigError as error:
+            rule = InnerRule(warmup_steps=1)
+            loop = InnerLoop(model, stream, rule, recompute=case["recompute"], ranks=together)
+            said[name] = train_steps(loop, case["windows_at_once"])
+        except p2p_diloco.P2PDilocoError as error:
             said[name] = {"error": str(error)}
             continue
-        said[name] = train_steps(loop, case["windows_at_once"])
+        said[name]["recomputes"] = loop.recomputes
         held = {name: local_part(tensor).numel() for name, tensor in trained(model.module).items()}
         said[name]["held"] = sum(held.values())
         ended = {key: whole(tensor).detach().clone() for key, tensor in trained(model.module).items()}

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(900)
 OTHERS = ["ada", "ben", "cleo"]
 RUN = {
     "model": {"layers": 4, "width": 320, "heads": 5, "feed_forward": 864, "context": 16},
-    "inner": {"optimizer": "adamw", "batch": 1},
+    "inner": {"optimizer": "adamw", "step_tokens": 16},
 }
 """Vectors too long for a queue to hold, and steps that leave the cores to them."""
 ROUND_SECONDS = 4.0

@@ -17,6 +17,11 @@ CASES = {
     "copies": {"kind": "decoder", "has_shards": False, "batch": 5, "windows_at_once": 2},
     "shards": {"kind": "decoder", "has_shards": True, "batch": 4, "windows_at_once": 1},
     "unused": {"kind": "half used", "has_shards": False, "batch": 4, "windows_at_once": 4},
+    "recomputed copies": {"kind": "decoder", "has_shards": False, "batch": 4, "windows_at_once": 1},
+    "recomputed shards": {"kind": "decoder", "has_shards": True, "batch": 4, "windows_at_once": 1},
+    "no memory": {"kind": "hungry", "has_shards": False, "batch": 4, "windows_at_once": 2},
+    "no memory for a window": {"kind": "hungry", "has_shards": False, "batch": 4, "windows_at_once": 1},
+    "recomputed, no memory": {"kind": "hungry", "has_shards": False, "batch": 4, "windows_at_once": 1},
     "unequal shards": {"kind": "decoder", "has_shards": True, "batch": 5, "windows_at_once": 1},
     "too few": {"kind": "decoder", "has_shards": False, "batch": 1, "windows_at_once": 1},
 }
@@ -34,18 +39,34 @@ def test_a_processor_needs_no_shards() -> None:
 @pytest.mark.wall_clock
 def test_steps_of_two_ranks_are_those_of_one_process(tmp_path: Path) -> None:
     """The ranks start from different values, of which those of rank 0 count."""
-    cases = [{"name": name, **case} for name, case in CASES.items()]
+    cases = [
+        {"name": name, "recompute": "always" if name.startswith("recomputed") else "auto", **case}
+        for name, case in CASES.items()
+    ]
     with rank_processes(tmp_path / "island", 2, "steps", cases=cases) as island:
         said = island.said()
     assert said[0]["too few"]["error"].startswith("a step of this run has 1 windows, too few for the 2 ranks of this")
     unequal = said[0]["unequal shards"]["error"]
     assert unequal.endswith("start with --ranks 1, or with copies of the model: --shards never")
-    for name in ("copies", "shards", "unused"):
+    trouble = "out of memory on cpu with"
+    for one in said:
+        assert (
+            one["no memory"]["error"]
+            == f"{trouble} 2 windows at a time; start all ranks again with --windows-at-once 1"
+        )
+        again = one["no memory for a window"]["error"]
+        assert again == f"{trouble} 1 window at a time; start all ranks again with --recompute always"
+        assert one["recomputed, no memory"]["error"] == (
+            f"{trouble} 1 window at a time; start more ranks with --shards always, or join a run with a smaller model "
+            "or context"
+        )
+    for name in ("copies", "shards", "unused", "recomputed copies", "recomputed shards"):
         case = CASES[name]
         model = text_model(str(case["kind"]), seed=0)
         alone = InnerLoop(model, DrawnBatches(int(case["batch"]), STEPS_SHAPE), InnerRule(warmup_steps=1))
         made = train_steps(alone, alone.stream.batch)
         for one in said:
+            assert one[name]["recomputes"] == name.startswith("recomputed")
             assert one[name]["losses"] == pytest.approx(made["losses"], rel=1e-5)
             assert one[name]["norms"] == pytest.approx(made["norms"], rel=1e-4)
             assert (

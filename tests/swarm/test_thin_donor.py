@@ -21,7 +21,6 @@ MOST_CONTROL_SHARE = 0.1
 def test_two_newcomers_join_although_the_first_peer_has_a_thin_line() -> None:
     values = {
         "model": {"size": "tiny"},
-        "inner": {"batch": 4},
         "rounds": {
             "clock_start": time.time(),
             "round_seconds": ROUND_SECONDS,
