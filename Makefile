@@ -103,7 +103,7 @@ churn: $(STAMP)
 	CHURN_SECONDS=$(CHURN_SECONDS) CHURN_SEED=$(CHURN_SEED) $(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_churn.py $(TEST_FLAGS)
 
 replay: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_replay_processes.py tests/research/test_beside_a_run.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_replay_processes.py tests/cli/test_replay.py tests/research/test_beside_a_run.py $(TEST_FLAGS)
 
 ATTACK_SECONDS ?= 25
 hostility: $(STAMP)
@@ -116,7 +116,7 @@ shared-text: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)
 
 losses: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_losses.py tests/swarm/test_without_numba.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_losses.py tests/swarm/test_without_numba.py tests/peer/test_start.py $(TEST_FLAGS)
 
 CLOCKS_ROUND_SECONDS ?= 1
 clocks: $(STAMP)
@@ -127,7 +127,7 @@ planned: $(STAMP)
 	PLANNED_SECONDS=$(PLANNED_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_planned.py $(TEST_FLAGS)
 
 guest: $(STAMP)
-	$(BIN)/python -m pytest -s -m long tests/processes/test_guest.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_guest.py tests/peer/test_guest_watch.py $(TEST_FLAGS)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
@@ -236,7 +236,7 @@ models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)
 
 archive-test: $(EXTRAS_STAMP)
-	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_archivists.py $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_archivists.py tests/peer/test_archivist.py $(TEST_FLAGS)
 
 export-test: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)

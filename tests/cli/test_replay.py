@@ -22,6 +22,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.replay.recording import Recording, read_recording
 
 
+@pytest.mark.long
 def test_a_run_is_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = record(tmp_path)
     for name in TRAINERS:

@@ -105,6 +105,7 @@ def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_pa
     run_stage(monkeypatch, scene)
 
 
+@pytest.mark.long
 def test_an_archivist_that_was_killed_continues_where_it_was(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage, into = SessionStage(tmp_path), tmp_path / "exports"
@@ -128,6 +129,7 @@ def test_an_archivist_that_was_killed_continues_where_it_was(tmp_path: Path, mon
     run_stage(monkeypatch, scene)
 
 
+@pytest.mark.long
 def test_a_founding_archivist_sends_the_state_to_a_joiner_when_all_trainers_are_gone(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

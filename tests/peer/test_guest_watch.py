@@ -224,6 +224,7 @@ def used(guest: Guest) -> float:
     return traffic.total
 
 
+@pytest.mark.long
 def test_a_quota_is_kept_over_a_month_and_the_peer_returns_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +406,7 @@ def test_a_request_to_leave_ends_the_peer_within_ten_seconds_of_a_long_round(
     play(tmp_path, monkeypatch, scene)
 
 
+@pytest.mark.long
 def test_a_peer_that_cannot_return_after_a_spent_quota_is_not_refused_like_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

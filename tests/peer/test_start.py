@@ -244,6 +244,7 @@ def test_a_returning_joiner_needs_nobody_for_the_manifest(tmp_path: Path, monkey
     play(tmp_path, monkeypatch, scene)
 
 
+@pytest.mark.long
 def test_a_peer_that_lost_its_folder_but_not_its_identity_has_a_later_incarnation_and_becomes_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

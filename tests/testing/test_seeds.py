@@ -11,7 +11,14 @@ from p2p_diloco.testing.troubles import KINDS
 SEEDS_OF_ONE_TEST, SEEDS = 4, 24
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_ONE_TEST))
+@pytest.mark.parametrize(
+    "first",
+    # `make size` plays all of them, `make disasters` ten thousand others.
+    [
+        pytest.param(first, marks=[pytest.mark.long] if first % 8 else [])
+        for first in range(0, SEEDS, SEEDS_OF_ONE_TEST)
+    ],
+)
 def test_every_invariant_holds(first: int) -> None:
     plan = CampaignPlan(peers=(3, 12), kinds=frozenset(KINDS))
     result = run_campaign(plan, range(first, first + SEEDS_OF_ONE_TEST), processes=1)
