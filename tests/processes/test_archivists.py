@@ -15,7 +15,7 @@ from tests.processes.machines import Machines
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
 
 EVERY, KEEP = 3, 3
-ROUNDS = ["--rounds.round_seconds", "2", "--rounds.fragments", "2", "--inner.step_tokens", "256", "--step-seconds", "0.05"]
+ROUNDS = ["--rounds.round_seconds", "2", "--rounds.fragments", "2", "--step-seconds", "0.05"]
 LAST_ROUND = 89
 """The end of cycle 45, which is exported."""
 
