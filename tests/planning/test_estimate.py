@@ -123,7 +123,8 @@ def test_parts_beyond_two_to_the_31_elements_fit_together() -> None:
 
 
 def test_the_outer_work_is_measured_on_this_machine() -> None:
-    assert 1.0 < measure_outer_work(elements=1 << 14, repeats=1) < 100_000.0
+    # The first time may include compiling the loops.
+    assert 1.0 < measure_outer_work(elements=1 << 14, repeats=2) < 100_000.0
 
 
 def test_senseless_values_are_refused() -> None:
