@@ -58,4 +58,6 @@ def run_join(
     plan = request_join(invite, found=found, key_path=key_path, settings=settings, flags=flags, around=around)
     place = place_among_ranks(around.environment)
     count = ranks_to_start(plan.settings) if place is None else 1
-    return run_ranks(around.arguments, count, around.environment) if count > 1 else run_trainer(plan, flags, place)
+    if count == 1:
+        return run_trainer(plan, flags, place)
+    return run_ranks(around.arguments, count, around.environment, with_parent=flags.with_parent)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from p2p_diloco.cli.lost_stream import print_to_stderr
+from p2p_diloco.cli.parent import end_with_parent
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import RANK_LOST_CODE
 
@@ -21,7 +22,9 @@ END_SECONDS = 15.0
 """Time for the other ranks to end after rank 0."""
 LEAVE_SECONDS = 180.0
 """Time for rank 0 to notice that another has ended, to leave the run and to end."""
-PAUSE_SECONDS = 5.0
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
+"""Pause before the ranks are started again; it doubles while they live shorter than `SHORT_LIFE_SECONDS`."""
+SHORT_LIFE_SECONDS = 120.0
 _GPUS = (Path("/proc/driver/nvidia/gpus"), Path("/dev/kfd"))
 """Present where a driver of NVIDIA's or AMD's GPUs is."""
 
@@ -57,12 +60,17 @@ class RankGroup:
         """Run until rank 0 ends by itself; return its exit code."""
         handlers = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
+            pause = PAUSE_SECONDS / 2
             while True:
+                began = time.monotonic()
                 code = self._run_once()
                 if self._is_interrupted or not (code == RANK_LOST_CODE or code < 0):
                     return code
-                print_to_stderr(f"a rank of this island was lost; starting all {self._count} again")
-                time.sleep(PAUSE_SECONDS)
+                is_short = time.monotonic() - began < SHORT_LIFE_SECONDS
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS) if is_short else PAUSE_SECONDS
+                text = f"a rank of this island was lost; starting all {self._count} again in {pause:.0f} s"
+                print_to_stderr(text)
+                time.sleep(pause)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -125,10 +133,22 @@ class RankGroup:
         self._processes[0].send_signal(signal.SIGINT)
 
 
-def run_ranks(arguments: Sequence[str], count: int, environment: Mapping[str, str]) -> int:
-    """Run `p2p-diloco` with these arguments in `count` ranks; return the exit code of rank 0."""
+def run_ranks(
+    arguments: Sequence[str], count: int, environment: Mapping[str, str], *, with_parent: bool = False
+) -> int:
+    """Run `p2p-diloco` with these arguments in `count` ranks; return the exit code.
+
+    Args:
+        with_parent: end, with all ranks, when the parent process ends.
+    """
+    if with_parent:
+        end_with_parent()
     print_to_stderr(f"starting {count} ranks, which train together …")
-    return RankGroup([sys.executable, "-m", "p2p_diloco", *arguments, "--with-parent"], count, environment).run()
+    return RankGroup(
+        [sys.executable, "-m", "p2p_diloco", *(word for word in arguments if word != "--with-parent"), "--with-parent"],
+        count,
+        environment,
+    ).run()
 
 
 def _free_port() -> int:

@@ -99,6 +99,8 @@ def island_of_ranks(place: Place, settings: PeerSettings) -> Iterator[tuple[Isla
     island = Island(Ranks())
     try:
         threads = None if settings.threads is None else max(1, settings.threads // place.count)
+        if threads is not None:
+            torch.set_num_threads(threads)
         yield island, settings.model_copy(update={"device": device, "threads": threads})
     finally:
         if island.leads:
@@ -112,7 +114,7 @@ def follow(island: Island, settings: PeerSettings) -> int:
 
     Ctrl-C and SIGTERM are for rank 0, which leaves the run and then tells this rank to end.
     """
-    from p2p_diloco.peer.rank_follower import Told, follow_rank_0
+    from p2p_diloco.peer.rank_follower import KnownError, follow_rank_0
     from p2p_diloco.training.ranks import RankLost
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,6 +123,6 @@ def follow(island: Island, settings: PeerSettings) -> int:
         os.nice(settings.nice)
     try:
         follow_rank_0(island, settings)
-    except (RankLost, Told):
+    except (RankLost, KnownError):
         return RANK_LOST_CODE  # rank 0 says why
     return 0

@@ -11,7 +11,7 @@ from p2p_diloco.errors import P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.node.serving import Post
 from p2p_diloco.node.surroundings import TextCopy
-from p2p_diloco.node.text_upload import TextUpload, Wanted, block_bytes, charged_bytes, text_rate
+from p2p_diloco.node.text_upload import HEADER_BYTES, TextUpload, Wanted, block_bytes, charged_bytes, text_rate
 from p2p_diloco.node.vector_worker import Worker
 from p2p_diloco.protocol.files.fetch import Fetch, Whole
 from p2p_diloco.protocol.wire.file_list import MOST_LIST_BYTES, FileList
@@ -28,8 +28,6 @@ LOOK_AGAIN_SECONDS = 0.05
 """Pause before vectors that wait are looked at again."""
 MOST_UNREAD_BYTES = 4 * MOST_BLOCK_BYTES
 """Requests of a peer are dropped while more than this of the text waits to be written to it."""
-HEADER_BYTES = 128
-"""At least as many as the header of a block has. Text that waits must not be taken for a vector that waits."""
 DISK_SECONDS = 30.0
 """Pause after a failed write."""
 NOBODY_SECONDS = 30.0
@@ -129,7 +127,7 @@ class TextExchange:
 
     def _list_is_here(self, listed: FileList) -> None:
         self._listed = listed
-        self._upload = TextUpload(listed.num_bytes, self._is_stranger)
+        self._upload = TextUpload(listed.num_bytes, listed.num_pieces, self._is_stranger)
         self._check_earlier(listed)
 
     def _check_earlier(self, listed: FileList) -> None:
@@ -328,6 +326,7 @@ class TextExchange:
     def _send(self, wanted: Wanted, total_bytes: int, block: bytes, *, rate: float) -> None:
         assert self._upload is not None, "it was asked"
         reply = TextBlock(digest=wanted.digest, total_bytes=total_bytes, offset=wanted.offset, block=block)
+        # Text that waits must not be taken for a vector that waits.
         self._posted[wanted.peer] = self._unread(wanted.peer) + len(block) + HEADER_BYTES
         charged = charged_bytes(len(block), total_bytes, self._line())
         self._upload.sent(wanted.peer, charged, self._loop.time(), rate)

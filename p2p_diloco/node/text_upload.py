@@ -24,6 +24,8 @@ COPIES_A_DAY = 2.0
 """Texts that one peer may be sent at once, and in each day: it needs each piece once."""
 DAY_SECONDS = 86_400.0
 MOST_REQUESTERS = 4096
+HEADER_BYTES = 128
+"""At least as many as the header of a block has."""
 LEAST_CHARGED_BYTES = 16 * 1024
 """Bytes that a block of a longer piece counts at least in the budgets."""
 
@@ -49,12 +51,13 @@ def block_bytes(line: float | None) -> int:
 
 
 def charged_bytes(num_bytes: int, piece: int, line: float | None) -> int:
-    """Return how many bytes a block counts in the budgets, given the length of its piece.
+    """Return how many bytes an answer counts in the budgets, given the lengths of its block and of its piece.
 
-    One byte of a long piece counts more, because the whole piece is read and hashed for it. A short piece counts as
-    it is, so that a text of many small files fits the allowance.
+    One byte of a long piece counts more, because the whole piece is read and hashed for it, and so does an answer
+    without a block. A short piece counts as it is, so that a text of many small files fits the allowance.
     """
-    return max(num_bytes, min(LEAST_CHARGED_BYTES, block_bytes(line), piece))
+    least = min(LEAST_CHARGED_BYTES, block_bytes(line))
+    return HEADER_BYTES + (max(num_bytes, min(least, piece)) if num_bytes else least)
 
 
 class TextUpload:
@@ -62,12 +65,13 @@ class TextUpload:
 
     Args:
         text_bytes: length of the text.
+        num_pieces: number of its pieces.
         is_stranger: returns whether a peer is not a member.
     """
 
-    def __init__(self, text_bytes: int, is_stranger: Callable[[PeerId], bool]) -> None:
+    def __init__(self, text_bytes: int, num_pieces: int, is_stranger: Callable[[PeerId], bool]) -> None:
         self._is_stranger = is_stranger
-        self._copies = COPIES_A_DAY * (text_bytes + MOST_BLOCK_BYTES)
+        self._copies = COPIES_A_DAY * (text_bytes + HEADER_BYTES * num_pieces + MOST_BLOCK_BYTES)
         self._waiting: dict[PeerId, Wanted] = {}
         self._free_at = self._free_for_strangers_at = float("-inf")
         self._quotas: dict[PeerId | None, TokenBucket] = {}

@@ -150,10 +150,12 @@ class BuiltInTraining(Training):
         has_shards = settings.shards == "always" or (
             settings.shards == "auto" and needs_shards(plan.num_parameters, choose_device(settings.device))
         )
-        told = RankOrder(manifest=plan.manifest.model_dump_json(), founds=self._founds, has_shards=has_shards)
-        self._island.order_training(told.to_json())
-        together = RankSteps(ranks, has_shards=has_shards, uses_all=plan.built_in is not None)
+        # Refused here before the other ranks are asked, if the ranks cannot share the batch.
         own = RankBatches(ranks, stream, batch=plan.inner.batch, context=plan.context)
+        together = RankSteps(ranks, has_shards=has_shards, uses_all=plan.built_in is not None)
+        together.check_batch(plan.inner.batch)
+        order = RankOrder(manifest=plan.manifest.model_dump_json(), founds=self._founds, has_shards=has_shards)
+        self._island.order_training(order.to_json())
         self._ranks = together
         return self._island.build(lambda: build_steps(plan, settings, model, own, ranks=together, report=report_memory))
 

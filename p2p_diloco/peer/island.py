@@ -21,7 +21,7 @@ from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateEr
 from p2p_diloco.outer.fragments import Fragment, TensorSlot
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.rank_parameters import RankParameters, gather_tensor
-from p2p_diloco.training.ranks import Order, RankLost, Ranks, Word, first_sentence
+from p2p_diloco.training.ranks import Order, RankLost, Ranks, Word, first_sentence, is_lost_connection
 from p2p_diloco.training.shards import is_sharded, local_part
 
 _Built = TypeVar("_Built")
@@ -283,13 +283,13 @@ class Island:
 
     # -- the built-in trainer
 
-    def order_training(self, told: str) -> None:
-        """On rank 0, outside of calls: tell the other ranks to build a model, and what they need for it."""
+    def order_training(self, text: str) -> None:
+        """On rank 0, outside of calls: order the other ranks to build a model; the text has what they need for it."""
         for rank in self.ranks.others:
-            self.ranks.send_order(rank, Word.TRAIN, text=told)
+            self.ranks.send_order(rank, Word.TRAIN, text=text)
 
     def await_training(self) -> str | None:
-        """Return what rank 0 tells in `order_training`; None once it has left. It may take long to find its run."""
+        """Return the text of the next `order_training`; None once rank 0 has left. It may search its run for hours."""
         order = self.ranks.receive_order(patiently=True)
         if order.word == Word.TRAIN:
             return order.text
@@ -324,6 +324,8 @@ class Island:
             self.end(lost)
             raise
         except RuntimeError as error:
+            if not is_lost_connection(error):
+                raise  # it would fail again
             failed = RankLost(
                 f"a step of the ranks of this island failed ({first_sentence(error)}), so this island ends; "
                 "start all its ranks again to continue"
@@ -332,12 +334,15 @@ class Island:
             raise failed from error
 
     def close(self) -> None:
-        """On rank 0, outside of calls: let the other ranks end, which wait in `await_training`."""
+        """On rank 0, outside of calls: let the other ranks end, which wait in `await_training`.
+
+        If they do not, because this rank has failed elsewhere, they notice its end.
+        """
         if self.lost is None and not self.is_over:
             self.is_over = True
             for rank in self.ranks.others:
                 with suppress(RankLost):
-                    self.ranks.send_order(rank, Word.OVER)
+                    self.ranks.send_order(rank, Word.OVER, seconds=HURRY_SECONDS)
 
     # -- replicas
 

@@ -61,10 +61,10 @@ class Steps:
 
     def _fill_memory(self) -> None:
         """Find the number of windows that fit into memory now that the optimisers' moments are there."""
-        loop, wanted = self.loop, self.loop.stream.batch
-        fitting = self._most_windows()
+        loop, wanted = self.loop, self._windows_of_rank()
+        fitting = self._most_windows(wanted)
         if fitting == 0 and loop.start_recomputing():
-            fitting = self._most_windows()
+            fitting = self._most_windows(wanted)
         loop.windows_at_once = with_margin(fitting, wanted)
         if fitting < wanted:
             self._report(
@@ -72,8 +72,12 @@ class Steps:
                 f"{loop.windows_at_once} at a time, with the same gradients"
             )
 
-    def _most_windows(self) -> int:
-        fitting = most_windows(self.loop.try_windows, self.loop.stream.batch)
+    def _windows_of_rank(self) -> int:
+        count = self._ranks.count if self._ranks is not None else 1
+        return -(-self.loop.stream.batch // count)
+
+    def _most_windows(self, wanted: int) -> int:
+        fitting = most_windows(self.loop.try_windows, wanted)
         return fitting if self._ranks is None else self._ranks.least(fitting)
 
 
@@ -199,8 +203,8 @@ class TrainingThread:
         """Apply what is due and return whether a step follows; of several ranks, all of them make this turn."""
         if self._island is None:
             return self._turn_here()
-        said = self._island.call(TURN, lambda reports: self._turn_of_ranks(is_last))
-        return isinstance(said, float)
+        result = self._island.call(TURN, lambda reports: self._turn_of_ranks(is_last))
+        return isinstance(result, float)
 
     def _turn_of_ranks(self, is_last: bool) -> float | str | None:
         """Return the progress of the run if a step follows, and `THE_END` in the last turn."""

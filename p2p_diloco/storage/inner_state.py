@@ -133,18 +133,24 @@ def _with_own_parts(value: Any) -> Any:
 def _laid_out(part: Stateful, state: Any) -> Any:
     """Return an optimiser's state in which each part of a sharded tensor is laid out like its parameter again."""
     tensors = _tensors_of(part)
-    if not any(map(is_sharded, tensors)):
+    if not any(map(is_sharded, tensors)) and not _holds_parts(state):
         return state
     return state | {"state": {at: _like(tensors[at], held) for at, held in state["state"].items()}}
 
 
+def _holds_parts(value: Any) -> bool:
+    return isinstance(value, dict) and (_PART in value or any(map(_holds_parts, value.values())))
+
+
 def _like(tensor: Tensor, held: Any) -> Any:
     if not isinstance(held, dict):
+        if isinstance(held, Tensor) and held.ndim and is_sharded(tensor):
+            raise ValueError("its parameters are cut into shards now")
         return held
     if _PART not in held:
         return {key: _like(tensor, value) for key, value in held.items()}
     if not is_sharded(tensor) or list(tensor.shape) != held["shape"]:
-        raise ValueError(f"a sharded tensor of shape {held['shape']} does not have the layout of its parameter")
+        raise ValueError(f"a shard of a tensor of shape {held['shape']} does not have the layout of its parameter")
     return with_part(held[_PART], tensor)
 
 

@@ -162,7 +162,9 @@ class InnerLoop:
         if stream.context > model.context:
             raise ConfigError(f"windows have {stream.context} positions; the model takes at most {model.context}")
         self.device = torch.device(device)
-        self.model: Any = model.module.to(self.device)
+        # A sharded model is moved block by block, because no device may have room for all of it.
+        is_sharded = ranks is not None and ranks.has_shards
+        self.model: Any = model.module if is_sharded else model.module.to(self.device)
         self._ranks = ranks
         self._recompute = recompute
         self.recomputes = recompute == "always" and recompute_blocks(self.model)
@@ -338,15 +340,29 @@ class InnerLoop:
         """Set the progress of the run, clamped to 0 to 1: entries applied over entries planned, not wall time."""
         self._progress = min(1.0, max(0.0, fraction))
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimisers, so that their state is saved and checked like that of one."""
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a restart would lose: the optimisers and the position in the warm-up."""
-        states = [optimizer.state_dict() for optimizer in self._optimizers]
-        return {"optimizer_steps": self._optimizer_steps, "optimizers": states}
+        states, groups, first = {}, [], 0
+        for optimizer in self._optimizers:
+            kept = optimizer.state_dict()
+            states.update({first + at: state for at, state in kept["state"].items()})
+            groups.append(kept["param_groups"])
+            first += sum(len(group["params"]) for group in optimizer.param_groups)
+        return {"optimizer_steps": self._optimizer_steps, "groups": groups, "state": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
-        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+        first = 0
+        for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
+            stop = first + sum(len(group["params"]) for group in optimizer.param_groups)
+            own = {at - first: kept for at, kept in state["state"].items() if first <= at < stop}
+            optimizer.load_state_dict({"state": own, "param_groups": groups})
+            first = stop
         self._optimizer_steps = state["optimizer_steps"]
 
     def restart_optimizer(self) -> None:

@@ -117,13 +117,8 @@ class Ranks:
 
         Outside of a call this waits for the next one, as the peer's thread may have to when a run is founded.
         """
-        if not self.following.wait(self.timeout_seconds):
-            raise RankLost(
-                f"the ranks of this island have made no call for {self.timeout_seconds:g} s, so this island ends; "
-                "start all its ranks again to continue"
-            )
-        with self.lock:
-            assert self.leads, "only rank 0 gives orders"
+        assert self.leads, "only rank 0 gives orders"
+        with self._while_following():
             plan, self._plan = self._plan, ""
             for rank in self.others:
                 if plan:
@@ -131,11 +126,25 @@ class Ranks:
                 self.send_order(rank, word, *numbers, text=text)
             yield
 
-    def send_order(self, rank: int, word: Word, *numbers: int, text: str = "") -> None:
-        """Send an order to one rank."""
+    @contextmanager
+    def _while_following(self) -> Iterator[None]:
+        """Hold the lock within a call of all ranks; wait for one if there is none."""
+        while True:
+            if not self.following.wait(self.timeout_seconds):
+                raise RankLost(
+                    f"the ranks of this island have made no call for {self.timeout_seconds:g} s, so this island ends; "
+                    "start all its ranks again to continue"
+                )
+            with self.lock:
+                if self.following.is_set():  # otherwise the call has ended meanwhile
+                    yield
+                    return
+
+    def send_order(self, rank: int, word: Word, *numbers: int, text: str = "", seconds: float | None = None) -> None:
+        """Send an order to one rank, which must receive it within some seconds if they are given."""
         encoded = text.encode()
         padded = (*numbers, *(0 for _ in range(_ORDER_WORDS - 2 - len(numbers))))
-        self.send(torch.tensor([word, *padded, len(encoded)], dtype=torch.int64), rank)
+        self.send(torch.tensor([word, *padded, len(encoded)], dtype=torch.int64), rank, seconds)
         self._send_bytes(encoded, rank)
 
     def check_present(self) -> None:
@@ -162,14 +171,18 @@ class Ranks:
 
     # -- on all ranks
 
-    def send(self, values: Tensor, rank: int) -> None:
+    def send(self, values: Tensor, rank: int, seconds: float | None = None) -> None:
         """Send a tensor in host memory to a rank.
 
+        Args:
+            seconds: maximum wait until the rank reads it; None: as for all messages.
         Raises:
             RankLost: the rank has ended, or does not read.
         """
         try:
-            dist.send(values, rank, group=self._group)
+            work = dist.isend(values, rank, group=self._group)
+            assert work is not None, "every rank is in the group"
+            work.wait(*([] if seconds is None else [timedelta(seconds=seconds)]))
         except RuntimeError as error:
             raise self._lost(rank, error) from None
 
@@ -241,6 +254,12 @@ class Ranks:
         is_late = "timed out" in text or "timeout" in text
         what = f"did not answer within {patience:g} s" if is_late else "has ended"
         return RankLost(f"{who} {what}, so this island ends; start all its ranks again to continue")
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Return whether an error comes from the exchange between ranks, and not from the computation of this one."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "nccl", "connection"))
 
 
 def first_sentence(error: Exception) -> str:

@@ -49,7 +49,7 @@ def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_starts_ranks_unless_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[object] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(place) or 7)
-    monkeypatch.setattr(join, "run_ranks", lambda arguments, count, environment: ran.append((arguments, count)) or 8)
+    monkeypatch.setattr(join, "run_ranks", lambda arguments, count, *_, **__: ran.append((arguments, count)) or 8)
     typed = SettingsFlags(ranks="2")
     for environment, code in (({}, 8), ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, 7)):
         around = Surroundings(overrides={}, environment=environment, arguments=("join", INVITE, "--ranks", "2"))

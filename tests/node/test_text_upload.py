@@ -35,8 +35,8 @@ def wanted(peer: PeerId, offset: int = 0) -> Wanted:
     return Wanted(peer, DIGEST, offset)
 
 
-def upload(*strangers: PeerId, text_bytes: int = TEXT_BYTES) -> TextUpload:
-    return TextUpload(text_bytes, frozenset(strangers).__contains__)
+def upload(*strangers: PeerId, text_bytes: int = TEXT_BYTES, num_pieces: int = 0) -> TextUpload:
+    return TextUpload(text_bytes, num_pieces, frozenset(strangers).__contains__)
 
 
 def play(budget: TextUpload, peers: tuple[PeerId, ...], seconds: float, rate: float) -> dict[PeerId, int]:
@@ -132,7 +132,7 @@ def blocks_of(piece: int, line: float | None) -> list[int]:
 @pytest.mark.parametrize("line", [None, 16e3, LINE])
 @pytest.mark.parametrize("piece", [1, 100, 4096, 4097, LEAST_CHARGED_BYTES + 1, MOST_BLOCK_BYTES + 1, 1 << 20])
 def test_a_text_of_any_pieces_can_be_fetched_within_the_allowance(line: float | None, piece: int) -> None:
-    budget = upload(text_bytes=1000 * piece)
+    budget = upload(text_bytes=1000 * piece, num_pieces=1000)
     for _ in range(1000):
         for num_bytes in blocks_of(piece, line):
             budget.ask(wanted(A), 0.0)
@@ -140,15 +140,18 @@ def test_a_text_of_any_pieces_can_be_fetched_within_the_allowance(line: float | 
             budget.sent(A, charged_bytes(num_bytes, piece, line), 0.0, 1e12)
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1])
 @pytest.mark.parametrize("line", [None, 16e3, LINE])
-def test_single_bytes_of_long_pieces_use_up_the_allowance(line: float | None) -> None:
+def test_single_bytes_of_long_pieces_and_answers_without_a_block_use_up_the_allowance(
+    line: float | None, num_bytes: int
+) -> None:
     text_bytes = 10 << 20
     budget = upload(text_bytes=text_bytes)
     answered = 0
     budget.ask(wanted(A), 0.0)
     while budget.next(LONG) is not None:
         answered += 1
-        budget.sent(A, charged_bytes(1, 1 << 20, line), 0.0, 1e12)
+        budget.sent(A, charged_bytes(num_bytes, (1 << 20) * num_bytes, line), 0.0, 1e12)
         budget.ask(wanted(A), 0.0)
     assert answered <= 1 + COPIES_A_DAY * (text_bytes + MOST_BLOCK_BYTES) / 4096
 

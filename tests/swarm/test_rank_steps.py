@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from p2p_diloco.errors import StateError
+from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
 from p2p_diloco.training.parameters import trained
-from p2p_diloco.training.rank_steps import needs_shards, parts_of_batch
+from p2p_diloco.training.rank_steps import RankBatches, RankSteps, needs_shards, parts_of_batch
+from p2p_diloco.training.ranks import Ranks
 from tests.swarm.island_rank import STEPS_SHAPE, DrawnBatches, text_model, train_steps
 from tests.swarm.rank_processes import rank_processes
 
@@ -82,3 +86,48 @@ def test_steps_of_two_ranks_are_those_of_one_process(tmp_path: Path) -> None:
         whole = sum(tensor.numel() for tensor in own.values())
         held = [one[name]["held"] for one in said]
         assert sum(held) == whole if case["has_shards"] else held == [whole] * 2
+
+
+LAYOUTS = {"alone": None, "copies": False, "shards": True}
+
+
+def loop_of(layout: str) -> InnerLoop:
+    """Return a loop of this process alone, or of the only rank of an island."""
+    has_shards, model, source = LAYOUTS[layout], text_model("decoder", seed=0), DrawnBatches(4, STEPS_SHAPE)
+    if has_shards is None:
+        return InnerLoop(model, source, InnerRule())
+    ranks = Ranks()
+    stream = RankBatches(ranks, source, batch=4, context=STEPS_SHAPE.context)
+    return InnerLoop(model, stream, InnerRule(), ranks=RankSteps(ranks, has_shards=has_shards, uses_all=True))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "fits"),
+    [
+        ("shards", "shards", True),
+        ("copies", "alone", True),
+        ("shards", "copies", False),
+        ("shards", "alone", False),
+        ("copies", "shards", False),
+    ],
+)
+def test_the_state_of_optimisers_with_another_layout_is_reset(
+    tmp_path: Path, saved: str, loaded: str, fits: bool
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        before, after = loop_of(saved), loop_of(loaded)
+        before.step()
+        InnerState(tmp_path, {"the optimiser": before}).save("noon")
+        kept = InnerState(tmp_path, {"the optimiser": after})
+        if fits:
+            assert kept.load() == "noon"
+            assert after.learning_rate == before.learning_rate
+        else:
+            with pytest.raises(
+                StateError, match=r"does not match, so these are reset: the optimiser \(.*layout|shards"
+            ):
+                kept.load()
+        assert after.step().applied
+    finally:
+        dist.destroy_process_group()
