@@ -31,6 +31,7 @@ SHORTEST_ROUND, LONGEST_ROUND = 0.05, 7 * 86400.0
 STANDARD_LIBRARY = "stdlib"
 """Names the text that every machine has: the source of Python's standard library."""
 BUILT_IN = "built-in"
+SAFETENSORS_METADATA = "__metadata__"
 HUGGING_FACE, PYTHON = "hf:", "python:"
 """Prefixes of `model.source`: a model of transformers, and a function that returns a model."""
 
@@ -209,6 +210,8 @@ class ModelSection(Section):
         twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         if twice is not None:
             raise ValueError(f"tensor {twice!r} is listed twice; list a tied tensor once")
+        if SAFETENSORS_METADATA in names:
+            raise ValueError(f"a tensor cannot be called {SAFETENSORS_METADATA}, because files could not hold it")
         if not self.tensors and (self.rest is not None or self.ignored):
             raise ValueError("rest and ignored only apply to your own model; list its tensors, or leave them out")
         return self

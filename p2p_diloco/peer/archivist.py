@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, RunManifest
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.peer.evaluation import anchor_slice, evaluation_of
@@ -41,28 +41,36 @@ CYCLES_REMEMBERED = 4
 
 
 class Agreement:
-    """Which cycles are over for all: their end lies on a log that another peer holds too. A state machine without I/O.
+    """Which cycles are over for all: their end lies on a log that most members hold too. A state machine without I/O.
 
-    A peer that has lost the others must not take its old state for that of a later cycle. So for each fragment a
-    cycle counts only once a ready member has published the same log position at the end of that fragment's round.
+    A peer that has lost the others must not take its old state for that of a later cycle, nor follow one member that
+    differs from the rest. So for each fragment a cycle counts only once more than half of the members that are ready
+    have published the same log position at the end of that fragment's round.
     """
 
     def __init__(self, num_fragments: int) -> None:
         self._num_fragments = num_fragments
         self._own: dict[tuple[int, int], Digest] = {}
+        self._holders: dict[tuple[int, int], set[PeerId]] = {}
         self._level = [-1] * num_fragments
-        """Per fragment, the latest round at whose end a member held the same."""
+        """Per fragment, the latest round at whose end most members held the same."""
 
-    def note(self, own: Iterable[FragmentHead], others: Iterable[Iterable[FragmentHead]]) -> None:
+    def note(self, own: Iterable[FragmentHead], others: Mapping[PeerId, Iterable[FragmentHead]]) -> None:
         """Compare the log positions that this peer and ready members have published, one per fragment."""
         for fragment, head in enumerate(own):
-            self._own[fragment, head.round] = head.digest
-        for heads in others:
+            key = (fragment, head.round)
+            if self._own.get(key) != head.digest:
+                self._own[key], self._holders[key] = head.digest, set()
+        for peer, heads in others.items():
             for fragment, head in enumerate(heads):
-                if fragment < self._num_fragments and self._own.get((fragment, head.round)) == head.digest:
-                    self._level[fragment] = max(self._level[fragment], head.round)
+                key = (fragment, head.round)
+                if fragment < self._num_fragments and self._own.get(key) == head.digest:
+                    self._holders[key].add(peer)
+                    if 2 * len(self._holders[key]) > len(others):
+                        self._level[fragment] = max(self._level[fragment], head.round)
         oldest = max((head_round for _, head_round in self._own), default=0) - CYCLES_REMEMBERED * self._num_fragments
         self._own = {key: digest for key, digest in self._own.items() if key[1] >= oldest}
+        self._holders = {key: self._holders[key] for key in self._own}
 
     @property
     def num_cycles(self) -> int:
@@ -210,12 +218,12 @@ class Archivist:
         model = build_run_model(plan, own, founds=False) if plan.built_in is None else None
         return evaluation_of(plan, model, text)
 
-    def _published(self, now: float) -> list[tuple[FragmentHead, ...]]:
+    def _published(self, now: float) -> dict[PeerId, tuple[FragmentHead, ...]]:
         """Return the log positions that ready members have published last."""
         roster = self._parts.engine.book.in_force
         beats = self._parts.engine.membership.alive(now)
         members = roster.peers() if roster is not None else frozenset()
-        return [beat.heads for peer, beat in beats.items() if peer in members and beat.ready]
+        return {peer: beat.heads for peer, beat in beats.items() if peer in members and beat.ready}
 
     async def _export_if_due(self, num_cycles: int) -> None:
         async with self._exporting:
@@ -229,8 +237,10 @@ class Archivist:
             await self._parts.written()
             try:
                 done = await asyncio.to_thread(self._export, cycle, tips, self._folder)
-            except StateError as error:
-                self._say(f"cycle {cycle} was not exported: {error}; cycle {cycle + self._parts.exports.every} is next")
+            except Exception as error:  # this peer may be the one that keeps the run alive
+                reason = str(error) if isinstance(error, P2PDilocoError) else f"{type(error).__name__}: {error}"
+                next_cycle = cycle + self._parts.exports.every
+                self._say(f"cycle {cycle} was not exported: {reason}; cycle {next_cycle} is next")
                 return
             self._report(cycle, done, self._folder.path(cycle))
 

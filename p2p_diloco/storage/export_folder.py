@@ -1,13 +1,15 @@
 """The exports of an archivist: a folder for each exported cycle, of which the newest are kept.
 
 The archivist lists what it has written in a file of its own and removes nothing else. An export is listed before it is
-begun and appears under its name only once it is whole; what a crash leaves of it is removed at the next start.
+begun and appears under its name only once it is whole; what a crash leaves of it is removed at the next start. A file
+in each export holds a random word, so that a folder of the same name that another archivist has written is left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.storage.whole_file import replace_file, write_all
 
 EXPORTS_FILE = "exports.json"
+WORD_FILE = ".archivist"
 
 
 def due_cycle(num_cycles: int, every: int, newest: int) -> int | None:
@@ -48,11 +51,19 @@ def export_name(cycle: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """An export that this peer has begun or written: its folder, the names of its files, and its cycle."""
+    """An export that this peer has begun or written: its folder, the names of its files, its cycle, and its word."""
 
     path: Path
     files: tuple[str, ...]
     cycle: int
+    word: str
+
+    def is_there(self) -> bool:
+        """Return whether the folder holds this export, and not one of another archivist."""
+        try:
+            return (self.path / WORD_FILE).read_text() == self.word
+        except (OSError, ValueError):
+            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +122,7 @@ class ExportFolder:
         """
         for export in self._exports.kept:
             shutil.rmtree(self._draft(export.path), ignore_errors=True)
-        present = tuple(export for export in self._exports.kept if export.path.is_dir())
+        present = tuple(export for export in self._exports.kept if export.is_there())
         newest = max((self._exports.newest, *(export.cycle for export in present)))
         tidied = replace(self._exports, newest=newest, kept=present)
         if tidied != self._exports:  # a full disk must not keep the peer from starting
@@ -124,8 +135,9 @@ class ExportFolder:
         Raises:
             StateError: the export cannot be written, or its folder exists; earlier exports are unchanged.
         """
-        before, path = self._exports, self.path(cycle)
-        export = Export(path=path, files=tuple(files), cycle=cycle)
+        before, path, word = self._exports, self.path(cycle), secrets.token_hex(16)
+        files = {**files, WORD_FILE: word.encode()}
+        export = Export(path=path, files=tuple(files), cycle=cycle, word=word)
         try:
             self._write(replace(before, kept=(*before.kept, export)))
             write_new_folder(path, files, draft_name=self._draft(path).name)
@@ -150,16 +162,17 @@ class ExportFolder:
     def _remove(self, export: Export) -> str:
         """Remove an export; return a sentence if it stays."""
         draft = self._draft(export.path)
+        if not export.is_there():
+            return ""  # the user has moved it away
         try:
             foreign = sorted({found.name for found in export.path.iterdir()} - set(export.files))
             if foreign:
                 return f"{export.path} stays, because {foreign[0]} in it is not part of the export"
             export.path.rename(draft)  # so that a crash leaves no part of it under its name
             shutil.rmtree(draft)
-        except FileNotFoundError:
-            return ""  # the user has moved it away
         except OSError as error:
-            return f"cannot remove {export.path}: {error.strerror}; remove it by hand"
+            left = draft if draft.exists() else export.path
+            return f"cannot remove {left}: {error.strerror or error}; remove it by hand"
         return ""
 
     def _draft(self, path: Path) -> Path:
@@ -171,7 +184,10 @@ class ExportFolder:
         document = {
             "newest": exports.newest,
             "state": exports.state,
-            "kept": [{"path": str(one.path), "files": one.files, "cycle": one.cycle} for one in exports.kept],
+            "kept": [
+                {"path": str(one.path), "files": one.files, "cycle": one.cycle, "word": one.word}
+                for one in exports.kept
+            ],
         }
         content = json.dumps(document, indent=2).encode()
         try:
@@ -184,7 +200,12 @@ def _read(listing: Path) -> Exports:
     try:
         document: dict[str, Any] = json.loads(listing.read_bytes())
         kept = tuple(
-            Export(path=Path(one["path"]), files=tuple(map(str, one["files"])), cycle=int(one["cycle"]))
+            Export(
+                path=Path(one["path"]),
+                files=tuple(map(str, one["files"])),
+                cycle=int(one["cycle"]),
+                word=str(one["word"]),
+            )
             for one in document["kept"]
         )
         return Exports(newest=int(document["newest"]), state=str(document["state"]), kept=kept)

@@ -20,7 +20,7 @@ from torch import nn
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.peer.archivist import Agreement, Archivist, ArchivistParts, check_archivist
 from p2p_diloco.peer.exported_model import files_of, provenance_of
@@ -33,6 +33,7 @@ from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.storage.archive import Archive
+from p2p_diloco.storage.export_folder import WORD_FILE
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.storage.text_copy import TextStore, list_own_text
 from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
@@ -80,7 +81,8 @@ def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_pa
         assert cycles == [2, 4, 6, 8], watchers["archie"].texts("export")
         assert names_in(tmp_path / "one") == names_in(tmp_path / "two") == ["cycle-000000006", "cycle-000000008"]
         for name in names_in(tmp_path / "one"):
-            files = names_in(tmp_path / "one" / name)
+            word, *files = names_in(tmp_path / "one" / name)
+            assert word == WORD_FILE
             assert files == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
             for file in files:
                 assert (tmp_path / "one" / name / file).read_bytes() == (tmp_path / "two" / name / file).read_bytes()
@@ -179,30 +181,42 @@ def heads(*places: tuple[int, bytes]) -> tuple[FragmentHead, ...]:
     return tuple(FragmentHead(round=index, digest=sha256(name)) for index, name in places)
 
 
-def test_a_cycle_is_over_when_a_member_holds_the_same_at_the_end_of_each_fragments_round() -> None:
+A, B, C = (PeerId(bytes([number]) * 32) for number in range(3))
+
+
+def test_a_cycle_is_over_when_most_members_hold_the_same_at_the_end_of_each_fragments_round() -> None:
     agreement = Agreement(2)
     assert agreement.num_cycles == 0
-    agreement.note(heads((0, b"a"), (-1, b"start")), [heads((0, b"a"), (-1, b"start"))])
+    agreement.note(heads((0, b"a"), (-1, b"start")), {A: heads((0, b"a"), (-1, b"start"))})
     assert agreement.num_cycles == 0, "the second fragment had no round yet"
-    agreement.note(heads((0, b"a"), (1, b"b")), [heads((0, b"a"), (1, b"other"))])
+    agreement.note(heads((0, b"a"), (1, b"b")), {A: heads((0, b"a"), (1, b"other"))})
     assert agreement.num_cycles == 0, "the member holds something else"
-    agreement.note(heads((0, b"a"), (1, b"b")), [(), heads((0, b"a"), (1, b"b"), (9, b"a"))])
-    assert agreement.num_cycles == 1
-    agreement.note(heads((2, b"c"), (3, b"d")), [heads((0, b"a"), (1, b"b"))])
+    agreement.note(heads((0, b"a"), (1, b"b")), {A: heads((0, b"a"), (1, b"b")), B: (), C: ()})
+    assert agreement.num_cycles == 0, "one of three is not enough"
+    agreement.note(heads((0, b"a"), (1, b"b")), {A: (), B: heads((0, b"a"), (1, b"b"), (9, b"a")), C: ()})
+    assert agreement.num_cycles == 1, "two of three, one after the other"
+    agreement.note(heads((2, b"c"), (3, b"d")), {A: heads((0, b"a"), (1, b"b"))})
     assert agreement.num_cycles == 1, "what the member published is old"
-    agreement.note(heads((4, b"e"), (3, b"d")), [heads((2, b"c"), (3, b"d"))])
+    agreement.note(heads((4, b"e"), (3, b"d")), {A: heads((2, b"c"), (3, b"d"))})
     assert agreement.num_cycles == 2, "a member whose clock is behind names where this peer was"
-    agreement.note(heads((4, b"e"), (5, b"f")), [heads((8, b"e"), (9, b"f"))])
+    agreement.note(heads((4, b"e"), (5, b"f")), {A: heads((8, b"e"), (9, b"f"))})
     assert agreement.num_cycles == 2, "this peer was not there yet"
+
+
+def test_a_state_that_this_peer_has_replaced_counts_from_the_beginning() -> None:
+    agreement = Agreement(1)
+    agreement.note(heads((0, b"a")), {A: heads((0, b"a")), B: (), C: ()})
+    agreement.note(heads((0, b"other")), {A: (), B: heads((0, b"other")), C: ()})
+    assert agreement.num_cycles == 0, "each state has one of three"
 
 
 def test_what_this_peer_held_long_ago_is_forgotten() -> None:
     agreement = Agreement(1)
     for index in range(20):
-        agreement.note(heads((index, b"%d" % index)), [])
-    agreement.note(heads((20, b"20")), [heads((3, b"3"))])
+        agreement.note(heads((index, b"%d" % index)), {})
+    agreement.note(heads((20, b"20")), {A: heads((3, b"3"))})
     assert agreement.num_cycles == 0
-    agreement.note(heads((20, b"20")), [heads((18, b"18"))])
+    agreement.note(heads((20, b"20")), {A: heads((18, b"18"))})
     assert agreement.num_cycles == 19
 
 

@@ -129,6 +129,7 @@ def test_a_run_file_of_a_model_is_read_back_as_written(tmp_path: Path) -> None:
     ("values", "expected"),
     [
         ({"tensors": [["a", [2], "plain"], ["a", [3], "plain"]]}, "tensor 'a' is listed twice"),
+        ({"tensors": [["__metadata__", [2], "plain"]]}, "a tensor cannot be called __metadata__, because files"),
         ({"tensors": [["a", [2**40, 2**20], "plain"]]}, "has 1,152,921,504,606,846,976 parameters; expected at most"),
         ({"ignored": ["a"]}, "rest and ignored only apply to your own model"),
     ],

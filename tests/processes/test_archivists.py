@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from p2p_diloco.storage.export_folder import WORD_FILE
 from tests.processes.machines import Machines
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
@@ -33,7 +34,7 @@ def exports(machines: Machines, name: str) -> list[str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != WORD_FILE}
 
 
 def test_an_archivist_is_killed_and_restarted_and_exports_what_the_others_hold(machines: Machines) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from p2p_diloco.config import new_file
 from p2p_diloco.errors import StateError
-from p2p_diloco.storage.export_folder import ExportFolder, due_cycle, export_name, surplus
+from p2p_diloco.storage.export_folder import WORD_FILE, ExportFolder, due_cycle, export_name, surplus
 
 FILES = {"model.safetensors": b"weights", "README.md": b"card"}
 
@@ -74,7 +74,8 @@ def test_the_newest_are_kept_and_a_restart_knows_them(place: Place) -> None:
     for cycle in (9, 10, 100):
         assert folder.write(cycle, FILES, f"state {cycle}") == ()
     assert place.names() == [export_name(10), export_name(100)]
-    assert {path.name: path.read_bytes() for path in folder.path(100).iterdir()} == FILES
+    written = {path.name: path.read_bytes() for path in folder.path(100).iterdir()}
+    assert {name: content for name, content in written.items() if name != WORD_FILE} == FILES
     again = place.start()
     assert (again.newest, again.state) == (100, "state 100")
     assert place.names() == [export_name(10), export_name(100)]
@@ -127,6 +128,21 @@ def test_a_crash_right_after_an_export_does_not_repeat_it(place: Place, monkeypa
     assert place.names() == [export_name(20), export_name(30)], "it is one of this peer's exports"
 
 
+def test_a_folder_that_another_archivist_wrote_meanwhile_is_left_alone(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "rename", die)
+        with pytest.raises(SystemExit):
+            place.start(keep=1).write(2, FILES, "state")
+    other = ExportFolder(place.path, tmp_path / "others.json", keep=2, owner="bert")
+    other.write(2, FILES, "state")
+    again = place.start(keep=1)
+    again.write(4, FILES, "later")
+    assert place.names() == [export_name(2), export_name(4)]
+    assert other.newest == 2
+
+
 def test_a_crash_while_an_old_export_is_removed_leaves_no_part_of_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +167,7 @@ def test_nothing_that_others_wrote_is_removed(place: Place) -> None:
     assert sentences == (f"{folder.path(10)} stays, because notes.txt in it is not part of the export",)
     assert place.names() == [".cycle-000000001.bert", "cycle-000000001", export_name(10), export_name(20)]
     assert folder.write(30, FILES, "third") == (), "it is reported once"
-    assert sorted(os.listdir(folder.path(10))) == ["README.md", "model.safetensors", "notes.txt"]
+    assert sorted(os.listdir(folder.path(10))) == [WORD_FILE, "README.md", "model.safetensors", "notes.txt"]
 
 
 def test_an_export_never_replaces_a_folder(place: Place) -> None:
@@ -208,4 +224,6 @@ def test_an_export_that_cannot_be_removed_is_reported(place: Place, monkeypatch:
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     (sentence,) = folder.write(20, FILES, "next")
-    assert sentence == f"cannot remove {folder.path(10)}: Permission denied; remove it by hand"
+    left = place.path / ".cycle-000000010.archie"
+    assert sentence == f"cannot remove {left}: Permission denied; remove it by hand"
+    assert left.is_dir()
