@@ -157,6 +157,7 @@ def test_a_founding_archivist_sends_the_state_to_a_joiner_when_all_trainers_are_
     run_stage(monkeypatch, scene)
 
 
+@pytest.mark.long
 def test_an_archivist_that_lost_the_others_exports_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage, into = SessionStage(tmp_path), tmp_path / "exports"

@@ -133,6 +133,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Callable[[PeerS
     return run_stage(monkeypatch, staged)
 
 
+@pytest.mark.long
 def test_a_paused_peer_makes_no_step_within_two_seconds_and_follows_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ def moved(machine: Machine) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("islands", "reachable"),
-    [(1, 1), (2, 2), (3, 3), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(4, 1, marks=pytest.mark.long)],
+    [(1, 1), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((3, 3), (2, 1), (4, 1)))],
 )
 def test_a_peer_announces_what_it_moves_except_for_headers(islands: int, reachable: int) -> None:
     async def scene() -> None:

@@ -253,6 +253,7 @@ async def join_with_few_links(swarm: Simulation, name: str, links: Sequence[str]
     return joiner
 
 
+@pytest.mark.long
 def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -> None:
     """At first they do not name their bytes; later both name another tip at once, with garbage."""
     has_begun = False

@@ -77,7 +77,9 @@ def test_a_member_dies_and_returns_without_its_files(count: int, who: str) -> No
 
 @everywhere
 @pytest.mark.parametrize("stands_still", [True, False], ids=["clock-stood-still", "clock-went-on"])
-@pytest.mark.parametrize("finds_links", [True, False], ids=["linked", "links-broken"])
+@pytest.mark.parametrize(
+    "finds_links", [pytest.param(True, marks=pytest.mark.long), False], ids=["linked", "links-broken"]
+)
 def test_training_continues_after_all_slept_for_a_weekend(
     count: int, who: str, stands_still: bool, finds_links: bool
 ) -> None:

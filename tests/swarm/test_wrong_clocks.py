@@ -346,7 +346,7 @@ async def comes_back(swarm: Simulation) -> None:
 
 
 @AWAY
-@pytest.mark.parametrize("name", ["p0", "p1"])
+@pytest.mark.parametrize("name", ["p0", pytest.param("p1", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("num_peers", "has_bootstrap"),
     [
@@ -369,7 +369,7 @@ def test_a_machine_that_was_away_for_ten_minutes_takes_the_others_time(
 
 
 @AWAY
-@pytest.mark.parametrize("num_peers", [2, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_peers", [2, *(pytest.param(many, marks=pytest.mark.long) for many in (3, 4))])
 def test_a_laptop_that_was_away_while_the_others_continued_becomes_a_member_again(num_peers: int, how: str) -> None:
     async def scene() -> None:
         async with simulation(3) as swarm:
@@ -383,7 +383,7 @@ def test_a_laptop_that_was_away_while_the_others_continued_becomes_a_member_agai
 
 
 @pytest.mark.parametrize("how", ["jumps ahead", "paused"])
-@pytest.mark.parametrize("num_peers", [2, 3])
+@pytest.mark.parametrize("num_peers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_members_of_one_home_agree_on_the_time_without_the_bootstrap_peer(num_peers: int, how: str) -> None:
     """None is proved reachable, so none reduces; but they have links to each other."""
 

@@ -15,7 +15,7 @@ SEEDS_OF_ONE_TEST, SEEDS = 4, 24
     "first",
     # `make size` plays all of them, `make disasters` ten thousand others.
     [
-        pytest.param(first, marks=[pytest.mark.long] if first % 8 else [])
+        pytest.param(first, marks=[pytest.mark.long] if first % 16 else [])
         for first in range(0, SEEDS, SEEDS_OF_ONE_TEST)
     ],
 )
