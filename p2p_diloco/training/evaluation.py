@@ -16,7 +16,7 @@ from p2p_diloco.outer.fragments import Fragment
 from p2p_diloco.training.data import Text, held_out_windows
 from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
 from p2p_diloco.training.parameters import trained
-from p2p_diloco.training.text_model import TextModel
+from p2p_diloco.training.text_model import TextModel, WithLoss
 
 EVALUATION_TOKENS = 6144
 """Tokens of one evaluation: under half a second for the tiny model on one CPU core, see `held_out_loss`."""
@@ -145,7 +145,7 @@ class WholeEvaluation:
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self._device))
         self._shapes = {name: parameter.shape for name, parameter in trained(own.module).items()}
-        self._scored = _Scored(own)
+        self._scored = WithLoss(own)
         self._names = tuple(slot.name for fragment in fragments for slot in fragment.tensors)
         self._own_names = {name: f"module.{full}" for name, full in _full_names(own.module).items()}
         self.parts = (
@@ -168,18 +168,6 @@ class WholeEvaluation:
         for batch in self.batches:
             total += functional_call(self._scored, named, (batch.to(self._device),)).item() * len(batch)
         return total / sum(map(len, self.batches))
-
-
-class _Scored(nn.Module):
-    """A module whose output is its loss."""
-
-    def __init__(self, model: TextModel) -> None:
-        super().__init__()
-        self.module = model.module
-        self._loss = model.loss
-
-    def forward(self, windows_BT: Tensor) -> Tensor:
-        return self._loss(self.module, windows_BT)
 
 
 def _full_names(module: nn.Module) -> dict[str, str]:

@@ -19,7 +19,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.blocks import blocks_of
 from p2p_diloco.training.data import Batches
 from p2p_diloco.training.ranks import Ranks
-from p2p_diloco.training.text_model import TextModel
+from p2p_diloco.training.text_model import TextModel, WithLoss
 
 BYTES_OF_A_PARAMETER = 16
 """Memory of training without shards: float32 parameters, gradients and two moments."""
@@ -109,7 +109,7 @@ class RankSteps:
         """Return a module that computes the loss of windows; all ranks call this, with the model on the device."""
         self._device = device
         self._copy_from_rank_0(model.module)
-        whole = _WithLoss(model)
+        whole = WithLoss(model)
         if not self.has_shards:
             self._copies = nn.parallel.DistributedDataParallel(
                 whole,
@@ -154,15 +154,3 @@ class RankSteps:
             self._ranks.broadcast(held)
             with torch.no_grad():
                 tensor.copy_(held)
-
-
-class _WithLoss(nn.Module):
-    """A model whose forward pass is its loss, as wrappers need it: they act before and after a forward pass."""
-
-    def __init__(self, model: TextModel) -> None:
-        super().__init__()
-        self.module = model.module
-        self._loss = model.loss
-
-    def forward(self, windows_BT: Tensor) -> Tensor:
-        return self._loss(self.module, windows_BT)

@@ -86,3 +86,16 @@ def decoder_text_model(module: DecoderModel) -> TextModel:
 def _decoder_loss(module: nn.Module, windows_BT: Tensor) -> Tensor:
     assert isinstance(module, DecoderModel)
     return module.loss(windows_BT)
+
+
+class WithLoss(nn.Module):
+    """A model whose forward pass is its loss, for wrappers that act on a forward pass."""
+
+    def __init__(self, model: TextModel) -> None:
+        super().__init__()
+        self.module = model.module
+        self._loss = model.loss
+
+    def forward(self, windows_BT: Tensor) -> Tensor:
+        """Return the mean loss of windows."""
+        return self._loss(self.module, windows_BT)
