@@ -44,8 +44,8 @@ class Agreement:
     """Which cycles are over for all: their end lies on a log that most members hold too. A state machine without I/O.
 
     A peer that has lost the others must not take its old state for that of a later cycle, nor follow one member that
-    differs from the rest. So for each fragment a cycle counts only once more than half of the members that are ready
-    have published the same log position at the end of that fragment's round.
+    differs from the rest. So for each fragment a cycle counts only once more than half of the other members on the
+    roster have published the same log position at the end of that fragment's round, also of those that are not heard.
     """
 
     def __init__(self, num_fragments: int) -> None:
@@ -55,8 +55,14 @@ class Agreement:
         self._level = [-1] * num_fragments
         """Per fragment, the latest round at whose end most members held the same."""
 
-    def note(self, own: Iterable[FragmentHead], others: Mapping[PeerId, Iterable[FragmentHead]]) -> None:
-        """Compare the log positions that this peer and ready members have published, one per fragment."""
+    def note(
+        self, own: Iterable[FragmentHead], others: Mapping[PeerId, Iterable[FragmentHead]], num_others: int
+    ) -> None:
+        """Compare the log positions that this peer and ready members have published, one per fragment.
+
+        Args:
+            num_others: number of members on the roster besides this peer.
+        """
         for fragment, head in enumerate(own):
             key = (fragment, head.round)
             if self._own.get(key) != head.digest:
@@ -66,7 +72,7 @@ class Agreement:
                 key = (fragment, head.round)
                 if fragment < self._num_fragments and self._own.get(key) == head.digest:
                     self._holders[key].add(peer)
-                    if 2 * len(self._holders[key]) > len(others):
+                    if 2 * len(self._holders[key]) > num_others:
                         self._level[fragment] = max(self._level[fragment], head.round)
         oldest = max((head_round for _, head_round in self._own), default=0) - CYCLES_REMEMBERED * self._num_fragments
         self._own = {key: digest for key, digest in self._own.items() if key[1] >= oldest}
@@ -151,7 +157,7 @@ class Archivist:
                 await asyncio.sleep(LOOK_SECONDS)
                 engine, now = self._parts.engine, self._parts.now()
                 if engine.ready and not engine.membership.is_paused:
-                    self._agreement.note(engine.closed_heads(now), self._published(now))
+                    self._agreement.note(engine.closed_heads(now), self._published(now), len(self._members()))
                     # What comes late to a round is there a cycle later.
                     await self._export_if_due(self._agreement.num_cycles - 1)
 
@@ -220,10 +226,13 @@ class Archivist:
 
     def _published(self, now: float) -> dict[PeerId, tuple[FragmentHead, ...]]:
         """Return the log positions that ready members have published last."""
-        roster = self._parts.engine.book.in_force
-        beats = self._parts.engine.membership.alive(now)
-        members = roster.peers() if roster is not None else frozenset()
+        beats, members = self._parts.engine.membership.alive(now), self._members()
         return {peer: beat.heads for peer, beat in beats.items() if peer in members and beat.ready}
+
+    def _members(self) -> frozenset[PeerId]:
+        """Return the members on the roster besides this peer."""
+        roster = self._parts.engine.book.in_force
+        return frozenset(roster.peers() if roster is not None else ()) - {self._parts.me}
 
     async def _export_if_due(self, num_cycles: int) -> None:
         async with self._exporting:

@@ -48,7 +48,7 @@ def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
         facts.append(("trained on", as_markdown(provenance.text)))
     facts.append(("rounds, cycles", f"{provenance.rounds:,}, {provenance.cycles:,.1f}"))
     if provenance.state is not None:
-        who = "held by more than half of the ready members at the end of the last of these cycles"
+        who = "held by more than half of the members at the end of the last of these cycles"
         facts.append(("state", f"`{provenance.state}`, {who}"))
     if provenance.tokens is not None:
         facts.append(("tokens", f"{provenance.tokens:,} by the peer that exported this, since its last start"))

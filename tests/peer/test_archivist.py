@@ -188,36 +188,43 @@ A, B, C = (PeerId(bytes([number]) * 32) for number in range(3))
 def test_a_cycle_is_over_when_most_members_hold_the_same_at_the_end_of_each_fragments_round() -> None:
     agreement = Agreement(2)
     assert agreement.num_cycles == 0
-    agreement.note(heads((0, b"a"), (-1, b"start")), {A: heads((0, b"a"), (-1, b"start"))})
+    agreement.note(heads((0, b"a"), (-1, b"start")), {A: heads((0, b"a"), (-1, b"start"))}, 1)
     assert agreement.num_cycles == 0, "the second fragment had no round yet"
-    agreement.note(heads((0, b"a"), (1, b"b")), {A: heads((0, b"a"), (1, b"other"))})
+    agreement.note(heads((0, b"a"), (1, b"b")), {A: heads((0, b"a"), (1, b"other"))}, 1)
     assert agreement.num_cycles == 0, "the member holds something else"
-    agreement.note(heads((0, b"a"), (1, b"b")), {A: heads((0, b"a"), (1, b"b")), B: (), C: ()})
+    agreement.note(heads((0, b"a"), (1, b"b")), {A: heads((0, b"a"), (1, b"b")), B: (), C: ()}, 3)
     assert agreement.num_cycles == 0, "one of three is not enough"
-    agreement.note(heads((0, b"a"), (1, b"b")), {A: (), B: heads((0, b"a"), (1, b"b"), (9, b"a")), C: ()})
+    agreement.note(heads((0, b"a"), (1, b"b")), {A: (), B: heads((0, b"a"), (1, b"b"), (9, b"a")), C: ()}, 3)
     assert agreement.num_cycles == 1, "two of three, one after the other"
-    agreement.note(heads((2, b"c"), (3, b"d")), {A: heads((0, b"a"), (1, b"b"))})
+    agreement.note(heads((2, b"c"), (3, b"d")), {A: heads((0, b"a"), (1, b"b"))}, 1)
     assert agreement.num_cycles == 1, "what the member published is old"
-    agreement.note(heads((4, b"e"), (3, b"d")), {A: heads((2, b"c"), (3, b"d"))})
+    agreement.note(heads((4, b"e"), (3, b"d")), {A: heads((2, b"c"), (3, b"d"))}, 1)
     assert agreement.num_cycles == 2, "a member whose clock is behind names where this peer was"
-    agreement.note(heads((4, b"e"), (5, b"f")), {A: heads((8, b"e"), (9, b"f"))})
+    agreement.note(heads((4, b"e"), (5, b"f")), {A: heads((8, b"e"), (9, b"f"))}, 1)
     assert agreement.num_cycles == 2, "this peer was not there yet"
 
 
 def test_a_state_that_this_peer_has_replaced_counts_from_the_beginning() -> None:
     agreement = Agreement(1)
-    agreement.note(heads((0, b"a")), {A: heads((0, b"a")), B: (), C: ()})
-    agreement.note(heads((0, b"other")), {A: (), B: heads((0, b"other")), C: ()})
+    agreement.note(heads((0, b"a")), {A: heads((0, b"a")), B: (), C: ()}, 3)
+    agreement.note(heads((0, b"other")), {A: (), B: heads((0, b"other")), C: ()}, 3)
     assert agreement.num_cycles == 0, "each state has one of three"
+
+
+def test_members_that_are_not_heard_count_too() -> None:
+    agreement = Agreement(1)
+    for members, cycles in ((3, 0), (2, 0), (1, 1)):
+        agreement.note(heads((0, b"a")), {A: heads((0, b"a"))}, members)
+        assert agreement.num_cycles == cycles
 
 
 def test_what_this_peer_held_long_ago_is_forgotten() -> None:
     agreement = Agreement(1)
     for index in range(20):
-        agreement.note(heads((index, b"%d" % index)), {})
-    agreement.note(heads((20, b"20")), {A: heads((3, b"3"))})
+        agreement.note(heads((index, b"%d" % index)), {}, 1)
+    agreement.note(heads((20, b"20")), {A: heads((3, b"3"))}, 1)
     assert agreement.num_cycles == 0
-    agreement.note(heads((20, b"20")), {A: heads((18, b"18"))})
+    agreement.note(heads((20, b"20")), {A: heads((18, b"18"))}, 1)
     assert agreement.num_cycles == 19
 
 
