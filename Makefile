@@ -71,7 +71,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid chaos churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -96,6 +96,10 @@ caps: $(STAMP)
 
 grid: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
+
+CHAOS ?= --islands 8 --minutes 30 --every 30s
+chaos: $(STAMP)
+	$(BIN)/python -m benchmarks chaos $(CHAOS)
 
 CHURN_SECONDS ?= 600
 CHURN_SEED ?= 1

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def make_app() -> App:
     """Return the app with all benchmark commands."""
-    help_text = "Measure on this machine what an exchange, a join and training cost."
+    help_text = "Measure on this machine what an exchange, a join, training and failures cost."
     bench = App(
         name=PROGRAM,
         help=help_text,
@@ -90,6 +90,54 @@ def make_app() -> App:
             json=json,
         )
         return bench_averaging(options)
+
+    @bench.command
+    def chaos(
+        *,
+        islands: int = 8,
+        minutes: float = 30.0,
+        every: str = "30s",
+        seed: int = 1,
+        faults: str = "all",
+        bootstrap_dies: bool = False,
+        round_seconds: float = 2.0,
+        json: FiguresFlag = None,
+    ) -> int:
+        """Measure how much of a run's training is kept while its peers fail.
+
+        Real processes train at a fixed number of tokens per second: first without faults, then with one fault every 30
+        seconds. Compared are the tokens that the entries of the final history include.
+
+        Parameters
+        ----------
+        islands
+            2 to 16, each a process with a libp2p daemon, beside a bootstrap peer
+        minutes
+            measured time of each of the two plays
+        every
+            time between two faults, like 30s; a process that ended is started again 5 s later
+        seed
+            seed of the faults
+        faults
+            all, or some of kill, daemon, leave, bootstrap, stop, cut, cut-in, cut-out, router, clock, disk
+        bootstrap_dies
+            kill the bootstrap peer when the measured time begins, and leave it dead
+        round_seconds
+            length of a round; a cycle has two
+        """
+        from benchmarks.commands.chaos import ChaosOptions, bench_chaos
+
+        options = ChaosOptions(
+            islands=islands,
+            minutes=minutes,
+            every=every,
+            seed=seed,
+            faults=faults,
+            bootstrap_dies=bootstrap_dies,
+            round_seconds=round_seconds,
+            json=json,
+        )
+        return bench_chaos(options)
 
     @bench.command
     def memory(*, peers: int = 4, parameters: str = "10M,50M,125M", json: FiguresFlag = None) -> int:

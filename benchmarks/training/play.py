@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.star_network import StarNetwork
 from benchmarks.training.figures import OURS, TORCHFT, IslandWindow, Row, Setting, Turn, Window
 from benchmarks.training.our_run import (
     BATCH,
@@ -28,7 +29,6 @@ from benchmarks.training.our_run import (
     run_order,
     sent_bytes,
 )
-from benchmarks.training.star_network import StarNetwork
 from benchmarks.training.uplinks import Uplink
 from benchmarks.worker_pool import Word, WorkerPool
 from p2p_diloco.errors import NetworkError, P2PDilocoError

@@ -88,15 +88,19 @@ class ChildProcesses:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Start a child; its output goes to `output.log` in its folder."""
+    def start(self, name: str, arguments: Sequence[str], command: Sequence[str] | None = None) -> None:
+        """Start a child; its output goes to `output.log` in its folder.
+
+        Args:
+            command: the program and what comes before it; None: that of all children.
+        """
         assert self._root is not None, "enter first"
         # The settings in this shell's environment are not for these peers.
         environment = {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
         environment |= {"TMPDIR": str(self._root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with (self.folder(name) / OUTPUT_FILE).open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                [*self._command, *arguments],
+                [*(command or self._command), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -108,6 +112,10 @@ class ChildProcesses:
         """Send SIGKILL to this process alone; its own children must notice by themselves."""
         self._processes[name].kill()
         self._processes[name].wait()
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a child, which may have exited."""
+        return self._processes[name].pid
 
     def exit_code(self, name: str) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""

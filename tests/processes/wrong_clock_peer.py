@@ -11,31 +11,12 @@ import ctypes
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 import uvloop
 
+from benchmarks.chaos.paced_island import shift_wall_clock
 from tests.swarm.swarm_peer import main
-
-WALL_OFFSET_FILE = "wall_offset"
-LOOK_SECONDS = 0.1
-"""Minimum time between reads of the file, because libraries ask for the time often."""
-
-
-def shift_wall_clock(folder: Path) -> None:
-    """Shift this process's wall clock from the machine's."""
-    machine_seconds, file = time.time, folder / WALL_OFFSET_FILE
-    offset, looked_at = 0.0, -LOOK_SECONDS
-
-    def shifted() -> float:
-        nonlocal offset, looked_at
-        if time.monotonic() - looked_at >= LOOK_SECONDS:
-            offset, looked_at = float(file.read_text()), time.monotonic()
-        return machine_seconds() + offset
-
-    time.time = shifted
-
 
 if __name__ == "__main__":
     if sys.platform == "linux":

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.private_network import PrivateNetwork
+from benchmarks.star_network import DROP_CALLERS
 
 MIDDLE = "45.10.0.1"
-# Classic BPF over an Ethernet frame: 2 drops a TCP segment over IPv4 that has SYN and no ACK, 0 passes all others.
-_NO_CALLERS = (
-    "11,40 0 0 12,21 0 8 2048,48 0 0 23,21 0 6 6,177 0 0 14,80 0 0 27,84 0 0 18,21 0 2 2,6 0 0 2,6 0 0 0,6 0 0 0"
-)
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def _connect(middle: PrivateNetwork, home: PrivateNetwork, number: int, *, is_op
     _run(*there, "ip", "route", "add", "default", "via", router)
     if not is_open:
         _run(*there, "tc", "qdisc", "add", "dev", "line", "clsact")
-        _run(*there, "tc", "filter", "add", "dev", "line", "ingress", "bpf", "da", "bytecode", _NO_CALLERS)
+        _run(*there, "tc", "filter", "add", "dev", "line", "ingress", "bpf", "da", "bytecode", DROP_CALLERS)
     return Place(there, address)
 
 

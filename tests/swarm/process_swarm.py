@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import psutil
 
+from benchmarks.chaos.paced_island import set_wall_clock
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.settings import PeerSettings
@@ -294,10 +295,7 @@ class ProcessSwarm:
 
     def set_wall_clock(self, name: str, ahead: float) -> float:
         """Set the wall clock of a peer that was started with `wall_ahead`; return when, by the machine's clock."""
-        folder = self.peers[name].folder
-        draft = folder / ".wall_offset"
-        draft.write_text(str(ahead))
-        draft.replace(folder / "wall_offset")
+        set_wall_clock(self.peers[name].folder, ahead)
         return time.time()
 
     def leave(self, name: str) -> None:

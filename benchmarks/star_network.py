@@ -1,15 +1,19 @@
 """Star network with a place for each peer, whose uplink can be limited.
 
 Each place is a network namespace; another one in the middle has a bridge. Traffic that a place sends goes through
-`tbf`. Traffic that it receives is not delayed, so only the uplink is thin, as on home connections.
+`tbf`. Traffic that it receives is not delayed, so only the uplink is thin, as on home connections. A place can also
+lose packets: what it sends or receives, to and from one other place or all, or only attempts to connect to it.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from benchmarks.private_network import PrivateNetwork
 from p2p_diloco.errors import ConfigError
@@ -18,7 +22,21 @@ _BURST_BYTES = 80_000
 """Bucket size that holds one send with the headers of all its packets. The kernel sends up to 64 KiB at once, and
 network cards of real machines segment it. With a smaller bucket, the kernel segments it on the cores that train."""
 _QUEUE_MILLISECONDS = 400
-_SUBNET = "10.88.0"
+_SUBNET = "45.88.0"
+"""Addresses as on the internet: peers treat those of private networks differently."""
+
+# Filters in classic BPF over an Ethernet frame: 2 drops a packet, _NEXT leaves it to the next filter, the last passes.
+_NEXT = 2**32 - 1
+DROP_ALL = "1,6 0 0 2"
+DROP_CALLERS = (
+    "11,40 0 0 12,21 0 8 2048,48 0 0 23,21 0 6 6,177 0 0 14,80 0 0 27,84 0 0 18,21 0 2 2,6 0 0 2,"
+    f"6 0 0 {_NEXT},6 0 0 {_NEXT}"
+)
+"""Drops TCP segments over IPv4 that have SYN and no ACK, as home routers do to those who call from outside."""
+_ADDRESS_AT = {"ingress": 26, "egress": 30}
+"""Offset of the address of the other place: source of a packet that comes in, destination of one that goes out."""
+
+Direction = Literal["ingress", "egress"]
 
 
 class StarNetwork:
@@ -34,6 +52,8 @@ class StarNetwork:
         self._middle = PrivateNetwork()
         self._places = [PrivateNetwork(within=self._middle) for _ in range(num_places)]
         self._ends = ExitStack()
+        self._filters = itertools.count(1)
+        self._filtered: set[int] = set()
 
     def __enter__(self) -> Self:
         """Create the network.
@@ -102,6 +122,33 @@ class StarNetwork:
                 network, "tc", "qdisc", "replace", "dev", self.interface, "root", "tbf", "rate",
                 f"{int(bits_per_second)}bit", "burst", str(burst), "latency", f"{_QUEUE_MILLISECONDS}ms",
             )  # fmt: skip
+
+    def drop(self, place: int, direction: Direction, other: int | None = None) -> Callable[[], None]:
+        """Lose what a place receives ("ingress") or sends ("egress"), to or from another place or all.
+
+        Returns:
+            Ends this loss.
+        """
+        packets = DROP_ALL if other is None else _drop_address(self.address_of(other), _ADDRESS_AT[direction])
+        return self._filter(place, direction, packets)
+
+    def close_to_callers(self, place: int) -> Callable[[], None]:
+        """Put a home router before a place: it can open connections, but nobody can connect to it. Return the end."""
+        return self._filter(place, "ingress", DROP_CALLERS)
+
+    def _filter(self, place: int, direction: Direction, packets: str) -> Callable[[], None]:
+        network, number = self._places[place], str(next(self._filters))
+        if place not in self._filtered:
+            self._filtered.add(place)
+            _run(network, "tc", "qdisc", "add", "dev", self.interface, "clsact")
+        where = ("dev", self.interface, direction, "pref", number)
+        _run(network, "tc", "filter", "add", *where, "bpf", "da", "bytecode", packets)
+        return lambda: _run(network, "tc", "filter", "del", *where)
+
+
+def _drop_address(address: str, offset: int) -> str:
+    number = int(ipaddress.IPv4Address(address))
+    return f"6,40 0 0 12,21 0 3 2048,32 0 0 {offset},21 0 1 {number},6 0 0 2,6 0 0 {_NEXT}"
 
 
 def _run(network: PrivateNetwork, *command: str) -> None:

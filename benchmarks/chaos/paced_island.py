@@ -1,0 +1,73 @@
+"""The real program with built-in training at a fixed step time, and with a wall clock that can be wrong.
+
+`python -m benchmarks.chaos.paced_island SECONDS FOLDER join …`: steps are made as usual, and the rest of the time is
+slept, so islands that share a machine do not become faster when one of them is dead. A file in FOLDER tells by how many
+seconds the wall clock is ahead; monotonic clocks are the machine's. With --keep-trace, the trace is in FOLDER too, even
+if the disk of the state directory is full.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from p2p_diloco.cli.app import main
+from p2p_diloco.peer import built_in
+from p2p_diloco.peer.training_thread import InnerSteps
+from p2p_diloco.storage.trace import Trace
+
+CLOCK_FILE = "wall_offset"
+CATCH_UP_SECONDS = 1.0
+"""An island that was slower for a moment makes up for this much time."""
+_LOOK_SECONDS = 0.1
+"""Minimum time between reads of the file, because libraries ask for the time often."""
+
+
+def set_wall_clock(folder: Path, ahead: float) -> None:
+    """Set the wall clock of the process of this folder, now and for its next starts."""
+    draft = folder / f".{CLOCK_FILE}"
+    draft.write_text(str(ahead))
+    draft.replace(folder / CLOCK_FILE)
+
+
+def shift_wall_clock(folder: Path) -> None:
+    """Shift this process's wall clock from the machine's, as the file says at any moment."""
+    machine_seconds, file = time.time, folder / CLOCK_FILE
+    offset, looked_at = 0.0, -_LOOK_SECONDS
+
+    def shifted() -> float:
+        nonlocal offset, looked_at
+        if time.monotonic() - looked_at >= _LOOK_SECONDS:
+            looked_at = time.monotonic()
+            offset = float(file.read_text()) if file.exists() else 0.0
+        return machine_seconds() + offset
+
+    time.time = shifted
+
+
+def hold_steps(seconds: float) -> None:
+    """Let steps of the built-in training take this time on average."""
+
+    class PacedSteps(InnerSteps):
+        due = 0.0
+
+        def step(self) -> None:
+            """Make one step, and sleep until its time is up."""
+            self.due = max(self.due, time.monotonic() - CATCH_UP_SECONDS) + seconds
+            super().step()
+            time.sleep(max(0.0, self.due - time.monotonic()))
+
+    built_in.InnerSteps = PacedSteps  # type: ignore[attr-defined]
+
+
+def keep_trace_in(folder: Path) -> None:
+    """Let the trace be written there."""
+    built_in.Trace = lambda _: Trace(folder)  # type: ignore[assignment, attr-defined]
+
+
+if __name__ == "__main__":
+    shift_wall_clock(Path(sys.argv[2]))
+    hold_steps(float(sys.argv[1]))
+    keep_trace_in(Path(sys.argv[2]))
+    sys.exit(main(sys.argv[3:]))
