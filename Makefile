@@ -71,7 +71,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid chaos churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -100,6 +100,10 @@ grid: $(STAMP)
 CHAOS ?= --islands 8 --minutes 30 --every 30s
 chaos: $(STAMP)
 	$(BIN)/python -m benchmarks chaos $(CHAOS)
+
+SOAK ?= --islands 6 --minutes 120 --quiet-minutes 5 --every 60s --faults kill,leave,stop
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks chaos $(SOAK)
 
 CHURN_SECONDS ?= 600
 CHURN_SEED ?= 1

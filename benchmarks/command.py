@@ -96,6 +96,7 @@ def make_app() -> App:
         *,
         islands: int = 8,
         minutes: float = 30.0,
+        quiet_minutes: float | None = None,
         every: str = "30s",
         seed: int = 1,
         faults: str = "all",
@@ -113,7 +114,9 @@ def make_app() -> App:
         islands
             2 to 16, each a process with a libp2p daemon, beside a bootstrap peer
         minutes
-            measured time of each of the two plays
+            measured time of the play with faults
+        quiet_minutes
+            measured time of the play without faults; by default the same
         every
             time between two faults, like 30s; a process that ended is started again 5 s later
         seed
@@ -130,6 +133,7 @@ def make_app() -> App:
         options = ChaosOptions(
             islands=islands,
             minutes=minutes,
+            quiet_minutes=quiet_minutes,
             every=every,
             seed=seed,
             faults=faults,

@@ -73,6 +73,7 @@ class Played:
         digests: state digest of each island that trained to the last round.
         unfinished: islands that did not.
         surprises: processes that ended although nobody had ended them, in words.
+        left_behind: processes, sockets and shared memory that were left after all peers had ended.
         memory: memory of the island that was never killed, (Unix seconds, bytes); empty if there is none.
         machine_share: share of the machine's processors that all peers used together in the measured time; processes
             that ended or were started in it are left out.
@@ -86,6 +87,7 @@ class Played:
     digests: Mapping[str, str]
     unfinished: Sequence[str]
     surprises: Sequence[str]
+    left_behind: Sequence[str]
     memory: Sequence[tuple[float, float]]
     machine_share: float
 
@@ -197,11 +199,13 @@ def _finite(seconds: float) -> float | None:
 
 
 def figures_of(played: Played, quiet: Played, *, faults: int, islands: int) -> dict[str, Any]:
-    """Return the figures of a play with faults, compared with one without faults in the same time.
+    """Return the figures of a play with faults, compared with one without faults.
 
-    `throughput_kept` compares the tokens per second of islands that ran; `throughput_kept_total` all tokens.
+    `throughput_kept` compares the tokens per second of islands that ran; `throughput_kept_total` those of all time.
     """
     rate, quiet_rate = (each.tokens() / max(each.living_seconds(), 1e-9) for each in (played, quiet))
+    total, quiet_total = (each.tokens() / (each.window[1] - each.window[0]) for each in (played, quiet))
+    share, quiet_share = (each.living_seconds() / (each.window[1] - each.window[0]) for each in (played, quiet))
     rejoins, next_entries = played.rejoin_seconds(), played.next_entry_seconds()
     gaps, slope = played.gaps(), played.memory_slope()
     allowed = 2.0 * played.clock.round_seconds + 1e-6
@@ -209,7 +213,7 @@ def figures_of(played: Played, quiet: Played, *, faults: int, islands: int) -> d
     return {
         "heads_equal": len(set(played.digests.values())) == 1 and not played.unfinished,
         "throughput_kept": rate / quiet_rate if quiet_rate else 0.0,
-        "throughput_kept_total": played.tokens() / quiet.tokens() if quiet.tokens() else 0.0,
+        "throughput_kept_total": total / quiet_total if quiet_total else 0.0,
         "participation": played.participation(),
         "quiet_participation": quiet.participation(),
         "longest_gap_seconds": gaps[0][0] if gaps else 0.0,
@@ -219,10 +223,11 @@ def figures_of(played: Played, quiet: Played, *, faults: int, islands: int) -> d
         "rejoin_seconds": [_finite(seconds) for seconds in sorted(rejoins)],
         "next_entry_seconds_max": _finite(max(next_entries)) if next_entries else None,
         "faults": faults,
-        "living_share": played.living_seconds() / max(quiet.living_seconds(), 1e-9),
+        "living_share": share / max(quiet_share, 1e-9),
         "islands_at_the_end": len(played.digests),
         "unfinished": list(played.unfinished),
         "surprises": list(played.surprises),
+        "left_behind": [*quiet.left_behind, *played.left_behind],
         "rss_slope_mib_per_hour": None if slope is None else slope * 3600.0 / 2**20,
         "quiet_heads_equal": len(set(quiet.digests.values())) == 1 and not quiet.unfinished,
         "quiet_tokens": quiet.tokens(),

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from benchmarks.chaos.faults import BOOTSTRAP, KINDS, RESTART_SECONDS, SPARED, Fault, name_of
 from benchmarks.chaos.figures import Life, Played
 from benchmarks.chaos.history import History
@@ -44,11 +46,14 @@ LAST_ROUNDS, QUIET_LAST_ROUNDS = 15, 2
 """Rounds after the measured time, in which the last restarted islands come back; without faults there are none."""
 END_SECONDS = 20.0
 DISK_MEGABYTES = 256
+SOCKET_FOLDERS = "p2p-diloco-"
+"""Beginning of the names of the folders in which peers have their daemons' sockets."""
 _COLLECT_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _MEMORY_SECONDS = 2.0
 _STATE = "state"
 _CHUNK_BYTES = 1 << 20
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +196,8 @@ class Play:
         self._invite = ""
         self._islands: dict[PeerId, tuple[str, Path]] = {}
         self._state_folders: dict[str, Path] = {}
+        self._seen: set[psutil.Process] = set()
+        self._shared_memory = shared_memory()
 
     def run(self) -> Played:
         """Play to the end.
@@ -229,6 +236,7 @@ class Play:
             digests={name: digest for name, digest in digests.items() if digest},
             unfinished=[name for name in finished if not digests.get(name)],
             surprises=self._surprises,
+            left_behind=self._left_behind(),
             memory=self._memory,
             machine_share=machine_share,
         )
@@ -305,6 +313,16 @@ class Play:
     def _restart(self, slot: _Slot) -> None:
         self._start(slot.number, restarts=True)
         self._say(f"{slot.island} starts again")
+
+    def _left_behind(self) -> list[str]:
+        """Return the processes, temporary files and shared memory that peers left, now that all have ended."""
+        _, alive = psutil.wait_procs(self._seen, timeout=END_SECONDS)
+        sockets = self._children.folder("run").parent.glob(f"{SOCKET_FOLDERS}*")
+        return [
+            *(f"process {process.pid}" for process in alive),
+            *(path.name for path in sockets),
+            *sorted(shared_memory() - self._shared_memory),
+        ]
 
     # -- faults
 
@@ -472,6 +490,9 @@ class Play:
             self._memory.append((now, float(rss_bytes(pids))))
 
     def _collect(self) -> None:
+        for slot in self._slots.values():
+            if slot.runs:
+                self._seen.update(family_of(self._children.pid(slot.name)))
         for name, folder in self._state_folders.items():
             self._history.collect(name, folder)
             status = read_status(folder)
@@ -481,6 +502,11 @@ class Play:
 
     def _say(self, text: str) -> None:
         self._show(f"{time.time() - self._window[0]:7.1f} s  {text}")
+
+
+def shared_memory() -> set[str]:
+    """Return the names of this machine's shared memory."""
+    return {path.name for path in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
 
 
 def play(

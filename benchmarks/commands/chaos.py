@@ -27,7 +27,7 @@ from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_fig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.run_text import open_run_text, open_stream
-from p2p_diloco.rate import parse_seconds
+from p2p_diloco.rate import check_positive, parse_seconds
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
@@ -44,6 +44,7 @@ class ChaosOptions:
 
     islands: int
     minutes: float
+    quiet_minutes: float | None
     every: str
     seed: int
     faults: str
@@ -84,7 +85,8 @@ def bench_chaos(options: ChaosOptions) -> int:
             kinds=[kind for kind in kinds if kind not in left_out],
             has_bootstrap=not options.bootstrap_dies,
         )
-        quiet_plan = replace(plan, bootstrap_dies=False, last_rounds=QUIET_LAST_ROUNDS)
+        quiet_seconds = plan.seconds if options.quiet_minutes is None else options.quiet_minutes * 60.0
+        quiet_plan = replace(plan, seconds=quiet_seconds, bootstrap_dies=False, last_rounds=QUIET_LAST_ROUNDS)
         _show(f"{options.islands} islands, a step every {1000 * plan.step_seconds:.0f} ms: first without faults")
         quiet = play(quiet_plan, (), network=network, show=_show)
         _show(f"the same with {len(faults)} faults")
@@ -101,8 +103,9 @@ def _check(options: ChaosOptions) -> float:
     """Check the options; return the seconds between two faults."""
     if not FEWEST_ISLANDS <= options.islands <= MOST_ISLANDS:
         raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
-    if not (math.isfinite(options.minutes) and options.minutes > 0):
-        raise ConfigError(f"--minutes is {options.minutes:g}; expected more than 0")
+    for name, minutes in (("--minutes", options.minutes), ("--quiet-minutes", options.quiet_minutes)):
+        if minutes is not None:
+            check_positive(minutes, name, "30")
     if not (math.isfinite(options.round_seconds) and options.round_seconds >= 1.0):
         raise ConfigError(f"--round-seconds is {options.round_seconds:g}; expected at least 1")
     check_target(options.json)
@@ -161,6 +164,7 @@ def chaos_lines(figures: Mapping[str, Any]) -> list[str]:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {value}" for name, value in rows]
     lines += [f"not at the last round: {', '.join(figures['unfinished'])}"] if figures["unfinished"] else []
+    lines += [f"left behind: {', '.join(figures['left_behind'])}"] if figures["left_behind"] else []
     return [*lines, *(f"unexpected: {surprise}" for surprise in figures["surprises"])]
 
 

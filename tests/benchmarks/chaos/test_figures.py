@@ -24,8 +24,8 @@ def played(
     inclusions: Sequence[Inclusion], lives: Sequence[Life] = (), *, window: tuple[float, float] = WINDOW, **more: Any
 ) -> Played:
     given: dict[str, Any] = {
-        "kills": [], "digests": {"a": "x", "b": "x"}, "unfinished": [], "surprises": [], "memory": [],
-        "machine_share": 0.5,
+        "kills": [], "digests": {"a": "x", "b": "x"}, "unfinished": [], "surprises": [], "left_behind": [],
+        "memory": [], "machine_share": 0.5,
     }  # fmt: skip
     return Played(clock=CLOCK, window=window, inclusions=inclusions, lives=lives, **(given | more))
 
@@ -65,6 +65,13 @@ def test_throughput_is_told_in_total_and_per_second_of_living_islands() -> None:
     assert figures["throughput_kept_total"] == 0.75
     assert figures["throughput_kept"] == pytest.approx(1.0)
     assert figures["living_share"] == 0.75
+
+
+def test_plays_of_different_length_are_compared_by_the_second() -> None:
+    short = played(QUIET.inclusions, BOTH, window=(110.0, 120.0))
+    figures = figures_of(QUIET, short, faults=0, islands=2)
+    assert figures["throughput_kept_total"] == pytest.approx(1.0)
+    assert figures["living_share"] == 1.0
 
 
 def test_participation_is_the_share_of_contributions_of_islands_that_ran_all_through_a_round() -> None:
