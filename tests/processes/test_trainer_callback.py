@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(900)
 
 SCRIPT = Path(__file__).parent / "trainer_peer.py"
 PATIENCE_SECONDS = 300.0
-UNTIL_ROUND = 180
+UNTIL_ROUND, NEVER = 180, 100_000
 
 
 class Trainers:
@@ -125,8 +125,8 @@ def test_two_trainers_end_with_equal_bytes_and_a_lower_loss_and_a_killed_one_res
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "an exception"])
 def test_a_trainer_that_is_interrupted_leaves_the_run_and_the_other_goes_on(trainers: Trainers, how: str) -> None:
-    trainers.start("ada")
-    trainers.start("ben", via="ada", fails_at=100 if how == "an exception" else None)
+    trainers.start("ada", until_round=NEVER)
+    trainers.start("ben", via="ada", until_round=NEVER, fails_beyond=4 if how == "an exception" else None)
     trainers.wait_for("ben", "entries", beyond=4)
     began = time.monotonic()
     if how == "Ctrl-C":

@@ -44,12 +44,13 @@ def make_texts(num: int) -> list[dict[str, list[int]]]:
 
 
 class Say(transformers.TrainerCallback):
-    """Writes what happens to a file."""
+    """Writes what happens to a file; raises an error after it has written more than `fails_beyond` entries."""
 
-    def __init__(self, folder: Path, swarm: SwarmCallback, fails_at: int | None) -> None:
+    def __init__(self, folder: Path, swarm: SwarmCallback, fails_beyond: int | None) -> None:
         self._path = folder / "said.jsonl"
         self._swarm = swarm
-        self._fails_at = fails_at
+        self._fails_beyond = fails_beyond
+        self._entries = 0
 
     def say(self, **figures: Any) -> None:
         with self._path.open("a") as file:
@@ -58,11 +59,12 @@ class Say(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         status = self._swarm.swarm.status
         figures = {name: logs[name] for name in ("loss", "eval_loss") if name in logs}
-        self.say(step=state.global_step, entries=status.entries_absorbed, invite=self._swarm.swarm.invite, **figures)
+        self._entries = status.entries_absorbed
+        self.say(step=state.global_step, entries=self._entries, invite=self._swarm.swarm.invite, **figures)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         time.sleep(0.005)
-        if self._fails_at is not None and state.global_step >= self._fails_at:
+        if self._fails_beyond is not None and self._entries > self._fails_beyond:
             raise RuntimeError("the caller's own error")
 
 
@@ -73,7 +75,7 @@ def main(order: dict[str, Any]) -> None:
     swarm = SwarmCallback(
         order["run"] or order["invite"], settings=settings, timeout=60.0, until_round=order["until_round"]
     )
-    say = Say(folder, swarm, order.get("fails_at"))
+    say = Say(folder, swarm, order.get("fails_beyond"))
     trainer = transformers.Trainer(
         make_model(),
         transformers.TrainingArguments(
