@@ -406,7 +406,7 @@ def _mean_of(grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], ent
     for row in range(len(grid.rows)):
         here = [place for place, peer in enumerate(peers) if grid.row_of[peer] == row]
         weight = sum(weights[place] for place in here)
-        if weight > 0:  # a row of only newcomers has no weight
+        if weight > 0:  # a row without contributions has no weight
             mean_N = mean_of_span(codecs, span, [vectors[place] for place in here], [weights[place] for place in here])
             means.append(codecs.row_mean.decode(codecs.row_mean.encode(mean_N), len(mean_N)))
             row_weights.append(weight)

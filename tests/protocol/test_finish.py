@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made import SPAN, head_of, ids, roster_of
+from made import SPAN, head_of, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Stage
@@ -23,7 +23,7 @@ RULES = ReductionRules(weight_clip=4.0, radius_limit=2.0)
 ROWS = range(len(GRID.rows))
 
 
-def finish(*newcomers: PeerId, roster: Roster = ROSTER) -> Finish:
+def finish(roster: Roster = ROSTER) -> Finish:
     collection = Collection(
         round=0,
         fragment=0,
@@ -33,7 +33,7 @@ def finish(*newcomers: PeerId, roster: Roster = ROSTER) -> Finish:
         row=0,
         members=row_members(roster, GRID, 0),
         reduced=(SPAN,),
-        newcomers=frozenset(newcomers),
+        newcomers=frozenset(),
     )
     return Finish(collection=collection, owned=(SPAN,))
 
@@ -127,24 +127,6 @@ def test_one_present_member_fewer_than_a_majority_is_too_few() -> None:
     assert isinstance(few.gather(SPAN, HEAD, RULES), str), "3 of 6: the other half may say the same of another parent"
 
 
-def test_rows_of_newcomers_have_no_weight_unless_there_are_no_others() -> None:
-    new = GRID.rows[1]
-    owner = finish(*new)
-    for row in ROWS:
-        owner.add(row_mean(row))
-    found = owner.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, MeanInputs)
-    assert [part.weight for part in found.reduce.parts] == [6.0, 0.0]
-    weights = found.inclusion_of(frozenset(map(sender, ROWS))).weights
-    assert [weights[place] for place in sorted(row_members(ROSTER, GRID, 1))] == [0.0] * 3
-    everyone = finish(*ids(6))
-    for row in ROWS:
-        everyone.add(row_mean(row))
-    found = everyone.gather(SPAN, HEAD, RULES)
-    assert isinstance(found, MeanInputs)
-    assert [part.weight for part in found.reduce.parts] == [6.0, 6.0]
-
-
 def test_a_settled_span_accepts_no_more_means() -> None:
     owner = finish()
     owner.settled.add(SPAN)
@@ -234,14 +216,14 @@ def only_there(row: int) -> RowMean:
 
 
 def test_a_row_without_contributions_reports_presence_and_blocks_no_entry() -> None:
-    owner = finish(*GRID.rows[0])
+    owner = finish()
     owner.add(row_mean(0))
     silent = only_there(1)
     assert refuse_row_mean(silent, sender(1), owner, 6) is None
     owner.add(silent)
     found = owner.gather(SPAN, HEAD, RULES)
     assert isinstance(found, MeanInputs)
-    assert [(part.peer, part.weight) for part in found.reduce.parts] == [(sender(0), 6.0)], "newcomers, but no others"
+    assert [(part.peer, part.weight) for part in found.reduce.parts] == [(sender(0), 6.0)]
     inclusion = found.inclusion_of(frozenset({sender(0)}))
     assert inclusion.present == tuple(range(6))
     assert inclusion.places == tuple(sorted(row_members(ROSTER, GRID, 0)))

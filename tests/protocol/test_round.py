@@ -172,10 +172,11 @@ def test_a_contribution_on_a_minority_parent_is_in_no_mean() -> None:
     assert {ROSTER.members[place].peer for place in inclusion.places} == {C}
 
 
-def test_newcomers_have_weight_if_no_other_contribution_arrived() -> None:
+def test_a_newcomer_is_weighed_like_others_if_no_other_contribution_arrived() -> None:
     found = collection(A, newcomers=(A,))
     found.openings[B] = opening()
-    assert [part.weight for part in gathered(found).reduce.parts] == [1000.0]
+    result = gathered(found, replace(HEAD, median_weight=500.0))
+    assert [part.weight for part in result.reduce.parts] == [1000.0]
 
 
 @given(
@@ -289,13 +290,15 @@ def test_a_contribution_on_another_parent_is_left_out() -> None:
     assert {part.peer for part in gathered(found).reduce.parts} == {A, B}
 
 
-def test_weights_are_quantity_times_quality_clipped_and_0_for_newcomers() -> None:
+def test_weights_are_quantity_times_quality_clipped_for_newcomers_at_the_median() -> None:
     found = collection(A, B, C, newcomers=(C,))
-    found.openings[B] = opening(tokens=1000)
+    found.openings[B] = found.openings[C] = opening(tokens=1000)
     result = gathered(found, replace(HEAD, median_weight=1000.0))
-    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 1000.0, B: 4000.0, C: 0.0}
-    fresh = gathered(collection(A, B, newcomers=(A, B)))
-    assert [part.weight for part in fresh.reduce.parts] == [1000.0, 1000.0]
+    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 1000.0, B: 4000.0, C: 1000.0}
+    result = gathered(found, replace(HEAD, median_weight=100.0))
+    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 400.0, B: 400.0, C: 100.0}
+    fresh = gathered(collection(A, B, newcomers=(A, B)), replace(HEAD, median_weight=100.0))
+    assert [part.weight for part in fresh.reduce.parts] == [400.0, 400.0]
 
 
 def test_exaggerated_weights_cannot_make_the_owner_fail() -> None:

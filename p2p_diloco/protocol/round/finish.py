@@ -72,8 +72,9 @@ class Finish:
         if head is None or head.digest != parent:
             return "the others follow a different parent than this owner"
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
-        inclusions = _weigh_newcomers({row: inclusion for row, (_, inclusion) in agreeing.items()}, collection)
-        inclusions = _bound_weights(inclusions, head, rules.weight_clip)
+        inclusions = _bound_weights(
+            {row: inclusion for row, (_, inclusion) in agreeing.items()}, head, rules.weight_clip
+        )
         parts = tuple(
             Part(
                 peer=collection.grid.reducer(span, row),
@@ -98,23 +99,6 @@ class Finish:
             ),
             inclusions={collection.grid.reducer(span, row): inclusions[row] for row in agreeing},
         )
-
-
-def _weigh_newcomers(inclusions: Mapping[int, Inclusion], collection: Collection) -> dict[int, Inclusion]:
-    """Set the weights of rows with only newcomers to 0, unless all rows are such. No row can know that by itself."""
-
-    def is_new(inclusion: Inclusion) -> bool:
-        members = collection.roster.members
-        return all(members[place].peer in collection.newcomers for place in inclusion.places)
-
-    contributing = {row: inclusion for row, inclusion in inclusions.items() if inclusion.places}
-    new = {row for row, inclusion in contributing.items() if is_new(inclusion)}
-    if len(new) == len(contributing):
-        return dict(inclusions)
-    return {
-        row: inclusion if row not in new else replace(inclusion, weights=(0.0,) * len(inclusion.places))
-        for row, inclusion in inclusions.items()
-    }
 
 
 def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:

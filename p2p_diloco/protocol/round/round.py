@@ -72,7 +72,7 @@ class Collection:
         row: the row of this peer.
         members: members of that row, by their place on the roster.
         reduced: spans that this peer averages for its row.
-        newcomers: members whose contributions have no weight yet.
+        newcomers: members in their first cycle, whose weights are at most the published median.
         overdue: number of spans, by member, that were settled without the vector that the member had announced.
     """
 
@@ -313,21 +313,21 @@ def _weights(
     head: SpanHead | None,
     rules: ReductionRules,
 ) -> dict[PeerId, float]:
-    """Return weights: quantity times quality of this cycle, clipped. Newcomers get 0, unless no others contributed.
+    """Return weights: quantity times quality of this cycle, clipped.
 
-    If this peer lacks the parent (`head` is None), all weights are equal: it knows no median that would limit how many
-    tokens one of them can claim.
+    Newcomers get at most the published median, unless no others contributed: one that comes back after a while may have
+    trained for long without the others. If this peer lacks the parent (`head` is None), all weights are equal: it knows
+    no median that would limit how many tokens one of them can claim.
     """
-    all_new = newcomers.issuperset(offers)
     most = WEIGHT_BOUNDS[1] if head is None else weight_limit(head.median_weight, rules.weight_clip)
+    most_of_new = most if head is None or newcomers.issuperset(offers) else weight_limit(head.median_weight, 1.0)
     weights = {
-        peer: contribution_weight(opening.tokens, opening.steps, most)
+        peer: contribution_weight(opening.tokens, opening.steps, most_of_new if peer in newcomers else most)
         for peer, (_, opening, _) in offers.items()
-        if all_new or peer not in newcomers
     }
     if weights and head is None:
         weights = dict.fromkeys(weights, lower_median(tuple(weights.values())))
-    return {peer: weights.get(peer, 0.0) for peer in offers}
+    return weights
 
 
 def newcomers_of(roster: Roster, parent: Roster | None, cycle: int) -> frozenset[PeerId]:

@@ -52,7 +52,7 @@ class Entry:
             span in this round, whether or not its contribution arrived. More than half of the electorate must be
             present, so that no parent gets two children in one round.
         included: likewise for the present members whose contributions are in the mean.
-        weights: weights of the included members in grid order, as used in the mean; 0 for newcomers.
+        weights: weights of the included members in grid order, as used in the mean.
         tokens: sum of the included members' tokens of this cycle.
         median_norm: the span's next radius: the last one, moved towards the median norm of the included contributions,
             before clipping, as far as `within_reach` allows. Norms of 0 do not count.
