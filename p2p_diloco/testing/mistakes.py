@@ -76,12 +76,13 @@ class Mistake:
         """Plant the mistake in this process inside the block."""
         with ExitStack() as planted:
             for owner, name, wrong in self.patches():
-                planted.enter_context(_replaced(owner, name, wrong))
+                planted.enter_context(replaced(owner, name, wrong))
             yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, wrong: object) -> Iterator[None]:
+def replaced(owner: Any, name: str, wrong: object) -> Iterator[None]:
+    """Replace a function or method of the shipped code inside the block."""
     right = getattr(owner, name)
     setattr(owner, name, wrong)
     try:

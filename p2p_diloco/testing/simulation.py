@@ -313,11 +313,16 @@ class Simulation:
         with self._rack.aside():
             return self.machines[name].disk.snapshot()
 
-    def restore(self, name: str, files: dict[Path, bytes]) -> None:
-        """Replace a machine's files with a snapshot; its process must have ended."""
+    def restore(self, name: str, files: dict[Path, bytes], *, is_lost: bool = True) -> None:
+        """Replace a machine's files with a snapshot; its process must have ended.
+
+        Args:
+            is_lost: whether this takes back what the machine has written since; False if the snapshot is its newest
+                state.
+        """
         with self._rack.aside():
             self.machines[name].disk.restore(files)
-        self.inspector.losses[self.machines[name].peer] += 1
+        self.inspector.losses[self.machines[name].peer] += is_lost
 
     async def depart(self, name: str) -> None:
         """Make a machine declare that it leaves, finish the round and end."""
