@@ -29,6 +29,7 @@
 # make footprint  test of the memory benchmark; 2 minutes
 # make size       130 simulated members and a newcomer that reaches three of them; the rosters of a run of 200 members that
 #                 come and go every 30 cycles; the longer stories of simulated swarms; 6 minutes
+# make crash-matrix  a simulated peer, killed or stopped at every step of a round and in every role; 10 minutes
 # make disasters  10,000 simulated swarms; three hours
 # make learning   the tables of docs/results.md, trial by trial; many hours, continues where it was stopped
 # make results    draws the figures of docs/results.md from the stored trials
@@ -71,7 +72,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test pure faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -156,6 +157,9 @@ footprint: $(STAMP)
 
 size: $(STAMP)
 	$(BIN)/python -m pytest -s -m long tests/testing tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
+
+crash-matrix: $(STAMP)
+	$(BIN)/python -m p2p_diloco.testing crashes
 
 disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000

@@ -1,8 +1,8 @@
 """The simulator's command line.
 
-`swarm` runs seeds. `mistakes` plants mistakes and reports whether they are caught. `scale` measures the cost of a cycle
-as a swarm grows. `split` cuts a swarm in two and measures how it heals. `rosters` measures what the rosters of a long
-run cost a joiner.
+`swarm` runs seeds. `mistakes` plants mistakes and reports whether they are caught. `crashes` kills and stops a peer at
+every step of a round. `scale` measures the cost of a cycle as a swarm grows. `split` cuts a swarm in two and measures
+how it heals. `rosters` measures what the rosters of a long run cost a joiner.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -22,6 +23,8 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import count_named
 from p2p_diloco.testing.campaign import CampaignPlan, first_catch, run_campaign
 from p2p_diloco.testing.cores import end_with_parent, usable_cores
+from p2p_diloco.testing.crashes import MATRIX, CellResult, Role, Step, cells, run_crashes
+from p2p_diloco.testing.failpoints import Kind
 from p2p_diloco.testing.inspector import Violated
 from p2p_diloco.testing.mistakes import MISTAKES
 from p2p_diloco.testing.roster_cost import RosterCost, RosterPlan, measure_rosters
@@ -72,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     mistakes.add_argument("names", nargs="*", help=f"mistakes to plant (default: all): {', '.join(MISTAKES)}")
     mistakes.add_argument("--json", action="store_true", help="print the figures as JSON")
     mistakes.set_defaults(run=_mistakes)
+    crashes = commands.add_parser("crashes", help="kill and stop a peer at every step of a round, and print the matrix")
+    crashes.add_argument("--only", default="", help="play only the cells whose names contain this text")
+    crashes.add_argument("--seeds", type=int, default=1, help="number of seeds for each cell (default: %(default)s)")
+    crashes.add_argument("--first-seed", type=int, default=1, help="first seed (default: %(default)s)")
+    crashes.add_argument("--json", action="store_true", help="print the figures as JSON")
+    crashes.set_defaults(run=_crashes)
     scale = commands.add_parser("scale", help="measure the cost of a cycle as a swarm grows; fails if replicas differ")
     scale.add_argument("--peers", default="8,64,256", help="comma-separated sizes (default: %(default)s)")
     scale.add_argument(
@@ -213,6 +222,68 @@ def catch(name: str, first: int = 0) -> TrialResult | None:
 def is_caught(name: str, result: TrialResult | None) -> bool:
     """Return whether a mistake was caught by an invariant that it breaks."""
     return result is not None and result.invariant in MISTAKES[name].caught_by
+
+
+def _crashes(options: argparse.Namespace) -> int:
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds is {options.seeds}; expected at least 1")
+    if options.first_seed < 0:
+        raise ConfigError(f"--first-seed is {options.first_seed}; expected 0 or more")
+    chosen = [cell for cell in cells() if options.only in str(cell)]
+    if not chosen:
+        raise ConfigError(f"no cell's name contains {options.only!r}; a name is like {str(next(cells()))!r}")
+    began = time.monotonic()
+    results = run_crashes(chosen, range(options.first_seed, options.first_seed + options.seeds))
+    failing = [result for result in results if result.failure is not None]
+    figures: dict[str, Any] = {
+        "cells": len(chosen),
+        "plays": len(results),
+        "failing": [f"{result.cell}, seed {result.seed}: {result.failure}" for result in failing],
+        "longest_gap_cycles": max(result.gap_cycles for result in results),
+        "most_return_rounds": max(result.return_rounds for result in results),
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        print("\n".join(_matrix_lines(results)))
+        for result in failing:
+            print(f"{result.cell}, seed {result.seed}: {result.failure}")
+            print(f'replay: python -m p2p_diloco.testing crashes --only "{result.cell}" --first-seed {result.seed}')
+        print(
+            f"{len(results) - len(failing)} of {len(results)} plays of {len(chosen)} cells held in "
+            f"{figures['seconds']:.1f} s; a span went without an entry for at most {figures['longest_gap_cycles']} "
+            f"cycles; peers were back within {figures['most_return_rounds']} rounds"
+        )
+    return BROKEN if failing else 0
+
+
+def _matrix_lines(results: Sequence[CellResult]) -> list[str]:
+    """Return the matrix: plays that held, by step and role, killed and stopped; then why some fields are empty."""
+    width = 2 + max(len(role.value) for role in Role)
+    lines = ["killed + stopped".ljust(18) + "".join(role.value.ljust(width) for role in Role)]
+    for step in Step:
+        fields = [_field(results, step, role) for role in Role]
+        lines.append(step.value.ljust(18) + "".join(text.ljust(width) for text in fields).rstrip())
+    reasons: dict[str, list[str]] = {}
+    for (step, role), case in MATRIX.items():
+        if isinstance(case, str):
+            reasons.setdefault(case, []).append(f"{role.value} at {step.value}")
+    return [*lines, "", "No case (-):", *(f"- {', '.join(where)}: {reason}" for reason, where in reasons.items()), ""]
+
+
+def _field(results: Sequence[CellResult], step: Step, role: Role) -> str:
+    if isinstance(MATRIX[step, role], str):
+        return "-"
+    here = [result for result in results if (result.cell.step, result.cell.role) == (step, role)]
+    if not here:
+        return "not played"
+    counts = []
+    for kind in Kind:
+        plays = [result for result in here if result.cell.kind is kind]
+        held = sum(result.failure is None for result in plays)
+        counts.append(str(held) if held == len(plays) else f"{held}/{len(plays)}")
+    return " + ".join(counts)
 
 
 def _scale(options: argparse.Namespace) -> int:
