@@ -11,8 +11,8 @@ the step. It is killed there and started again `DOWN_ROUNDS` later, or stopped t
 - the others go on: no span waits longer for an entry than `liveness.cycles_until_it_goes_on` allows, and no span is
   skipped that the failed peer did not average;
 - the failed peer's contribution is in an entry again within `RETURN_ROUNDS` of its return (a bootstrap peer follows the
-  others' roster by then), and all are members and ready by then;
-- all peers hold equal bytes at the end, and no invariant was violated at any time.
+  others' roster by then and, if it is a member, is present), and all trainers are members and ready by then;
+- all members hold equal bytes at the end, and no invariant was violated at any time.
 """
 
 from __future__ import annotations
@@ -526,6 +526,8 @@ class _Play:
         elif self._skipped:
             self.failure = f"spans of others were skipped in {self._skipped} rounds"
         await swarm.finish()
+        holders = [m.name for m in swarm.running(trains=False) if m.trains or m.peer in m.roster.peers()]
+        await swarm.until(lambda: swarm.agreed(holders), swarm.rules.cycle_seconds)
         check_agreement(swarm)
         check_tables(swarm)
 
@@ -586,14 +588,18 @@ class _Play:
         if not failed.runs:
             return False
         if not failed.trains:
-            first = self.swarm.running()[0]
-            return failed.running.book.in_force_digest == first.running.book.in_force_digest
+            others = next(machine.roster for machine in self.swarm.running())
+            if failed.roster.digest() != others.digest():
+                return False
+            if failed.peer not in others.peers():
+                return True
         for entry in self.swarm.inspector.entries.values():
             roster = self.swarm.inspector.rosters.get(entry.roster)
             if entry.round < back or roster is None:
                 continue
+            bitmap = entry.included if failed.trains else entry.present
             places = [place for place, member in enumerate(roster.members) if member.peer == failed.peer]
-            if any(entry.included[place // 8] >> place % 8 & 1 for place in places):
+            if any(bitmap[place // 8] >> place % 8 & 1 for place in places):
                 return True
         return False
 
