@@ -22,11 +22,11 @@ EVERY_SPAN_CYCLES = 3
 STALL_SECONDS = 45.0
 
 
-def three(swarm: ProcessSwarm) -> None:
-    """Start a bootstrap peer and two volunteers, all reachable, and wait until all three vote."""
-    swarm.start("boot", founds=True, trains=False)
-    swarm.start("ann")
-    swarm.start("bob")
+def three(swarm: ProcessSwarm, *, crash: str | None = None, dial_out_only: Sequence[str] = ()) -> None:
+    """Start a bootstrap peer and two volunteers, and wait until all three vote."""
+    swarm.start("boot", founds=True, trains=False, crash=crash)
+    for name in ("ann", "bob"):
+        swarm.start(name, dial_out_only=name in dial_out_only, crash=crash)
     swarm.wait_for_whole_round(["ann", "bob"], 2, time.time())
     swarm.sleep_rounds(SETTLED_CYCLES * FRAGMENTS)
     swarm.wait_for_whole_round(["ann", "bob"], 2, time.time())

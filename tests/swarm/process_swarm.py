@@ -39,6 +39,7 @@ ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")
 PROJECT = Path(__file__).parent.parent.parent
 LYING_SCRIPT = PROJECT / "tests" / "processes" / "lying_peer.py"
+CRASHING_SCRIPT = PROJECT / "tests" / "processes" / "crashing_peer.py"
 WRONG_CLOCK_SCRIPT = PROJECT / "tests" / "processes" / "wrong_clock_peer.py"
 ROUND_SECONDS = 1.5
 SPANS = 8
@@ -193,6 +194,7 @@ class ProcessSwarm:
         host: str = "127.0.0.1",
         max_upload: str | None = None,
         lie: str | None = None,
+        crash: str | None = None,
         wall_ahead: float | None = None,
         invite: str | None = None,
         port: int = 0,
@@ -213,6 +215,7 @@ class ProcessSwarm:
         records have times of its own clock.
             has_text: whether it has a copy of the text.
             flips_text: whether it flips a bit in each piece of the text that it sends.
+            crash: step of a round at which it may fail, once `arm` was called; see tests/processes/crashing_peer.py.
             lie: lie of a hostile member, told once the file `lie` is in its folder; see tests/processes/lying_peer.py.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
@@ -231,11 +234,12 @@ class ProcessSwarm:
             "host": host,
             "max_upload": max_upload,
             "lie": lie,
+            "crash": crash,
             "keep_trace": self._keep_diaries and trains,
             "initial_peers": [address for other in via for address in self.peers[other].status.addresses],
         }
         (peer.folder / "order.json").write_text(json.dumps(order))
-        script = LYING_SCRIPT if lie else SCRIPT
+        script = LYING_SCRIPT if lie else CRASHING_SCRIPT if crash else SCRIPT
         if wall_ahead is not None:
             self.set_wall_clock(name, wall_ahead)
             script = WRONG_CLOCK_SCRIPT
@@ -292,6 +296,15 @@ class ProcessSwarm:
         for process in reversed(self._running(name).family()):
             process.resume()
         return time.time()
+
+    def arm(self) -> None:
+        """Let the first peer fail that reaches the step it was started with."""
+        (self._root / "armed").touch()
+
+    def crashed(self) -> str:
+        """Return the name of the peer that has failed since `arm`; empty if none has."""
+        file = self._root / "crashed"
+        return file.read_text() if file.exists() else ""
 
     def set_wall_clock(self, name: str, ahead: float) -> float:
         """Set the wall clock of a peer that was started with `wall_ahead`; return when, by the machine's clock."""
