@@ -185,13 +185,15 @@ results: $(STAMP)
 	$(BIN)/python docs/results/draw.py
 
 # The measurements. An empty value skips one, as in:
-# make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_TRAINING= BENCH_TO=/tmp/figures
+# make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_FAILURES= BENCH_TRAINING= BENCH_TO=/tmp/figures
 # Averaging: PEERSxPARAMETERS:AGAINST:REPEAT, several. State: MEGABYTES:DONORS:REPEAT, several. Others: their flags.
 BENCH_AVERAGING ?= 4x10M:hivemind,gloo:5 2x1M:hivemind,gloo:5 4x1M:hivemind,gloo:5 8x10M:gloo:3 2x50M:hivemind:3 8x50M:none:3
 BENCH_VECTORS ?= --parameters 1M
 BENCH_STATE ?= 800:3:3
 BENCH_TRAINING ?= --repeat 2 --against $(BENCH_TRAINERS)
 BENCH_MEMORY ?= --peers 2 --parameters 10M,40M
+BENCH_FAILURES ?= --islands 1,2,4,8,16
+BENCH_GOODPUT ?= $(if $(BENCH_FAILURES),--costs $(BENCH_TO)/failures.json)
 BENCH_TO ?= docs/performance
 # torchft takes part if `python -m benchmarks install-torchft` has installed it.
 ASK_FOR_TORCHFT := from benchmarks.training.torchft_environment import torchft_interpreter as ask; ask()
@@ -224,6 +226,8 @@ bench-all: $(STAMP)
 	$(call other,vectors,$(BENCH_VECTORS))
 	$(foreach one,$(BENCH_STATE),$(call state,$(one)))
 	$(call other,memory,$(BENCH_MEMORY))
+	$(call other,failures,$(BENCH_FAILURES))
+	$(call other,goodput,$(BENCH_GOODPUT))
 	$(call other,training,$(BENCH_TRAINING))
 
 bench-figures: $(STAMP)

@@ -10,7 +10,7 @@ from typing import Any
 
 from p2p_diloco.errors import StateError
 
-BENCHES = ("averaging", "vectors", "state", "training", "memory")
+BENCHES = ("averaging", "vectors", "state", "training", "memory", "failures", "goodput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.averaging.figures import MEASURED
 from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
 from benchmarks.footprint.figures import GOAL_BYTES_PER_PARAMETER, GOAL_CONSTANT_BYTES, MIB
+from benchmarks.goodput.model import OURS_AS_CLAIMED
 from benchmarks.kept_figures import Kept
 from benchmarks.vectors import PARTS
 
@@ -267,6 +268,90 @@ def _memory(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
     return [*_table([*heading, "beyond training", "goal", "beyond on average", "results"], rows), "", *lines]
 
 
+# -- failures, and goodput under them
+
+
+def _failures(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    lines: list[str] = []
+    for one in documents:
+        figures, rows = one.figures, []
+        for row in figures["rows"]:
+            error, rejoin = row["lost_seconds_error"], row["rejoin_rounds"]
+            rows.append(
+                [
+                    f"{row['islands']}",
+                    f"**{row['lost_seconds']:.1f}**" + (f" ± {error:.1f}" if error is not None else ""),
+                    f"{row['others_seconds']:.1f}",
+                    f"{row['skipped_cycles']:.2f}",
+                    f"{row['stalled_rounds']:.1f}",
+                    f"{rejoin:.1f}, at most {row['most_rejoin_rounds']}" if rejoin is not None else "",
+                    f"{row['failures'] - row['not_rejoined']} of {row['failures']}",
+                    f"{row['sustained_share']:.1%}",
+                    f"{row['expected_share']:.1%}",
+                    f"{row['sustained_failures']} in {row['sustained_cycles']}",
+                ]
+            )
+        what = (
+            f"A cycle of {figures['cycle_seconds']:g} s in {figures['rounds_per_cycle']} rounds; an island starts "
+            f"again {figures['pause_seconds']:g} s after its failure. Means per failure with their standard error, in "
+            "seconds of one island's training:"
+        )
+        heading = ["islands", "lost, with the pause", "of that, by others", "cycles skipped", "rounds stalled"]
+        heading += ["rounds until included again", "included again", "counted while failures keep coming"]
+        lines += ["", what] if lines else [what]
+        lines += ["", *_table([*heading, "expected", "failures, cycles"], rows)]
+    return lines
+
+
+def _goodput(documents: Sequence[Kept], kept: Sequence[Kept]) -> list[str]:
+    lines: list[str] = []
+    for one in documents:
+        figures = one.figures
+        constants = figures["constants"]
+        published = [
+            [
+                row["system"] + (", elastic" if row["elastic"] else ", not elastic"),
+                f"{row['islands']}",
+                f"{row['chips']:,}",
+                f"{row['goodput']:.1%}",
+                f"{row['published']:.0%}",
+                row["basis"],
+            ]
+            for row in figures["rows"]
+            if row["published"] is not None
+        ]
+        claimed = {
+            (row["chips"], row["islands"]): f"{row['goodput']:.1%}"
+            for row in figures["rows"]
+            if row["system"] == OURS_AS_CLAIMED
+        }
+        curves = [
+            [
+                f"{row['chips']:,}",
+                f"{row['islands']:,}",
+                f"**{row['goodput']:.1%}**",
+                claimed[row["chips"], row["islands"]],
+                row["basis"],
+            ]
+            for row in figures["rows"]
+            if row["system"] == OURS
+        ]
+        what = (
+            f"{figures['num_constants']} constants fitted to {figures['num_fitted_points']} points: a failure stops a "
+            f"unit for {constants['elastic_pause_seconds']:.1f} s, or for {constants['rigid_pause_seconds']:.1f} s if "
+            f"it is not elastic; {1.0 - figures['share_present']:.1%} of the chips of elastic units are away."
+        )
+        lines += ["", what] if lines else [what]
+        lines += ["", *_table(["", "units", "chips", "model", "published", "point"], published)]
+        lines += [
+            "",
+            f"{OURS}:",
+            "",
+            *_table(["chips", "islands", "goodput", "carried work not counted", "rests on"], curves),
+        ]
+    return lines
+
+
 def _bold_middle(words: str) -> str:
     middle, bracket, rest = words.partition(" (")
     return f"**{middle}**{bracket}{rest}"
@@ -278,4 +363,6 @@ _SECTIONS: dict[str, tuple[str, Callable[[Sequence[Kept], Sequence[Kept]], list[
     "state": ("State: the cost of joining", _state),
     "training": ("Training while exchanging", _training),
     "memory": ("Memory", _memory),
+    "failures": ("What a failure costs", _failures),
+    "goodput": ("Goodput of a million chips", _goodput),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_PATHS = frozenset({"json"})
+_PATHS = frozenset({"json", "costs"})
 """Options that name files, and are left out of the recorded command."""
 
 

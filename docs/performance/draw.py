@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS
 from benchmarks.footprint.figures import GOAL_BYTES_PER_PARAMETER, GOAL_CONSTANT_BYTES, MIB
+from benchmarks.goodput.figures import CHIPS
+from benchmarks.goodput.model import DILOCO, OURS_AS_CLAIMED
 from benchmarks.kept_figures import Kept, read_kept
 from benchmarks.tables import (
     NAMES,
@@ -40,6 +42,7 @@ COLOURS = {
     BLOCKING: "tab:orange",
     TORCHFT: "tab:green",
 }
+CURVES = {DILOCO: "o-", OURS: "o-", OURS_AS_CLAIMED: "o--"}
 RATIOS = (("wall_seconds", "wall"), ("cpu_ns_per_parameter_per_peer", "CPU, all processes"))
 
 
@@ -153,6 +156,31 @@ def draw_memory(documents: Sequence[Kept], kept: Sequence[Kept]) -> Figure:
     return figure
 
 
+def draw_goodput(documents: Sequence[Kept], kept: Sequence[Kept]) -> Figure:
+    """Draw the curves over the number of islands, with the published points."""
+    figure, axes = plt.subplots(len(documents), len(CHIPS), figsize=(10, 4 * len(documents)), squeeze=False)
+    for row_axes, one in zip(axes, documents, strict=True):
+        for axis, chips in zip(row_axes, CHIPS, strict=True):
+            rows = [row for row in one.figures["rows"] if row["chips"] == chips]
+            for system, style in CURVES.items():
+                curve = sorted((row["islands"], row["goodput"]) for row in rows if row["system"] == system)
+                axis.plot(*zip(*curve, strict=True), style, markersize=3, label=f"{system}, model")
+            known = [row for row in rows if row["published"] is not None]
+            for is_elastic, marker in ((True, "ko"), (False, "kx")):
+                points = [(row["islands"], row["published"]) for row in known if row["elastic"] == is_elastic]
+                label = "published" if is_elastic else "published, not elastic"
+                axis.plot(*zip(*points, strict=True), marker, markersize=5, label=label)
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_ylim(0.0, 1.0)
+            axis.set_xlabel("learners or islands")
+            axis.set_title(f"{chips:,} chips", fontsize=10)
+            axis.grid(alpha=0.3)
+        row_axes[0].set_ylabel("goodput")
+        row_axes[0].legend(fontsize=7, loc="lower right")
+    return figure
+
+
 def _points(axis: Axes, at: Sequence[float], spreads: Sequence[Mapping[str, float]], system: str) -> None:
     middles = [spread["middle"] for spread in spreads]
     below = [spread["middle"] - spread["low"] for spread in spreads]
@@ -177,6 +205,7 @@ _DRAWINGS: dict[str, Callable[[Sequence[Kept], Sequence[Kept]], Any]] = {
     "state": draw_state,
     "training": draw_training,
     "memory": draw_memory,
+    "goodput": draw_goodput,
 }
 
 

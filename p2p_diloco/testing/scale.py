@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.codec.codec import codec_named
@@ -173,16 +173,39 @@ def scale_swarm(num_peers: int, *, dial_out_only: float = 0.0, seed: int = 0) ->
         heartbeat_seconds=HEARTBEAT_SECONDS,
         round_seconds=ROUND_SECONDS,
     )
-    swarm = Simulation(seed=seed, codecs=CODECS, rules=rules, as_bytes=False)
-    swarm.network.log_normal = (MEDIAN_DELAY_SECONDS, DELAY_SIGMA)
     draw = random.Random(f"scale {seed}")
     names = [f"p{number}" for number in range(num_peers)]
     hidden = set(draw.sample(names, round(dial_out_only * num_peers)))
-    for name in names:
-        place = OUTBOUND_ONLY if name in hidden else OPEN
-        swarm.add(name, place=place, step_seconds=STEP_SECONDS, start=False).checkpoint_seconds = DAY_SECONDS
+    places = {name: OUTBOUND_ONLY if name in hidden else OPEN for name in names}
+    return standing_swarm(rules, places, draw=draw, seed=seed, checkpoint_seconds=DAY_SECONDS)
+
+
+def standing_swarm(
+    rules: RunRules,
+    places: Mapping[str, str],
+    *,
+    draw: random.Random,
+    seed: int,
+    checkpoint_seconds: float,
+    with_bootstrap: bool = False,
+) -> Simulation:
+    """Return a swarm whose peers are members already, hold the initial state, and are about to open links.
+
+    Args:
+        places: place of each peer on the network, by name.
+        draw: random source of the times at which they start.
+        checkpoint_seconds: time between two checkpoints of a peer.
+        with_bootstrap: whether the founder runs too, as a bootstrap peer named `FOUNDER`.
+    """
+    swarm = Simulation(seed=seed, codecs=CODECS, rules=rules, as_bytes=False)
+    swarm.network.log_normal = (MEDIAN_DELAY_SECONDS, DELAY_SIGMA)
+    if with_bootstrap:
+        swarm.add(FOUNDER, trains=False, start=False).checkpoint_seconds = checkpoint_seconds
+        swarm.at(START_SECONDS - ROUND_ZERO, swarm.start, FOUNDER)
+    for name, place in places.items():
+        swarm.add(name, place=place, step_seconds=STEP_SECONDS, start=False).checkpoint_seconds = checkpoint_seconds
         swarm.at(START_SECONDS - ROUND_ZERO + 5.0 * draw.random(), swarm.start, name)
-    rosters = first_rosters(rules, [(swarm.machines[name].peer, name not in hidden) for name in names])
+    rosters = first_rosters(rules, [(swarm.machines[name].peer, place == OPEN) for name, place in places.items()])
     swarm.keep_on_disks(rosters, start_states(rules, rosters[0].roster))
     return swarm
 

@@ -8,8 +8,12 @@ from typing import Any
 
 from benchmarks.averaging import figures as averaging
 from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, OURS
+from benchmarks.commands.failures import FailuresOptions, failures_figures
 from benchmarks.commands.vectors import VectorsOptions, vectors_figures
 from benchmarks.footprint import figures as footprint
+from benchmarks.goodput import failures
+from benchmarks.goodput import figures as goodput
+from benchmarks.goodput.figures import KeptCost
 from benchmarks.interleaved import Spread
 from benchmarks.state import transfer
 from benchmarks.training import figures as training
@@ -123,6 +127,36 @@ def memory_document() -> dict[str, Any]:
     return {"command": "memory --peers 2", **footprint.document_of(sizes, 2), "machine": MACHINE}
 
 
+def failures_document() -> dict[str, Any]:
+    """Two sizes, with 40 and 44 seconds lost; of the second, one island of two was not included again."""
+
+    def row(islands: int, rejoin_rounds: int | None) -> dict[str, Any]:
+        costs = [
+            failures.FailureCost(
+                lost_seconds=lost, others_seconds=12.0, skipped_cycles=0.5, stalled_rounds=1, rejoin_rounds=rounds
+            )
+            for lost, rounds in ((40.0, 3), (44.0, rejoin_rounds))
+        ]
+        plan = failures.FailurePlan(
+            islands=islands, failures=2, pause_seconds=18.0, cycle_seconds=24.0, every_seconds=30.0, sustained_cycles=9
+        )
+        measured = failures.Measured(islands=islands, costs=tuple(costs), sustained_failures=9, sustained_share=0.75)
+        return failures.measured_row(plan, measured)
+
+    options = FailuresOptions(
+        islands="4,16", repeat=2, cycle_seconds=24.0, pause_seconds=18.0, every_seconds=30.0, sustained_cycles=9,
+        json=None,
+    )  # fmt: skip
+    figures = failures_figures(options, [row(4, 5), row(16, None)])
+    return {"command": "failures --islands 4,16", **figures, "machine": MACHINE}
+
+
+def goodput_document() -> dict[str, Any]:
+    """Curves with 24 seconds beside the pause that no entry names, half of them carried later."""
+    costs = [KeptCost(islands=4, further_seconds=24.0, carried_seconds=12.0)]
+    return {"command": "goodput", **goodput.goodput_document(costs), "machine": MACHINE}
+
+
 def keep(folder: Path, **documents: dict[str, Any]) -> Path:
     """Write documents as files of these names, with `-` for `_`; return the folder."""
     for name, document in documents.items():
@@ -139,4 +173,6 @@ def keep_one_of_each(folder: Path) -> Path:
         state_800MB=state_document(),
         training=training_document(),
         memory=memory_document(),
+        failures=failures_document(),
+        goodput=goodput_document(),
     )

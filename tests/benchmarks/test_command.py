@@ -23,7 +23,7 @@ print(sorted(name for name in ("torch", "hivemind", "numpy") if name in sys.modu
 def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
-    for name in ("vectors", "averaging", "memory", "state", "training", "install-torchft"):
+    for name in ("vectors", "averaging", "memory", "state", "training", "failures", "goodput", "install-torchft"):
         assert name in listed
 
 

@@ -33,7 +33,7 @@ def test_all_is_drawn_and_again_with_the_same_bytes(script: ModuleType, tmp_path
     keep_one_of_each(tmp_path)
     script.main(tmp_path)
     first = written(tmp_path)
-    benches = ("averaging", "vectors", "state", "training", "memory")
+    benches = ("averaging", "vectors", "state", "training", "memory", "goodput")
     assert first.keys() == {"tables.md", *(f"{bench}.svg" for bench in benches)}
     page = first["tables.md"].decode()
     assert all(f"![{bench}]({bench}.svg)" in page for bench in benches)

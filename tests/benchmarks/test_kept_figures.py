@@ -14,7 +14,8 @@ from tests.benchmarks.kept_documents import averaging_document, keep, keep_one_o
 
 def test_a_folder_is_read_bench_by_bench(tmp_path: Path) -> None:
     kept = read_kept(keep_one_of_each(tmp_path))
-    assert [one.bench for one in kept] == ["averaging", "vectors", "state", "training", "memory"]
+    benches = ["averaging", "vectors", "state", "training", "memory", "failures", "goodput"]
+    assert [one.bench for one in kept] == benches
     assert kept[0].name == "averaging-4x10M"
 
 

@@ -11,6 +11,8 @@ from benchmarks.tables import performance_lines, short_count, spread_words
 from tests.benchmarks.kept_documents import (
     MACHINE,
     averaging_document,
+    failures_document,
+    goodput_document,
     keep,
     keep_one_of_each,
     memory_document,
@@ -26,8 +28,8 @@ def page_of(folder: Path) -> str:
 def test_every_bench_has_its_section_with_its_command_and_its_file(tmp_path: Path) -> None:
     page = page_of(keep_one_of_each(tmp_path))
     sections = page.split("\n## ")[1:]
-    assert len(sections) == 5
-    for section, bench in zip(sections, ("averaging", "vectors", "state", "training", "memory"), strict=True):
+    benches = ("averaging", "vectors", "state", "training", "memory", "failures", "goodput")
+    for section, bench in zip(sections, benches, strict=True):
         assert f"`python -m benchmarks {bench}" in section
         assert f"]({bench}" in section
         assert "2026-01-02; load before it 0.25" in section
@@ -118,3 +120,18 @@ def test_a_spread_is_a_middle_with_its_ends_in_brackets() -> None:
     spread = {"middle": 1697.4, "low": 1600.0, "high": 1800.0}
     assert spread_words(spread, 0) == "1,697 (1,600 to 1,800)"
     assert spread_words(spread, 1, " x") == "1,697.4 x (1,600.0 to 1,800.0)"
+
+
+def test_a_failure_has_its_cost_and_what_was_predicted_from_it(tmp_path: Path) -> None:
+    page = page_of(keep(tmp_path, failures=failures_document()))
+    assert "A cycle of 24 s in 4 rounds; an island starts again 18 s after its failure." in page
+    assert "| 4 | **42.0** ± 2.0 | 12.0 | 0.50 | 1.0 | 4.0, at most 5 | 2 of 2 | 75.0% | 56.2% | 9 in 9 |" in page
+    assert "| 16 | **42.0** ± 2.0 | 12.0 | 0.50 | 1.0 | 3.0, at most 3 | 1 of 2 | 75.0% | 89.1% | 9 in 9 |" in page
+
+
+def test_goodput_is_set_beside_what_was_published_and_ours_beside_what_it_rests_on(tmp_path: Path) -> None:
+    page = page_of(keep(tmp_path, goodput=goodput_document()))
+    assert "3 constants fitted to 5 points: a failure stops a unit for 18.1 s, or for 71.1 s if it is not" in page
+    assert "| data-parallel, not elastic | 1 | 2,400,000 | 15.6% | 18% | predicted |" in page
+    assert "| diloco, elastic | 16 | 1,200,000 | 92.1% | 93% | fitted |" in page
+    assert "| 1,200,000 | 16 | **89.5%** | 86.9% | extrapolated cost |" in page
