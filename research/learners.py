@@ -24,7 +24,6 @@ from p2p_diloco.training.parameters import LocalParameters, sizes
 
 MICRO = ModelShape(layers=2, width=64, heads=2, feed_forward=176, context=64)
 """Shape with 133 thousand parameters, for large sets of experiments on small machines."""
-EVALUATION_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,22 +197,27 @@ class RoundedSum:
 
 
 class Judge:
-    """Evaluation of parameters: the loss on held-out text, always on the same windows."""
+    """Evaluation of parameters: the loss on pieces of held-out text, always on the same windows.
+
+    Args:
+        pieces: the text, once for each piece of held-out text.
+        num_tokens: held-out tokens of all pieces together.
+    """
 
     def __init__(
         self,
         shape: ModelShape,
-        corpus: Corpus,
+        pieces: Sequence[Corpus],
         num_fragments: int,
-        num_tokens: int = EVALUATION_TOKENS,
+        num_tokens: int,
         device: str = "cpu",
     ) -> None:
-        self._plan = _plan(shape, num_fragments)
-        self._evaluation = AnchorEvaluation(shape, self._plan, corpus, num_tokens=num_tokens, device=device)
+        plan, share = _plan(shape, num_fragments), num_tokens // len(pieces)
+        self._evaluations = [AnchorEvaluation(shape, plan, piece, num_tokens=share, device=device) for piece in pieces]
 
-    def loss(self, fragments: Sequence[Vector]) -> float:
-        """Return the held-out loss in nats per byte."""
-        return self._evaluation.loss(fragments)
+    def losses(self, fragments: Sequence[Vector]) -> list[float]:
+        """Return the loss of each piece in nats per byte."""
+        return [evaluation.loss(fragments) for evaluation in self._evaluations]
 
 
 def _plan(shape: ModelShape, num_fragments: int) -> tuple[Fragment, ...]:

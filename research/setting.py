@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.training.data import Corpus, open_corpus
-from p2p_diloco.training.inner_loop import InnerRule
+from p2p_diloco.training.inner_loop import InnerRule, Schedule
 from p2p_diloco.training.model import ModelShape
 from research import baselines
 from research.algorithm import Algorithm
@@ -31,8 +32,9 @@ from research.baselines import (
     NoLoCo,
     SparseLoCo,
 )
-from research.learners import EVALUATION_TOKENS, Judge, TextLearners, shape_named
+from research.learners import Judge, TextLearners, shape_named
 from research.ours import OurRule, OurSwarm
+from research.stages import JUDGED_TOKENS, Stage, check_seed, held_out_blocks
 
 OURS = "p2p-diloco"
 SLOWNESS = 4
@@ -58,7 +60,8 @@ class Setting:
         islands: number of learners; data-parallel has one with the batch of all.
         ticks: inner steps of an island at full speed.
         batch: windows per step.
-        learning_rate: peak inner rate; warm-up over the first twelfth, cosine decay to a tenth.
+        learning_rate: peak inner rate; warm-up over the first twelfth.
+        inner_schedule: the inner rate after warm-up: a cosine down to a tenth, or constant.
         inner: inner optimiser.
         beta1, beta2: coefficients of AdamW.
         sync_every: ticks of a cycle, H.
@@ -84,6 +87,7 @@ class Setting:
         averaging: decay of the running mean of data-parallel's parameters, which is then the result; 0: none.
         by_topic: whether each island has its own part of the text.
         judged_tokens: number of held-out tokens for the final loss.
+        stage: stage of evidence, which owns the seeds and the held-out text (research/stages.py).
         points: number of points of the loss curve.
     """
 
@@ -94,6 +98,7 @@ class Setting:
     ticks: int = 480
     batch: int = 4
     learning_rate: float = 2e-3
+    inner_schedule: Schedule = "cosine"
     inner: Literal["adamw", "muon"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.98
@@ -122,7 +127,8 @@ class Setting:
     accumulate: int = 1
     averaging: float = 0.0
     by_topic: bool = False
-    judged_tokens: int = EVALUATION_TOKENS
+    judged_tokens: int = JUDGED_TOKENS["explore"]
+    stage: Stage = "explore"
     points: int = 0
 
     def with_tokens_of_all(self) -> Setting:
@@ -141,6 +147,7 @@ class Outcome:
         tokens: tokens trained on by all islands together.
         bytes_sent_per_parameter: bytes sent per island in the whole run.
         seconds: CPU time.
+        blocks: loss of each piece of the held-out text, whose mean is `loss`; empty if there is only one.
         curve: (ticks, loss) during training, of the first replica, on a quarter of the held-out tokens; empty if the
             setting has no points.
     """
@@ -151,6 +158,7 @@ class Outcome:
     tokens: int
     bytes_sent_per_parameter: float
     seconds: float
+    blocks: tuple[float, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
 
 
@@ -183,14 +191,18 @@ def run_trial(
         text: path of a text; None: the standard library's source.
         within: replaces what the setting and `text` specify.
         device: device on which islands step, one after the other.
+    Raises:
+        ConfigError: the seed belongs to another stage, or the setting is inconsistent.
     """
+    check_seed(setting.stage, seed)
     torch.set_num_threads(1)
     began = time.process_time()
     if within is None:
         within = Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=open_corpus(text))
     learners = _learners(setting, seed, within, device)
     algorithm = make_algorithm(setting, learners, seed)
-    judge = partial(Judge, within.shape, within.corpus, _fragments(setting), device=device)
+    pieces = held_out_blocks(within.corpus, setting.stage)
+    judge = partial(Judge, within.shape, pieces, _fragments(setting), device=device)
     glance = judge(num_tokens=max(1, setting.judged_tokens // 4))
     every = max(1, setting.ticks // setting.points) if setting.points else setting.ticks + 1
     curve = []
@@ -202,17 +214,18 @@ def run_trial(
                 learners.step(learner)
         algorithm.border(tick)
         if tick % every == 0:
-            curve.append((tick, glance.loss(algorithm.models()[0])))
+            curve.append((tick, fmean(glance.losses(algorithm.models()[0]))))
     algorithm.settle(setting.ticks)
     last = judge(num_tokens=setting.judged_tokens)
-    losses = [last.loss(model) for model in algorithm.models()]
+    blocks = tuple(map(fmean, zip(*(last.losses(model) for model in algorithm.models()), strict=True)))
     return Outcome(
         name=setting.name,
         seed=seed,
-        loss=sum(losses) / len(losses),
+        loss=fmean(blocks),
         tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
         bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
         seconds=time.process_time() - began,
+        blocks=blocks if len(blocks) > 1 else (),
         curve=tuple(curve),
     )
 
@@ -224,7 +237,7 @@ def _rule(setting: Setting) -> InnerRule:
         learning_rate=setting.learning_rate,
         beta1=setting.beta1,
         beta2=setting.beta2,
-        schedule="cosine",
+        schedule=setting.inner_schedule,
         warmup_steps=warmup,
     )
 

@@ -11,6 +11,7 @@ from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_bloc
 
 from p2p_diloco.errors import ConfigError
 from research.setting import OURS, SYSTEMS, Setting, make_algorithm, run_trial
+from research.stages import BLOCKS, SEEDS
 
 SMALL = Setting(
     name="row", size="micro", islands=2, ticks=16, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
@@ -49,6 +50,22 @@ def test_accumulated_gradients_make_fewer_steps_on_as_many_tokens(text: str) -> 
 def test_an_averaged_model_is_another_model_of_the_same_run(text: str) -> None:
     plain = replace(SMALL, system="data-parallel")
     assert run_trial(replace(plain, averaging=0.5), 0, text).loss != run_trial(plain, 0, text).loss
+
+
+def test_a_constant_inner_rate_stays_what_it_is(text: str) -> None:
+    cosine = run_trial(SMALL, 0, text)
+    assert run_trial(replace(SMALL, inner_schedule="constant"), 0, text).loss != cosine.loss
+
+
+def test_a_trial_of_the_test_judges_pieces_and_refuses_seeds_of_tuning(text: str) -> None:
+    test = replace(SMALL, stage="test", judged_tokens=16 * 256)
+    outcome = run_trial(test, SEEDS["test"].start, text)
+    assert len(outcome.blocks) == BLOCKS
+    assert len(set(outcome.blocks)) == BLOCKS, "each piece is other text"
+    assert outcome.loss == pytest.approx(sum(outcome.blocks) / BLOCKS)
+    assert run_trial(SMALL, 0, text).blocks == ()
+    with pytest.raises(ConfigError, match="seed 1000 is not one of the stage 'test'; expected 2000 to 2999"):
+        run_trial(test, 1000, text)
 
 
 def test_four_bits_cost_less_than_float32(text: str) -> None:
