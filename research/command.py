@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_app() -> App:
-    """Return the app: the default command runs a named experiment, the other compares a recorded run."""
+    """Return the app: the default command runs a named experiment; others compare a recorded run and write a text."""
     app = App(
         name=PROGRAM,
         help_format="plaintext",
@@ -119,6 +119,20 @@ def make_app() -> App:
             json=json,
         )
         return run_named_experiment(options)
+
+    @app.command
+    def prose(file: Path, /) -> int:
+        """Write the second text of the rules of evidence, from the documentation strings of pinned packages.
+
+        Parameters
+        ----------
+        file
+            file to write, for --data
+        """
+        from research.prose import write_prose
+
+        print(f"{file}: SHA-256 {write_prose(file).hex()}")
+        return 0
 
     @app.command
     def data_parallel(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:
