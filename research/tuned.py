@@ -52,9 +52,9 @@ class Search:
         return self._key() == (row, scope.size, scope.islands, scope.optimizer, scope.inner_schedule)
 
     def note(self) -> str:
-        """Return the tries and the chosen values in words."""
+        """Return the number and length of the tries, and the chosen values, in words."""
         values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(self.best.values.items()))
-        return f"best of {len(self.tries)} tries: {values}"
+        return f"best of {len(self.tries)} tries of {self.steps} steps: {values}"
 
     def _key(self) -> tuple[str, str, int, str, str]:
         return (self.row, self.size, self.islands, self.optimizer, self.inner_schedule)

@@ -55,7 +55,7 @@ def test_a_search_tries_inner_rates_then_the_rest_with_the_best_of_them(tmp_path
     assert [one.values["learning_rate"] for one in found.tries[:3]] == pytest.approx([0.016, 0.0112, 0.0224])
     assert {one.values["learning_rate"] for one in found.tries[3:]} == {found.tries[2].values["learning_rate"]}
     assert (found.best.values["outer_rate"], found.best.values["momentum"]) == (1.0, 0.3)
-    assert found.note() == "best of 8 tries: learning_rate 0.0224, momentum 0.3, outer_rate 1"
+    assert found.note() == "best of 8 tries of 480 steps: learning_rate 0.0224, momentum 0.3, outer_rate 1"
     assert read_searches(path) == (found,)
 
 
