@@ -24,7 +24,8 @@ SCOPE = Scope(size="micro", ticks=32)
 def search(row: str, **changes: object) -> Search:
     values: dict[str, object] = {
         "row": row, "size": "micro", "islands": 4, "optimizer": "muon", "inner_schedule": "cosine", "steps": 32,
-        "windows": 32, "text": "ab", "tries": (Try(values={"momentum": 0.5}, loss=2.0),),
+        "windows": 32, "text": "ab",
+        "tries": (Try(values={"momentum": 0.25}, loss=2.1), Try(values={"momentum": 0.5}, loss=2.0)),
     }  # fmt: skip
     return Search(**(values | changes))  # type: ignore[arg-type]
 
