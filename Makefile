@@ -32,7 +32,7 @@
 # make crash-matrix  a simulated peer, killed or stopped at every step of a round and in every role; then twelve such cases
 #                 with real processes, ten times each: three hours. Fewer times: make crash-matrix CRASH_REPEATS=1
 # make disasters  10,000 simulated swarms; three hours
-# make learning   the tables of docs/results.md, trial by trial; many hours, continues where it was stopped
+# make learning   the trials for evidence (research/README.md); days, continues where it was stopped
 # make results    draws the figures of docs/results.md from the stored trials
 # make bench      measures everything in docs/performance.md, on an otherwise idle machine, and draws it; 30 minutes
 # make bench-figures  draws the tables and plots of docs/performance from the stored figures
@@ -167,18 +167,23 @@ crash-matrix: $(STAMP)
 disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000
 
-# Finished trials are stored, so this can be stopped at any time.
-KEPT := docs/results/outcomes.jsonl
+# Evidence, by the rules of research/README.md, the primary comparison first. Finished trials are stored, so this can be
+# stopped at any time; it goes on where it was.
+TRIALS := docs/results/trials.jsonl
+PROSE := $(VENV)/prose.txt
 learning: $(STAMP)
-	for islands in 4 8 16; do $(BIN)/python -m research parity --size micro --islands $$islands --seeds 4 --keep $(KEPT) || exit 1; done
-	for name in mixed loss bits sync outer short merge fragments schedule residual void churn topics radial; do $(BIN)/python -m research $$name --size micro --keep $(KEPT) || exit 1; done
-	for islands in 2 8 16; do $(BIN)/python -m research radial --size micro --islands $$islands --seeds 2 --keep $(KEPT) || exit 1; done
-	for seeds in 1 8; do $(BIN)/python -m research parity --seeds $$seeds --keep $(KEPT) || exit 1; done
-	$(BIN)/python -m research loss --rows 25%-lost,none-lost --keep $(KEPT)
-	$(BIN)/python -m research mixed --rows half-slow,all-fast --keep $(KEPT)
-	$(BIN)/python -m research bits --rows int4,float32 --keep $(KEPT)
-	$(BIN)/python -m research parity --size small --rows p2p-diloco-every-4,p2p-diloco-every-8,data-parallel --seeds 1 --keep $(KEPT)
-	for name in parity bits loss merge mixed; do $(BIN)/python -m research $$name --size micro --optimizer adamw --keep $(KEPT) || exit 1; done
+	$(BIN)/python -m research prose $(PROSE)
+	for islands in 4 8 16; do \
+		$(BIN)/python -m research tune --islands $$islands --keep $(TRIALS) && \
+		$(BIN)/python -m research primary --islands $$islands --keep $(TRIALS) && \
+		$(BIN)/python -m research primary --islands $$islands --data $(PROSE) --keep $(TRIALS) || exit 1; \
+	done
+	for islands in 4 8 16; do \
+		for name in few-bits one-machine cycles; do \
+			$(BIN)/python -m research tune --rows $$name --islands $$islands --keep $(TRIALS) && \
+			$(BIN)/python -m research $$name --islands $$islands --keep $(TRIALS) || exit 1; \
+		done; \
+	done
 
 results: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"

@@ -27,27 +27,58 @@ _E3M0_EXPONENTS = 7
 """Number of powers of two that three bits can encode; the eighth code is zero."""
 _E3M0_LEAST = 1.0 - _E3M0_EXPONENTS
 _E3M0_BLOCK = 128
+_SPARSE_CHUNK, _SPARSE_KEPT = 4096, 128
+_SPARSE_BINS, _SPARSE_SIGMAS = 4, 6.0
+SPARSE_BYTES = (2 + 12) / 8 * _SPARSE_KEPT / _SPARSE_CHUNK
+"""Bytes per parameter of a sparse contribution: 2 bits and a position of 12 for each element that is sent."""
 
 
 class DataParallel(Algorithm):
     """One learner with the batch of all islands, equivalent to averaging gradients after every step.
 
-    Bytes: a ring all-reduce of bfloat16 gradients among `num_islands`.
+    Bytes: a ring all-reduce of gradients among `num_islands`.
+
+    Args:
+        bytes_each: bytes per parameter of a gradient.
+        accumulate: ticks per step; the gradients of these ticks are added up before they are sent.
+        averaging: decay of a running mean of θ, which is then the result; 0: the result is θ.
     """
 
-    def __init__(self, learners: Learners, num_islands: int) -> None:
+    def __init__(
+        self,
+        learners: Learners,
+        num_islands: int,
+        *,
+        bytes_each: float = BFLOAT16_BYTES,
+        accumulate: int = 1,
+        averaging: float = 0.0,
+    ) -> None:
         super().__init__(learners)
         if len(learners) != 1:
             raise ConfigError(f"data-parallel has one learner with the batch of all islands, not {len(learners)}")
-        self._step_bytes = 2.0 * (1.0 - 1.0 / num_islands) * BFLOAT16_BYTES * self.num_parameters
+        self._step_bytes = 2.0 * (1.0 - 1.0 / num_islands) * bytes_each * self.num_parameters
+        self._accumulate = accumulate
+        self._averaging = averaging
+        self._mean = self.read_all(0)
+        self._num_steps = 0
 
     def border(self, tick: int) -> None:
-        """Count the bytes of the step."""
+        """Count the bytes of the step, and add its result to the running mean."""
+        if tick % self._accumulate:
+            return
         self.sent_bytes += self._step_bytes
+        if self._averaging:
+            self._num_steps += 1
+            # At first the mean is of few steps, so that the initial parameters are soon forgotten.
+            decay = np.float32(min(self._averaging, (1.0 + self._num_steps) / (10.0 + self._num_steps)))
+            self._mean = tuple(
+                decay * mean_N + (np.float32(1.0) - decay) * local_N
+                for mean_N, local_N in zip(self._mean, self.read_all(0), strict=True)
+            )
 
     def models(self) -> list[Model]:
-        """Return θ."""
-        return [self.read_all(0)]
+        """Return θ, or its running mean."""
+        return [self._mean if self._averaging else self.read_all(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +274,50 @@ class DeltaOnlyGroups(Algorithm):
             self.learners.write(learner, fragment, step[0])
 
 
+class SparseLoCo(Algorithm):
+    """SparseLoCo: the largest elements of an error buffer, in two bits; the buffer plays the part of outer momentum.
+
+    e ← β e + Δ; Δ' = two bits of the largest elements of e in each chunk; e ← e − Δ'; φ ← φ − η mean Δ'; θ ← φ.
+
+    Source: arXiv 2508.15706; the chunk of 64 × 64 with 128 elements and the two bits are those of its authors' code.
+    The mean is over all learners, as in arXiv 2603.08163; the code divides by the senders of an element.
+
+    Args:
+        sync_every: ticks of a cycle.
+        outer_rate, decay: η and β; 1 and 0.95 in the authors' code.
+    """
+
+    def __init__(self, learners: Learners, *, sync_every: int, outer_rate: float, decay: float) -> None:
+        super().__init__(learners)
+        self._sync_every = sync_every
+        self._outer_rate, self._decay = np.float32(outer_rate), np.float32(decay)
+        self._anchor: list[Vector] = list(self.read_all(0))
+        self._errors = [[np.zeros_like(anchor_N) for anchor_N in self._anchor] for _ in range(len(learners))]
+
+    def border(self, tick: int) -> None:
+        """Exchange at the end of a cycle."""
+        if tick % self._sync_every == 0:
+            for fragment in range(len(self._anchor)):
+                self._exchange(fragment)
+
+    def models(self) -> list[Model]:
+        """Return φ."""
+        return [tuple(self._anchor)]
+
+    def _exchange(self, fragment: int) -> None:
+        anchor_N, learners = self._anchor[fragment], self.learners
+        sent = []
+        for learner in range(len(learners)):
+            error_N = self._decay * self._errors[learner][fragment] + (anchor_N - learners.read(learner, fragment))
+            sent.append(as_sparse_two_bits(error_N))
+            self._errors[learner][fragment] = error_N - sent[-1]
+        self._anchor[fragment] = anchor_N - self._outer_rate * weighted_mean(sent, [1.0] * len(sent))
+        for learner in range(len(learners)):
+            learners.write(learner, fragment, self._anchor[fragment])
+        # All get the contributions of all, each with a position of twelve bits for an element of two.
+        self.sent_bytes += (len(learners) - 1) * SPARSE_BYTES * len(anchor_N)
+
+
 def draw_groups(rng: random.Random, num_learners: int, group: int) -> list[list[int]]:
     """Return all learners in random groups of `group`. The last group has the rest, but not one alone if avoidable."""
     order = list(range(num_learners))
@@ -269,6 +344,32 @@ def as_int4(vector_N: Vector) -> Vector:
     """Return the vector rounded by p2p_diloco's int4, for systems whose own four-bit format is not published."""
     codec = codec_named("int4")
     return codec.decode(codec.encode(vector_N), len(vector_N))
+
+
+def as_sparse_two_bits(vector_N: Vector) -> Vector:
+    """Return the 128 largest elements of each 4,096 in one of four values, and zeros.
+
+    The four values of a chunk are the means of the elements in four bins, each a quarter of six deviations wide.
+
+    Source: as `SparseLoCo`. Of a shorter last chunk, as many elements are taken.
+    """
+    padded = -len(vector_N) % _SPARSE_CHUNK
+    chunks_BK = np.pad(vector_N, (0, padded)).reshape(-1, _SPARSE_CHUNK)
+    largest_BT = np.argpartition(-np.abs(chunks_BK), _SPARSE_KEPT - 1, axis=1)[:, :_SPARSE_KEPT]
+    values_BT = np.take_along_axis(chunks_BK, largest_BT, axis=1)
+    means_B1 = values_BT.mean(axis=1, keepdims=True)
+    widths_B1 = values_BT.std(axis=1, ddof=1, keepdims=True) * (_SPARSE_SIGMAS / _SPARSE_BINS)
+    steps_BT = np.rint((values_BT - means_B1) / np.where(widths_B1 > 0, widths_B1, 1)) + _SPARSE_BINS // 2
+    bins_BT = np.clip(steps_BT, 0, _SPARSE_BINS - 1)
+    rounded_BT = np.zeros_like(values_BT)
+    for index in range(_SPARSE_BINS):
+        inside_BT = bins_BT == index
+        counts_B1 = np.maximum(inside_BT.sum(axis=1, keepdims=True), 1)
+        rounded_BT += inside_BT * (np.where(inside_BT, values_BT, 0).sum(axis=1, keepdims=True) / counts_B1)
+    decoded_BK = np.zeros_like(chunks_BK)
+    np.put_along_axis(decoded_BK, largest_BT, rounded_BT, axis=1)
+    decoded_N: Vector = decoded_BK.reshape(-1)[: len(vector_N)]
+    return decoded_N
 
 
 def as_e3m0(vector_N: Vector) -> Vector:

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_app() -> App:
-    """Return the app: the default command runs a named experiment, the other compares a recorded run."""
+    """Return the app: the default command runs a named experiment; others compare a recorded run and write a text."""
     app = App(
         name=PROGRAM,
         help_format="plaintext",
@@ -37,43 +37,54 @@ def make_app() -> App:
         quick: bool = False,
         size: str | None = None,
         islands: int = 4,
-        steps: int = 480,
+        steps: int | None = None,
+        tokens_per_parameter: float | None = None,
         sync_every: int = 32,
         optimizer: Literal["adamw", "muon"] = "muon",
         inner_rate: float | None = None,
-        windows: int = 16,
+        inner_schedule: Literal["cosine", "constant"] = "cosine",
+        windows: int | None = None,
         rows: str | None = None,
         seeds: int | None = None,
         data: str | None = None,
         device: str = "cpu",
         keep: str | None = None,
+        tuned: str = "docs/results/tuned.json",
         json: FiguresFlag = None,
     ) -> int:
         """Train many islands in one process, with p2p_diloco and with other systems, and print a table.
 
+        Experiments for evidence follow the rules in research/README.md: tune first, then primary, cycles,
+        few-bits or one-machine. All others are for exploring.
+
         Parameters
         ----------
         name
-            parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual, moments, inner,
-            churn, void, topics, rate or tune
+            tune, primary, cycles, few-bits or one-machine; or parity, mixed, loss, bits, outer, merge, radial, sync,
+            short, fragments, schedule, residual, moments, inner, churn, void, topics or rate
         quick
-            use two seeds and the micro model
+            use two seeds, the micro model, and two tokens per parameter for evidence
         size
-            size of the model: micro, tiny, small or base; default tiny
+            size of the model: micro, tiny, small or base; default tiny, for evidence micro
         islands
             number of islands
         steps
-            inner steps of each island
+            inner steps of each island; default 480, for evidence as many as 20 tokens per parameter take
+        tokens_per_parameter
+            length of a trial in place of steps: tokens of all islands for each parameter of the model
         sync_every
-            steps between exchanges of a part of the model
+            steps between exchanges of a part of the model; rows for evidence name their own
         optimizer
             inner optimizer of all rows: adamw or muon
         inner_rate
             inner learning rate of all rows; by default tuned for the size and the optimizer
+        inner_schedule
+            inner rate after warm-up: cosine (down to a tenth) or constant
         windows
-            windows of text per step of all islands together; each island has at least one
+            windows of text per step of all islands together, at least one for each; default 16, for evidence 32
         rows
-            names of the rows to run, separated by commas; default all. The first is compared with the others
+            names of the rows to run, separated by commas; default all. The first is compared with the others. For
+            tune, also names of experiments for evidence, for all of their rows; default primary
         seeds
             trials of each row
         data
@@ -82,6 +93,8 @@ def make_app() -> App:
             cpu, cuda, cuda:N, mps or auto (the fastest available); all published figures are from the CPU
         keep
             file of outcomes, one per line: trials in the file are not repeated, new ones are added
+        tuned
+            file of tuned values: tune writes them, experiments for evidence read them
         """
         from research.experiment import ExperimentOptions, run_named_experiment
 
@@ -91,18 +104,35 @@ def make_app() -> App:
             size=size,
             islands=islands,
             steps=steps,
+            tokens_per_parameter=tokens_per_parameter,
             sync_every=sync_every,
             optimizer=optimizer,
             inner_rate=inner_rate,
+            inner_schedule=inner_schedule,
             windows=windows,
             rows=rows,
             seeds=seeds,
             data=data,
             device=device,
             keep=keep,
+            tuned=tuned,
             json=json,
         )
         return run_named_experiment(options)
+
+    @app.command
+    def prose(file: Path, /) -> int:
+        """Write the second text of the rules of evidence, from the documentation strings of pinned packages.
+
+        Parameters
+        ----------
+        file
+            file to write, for --data
+        """
+        from research.prose import write_prose
+
+        print(f"{file}: SHA-256 {write_prose(file).hex()}")
+        return 0
 
     @app.command
     def data_parallel(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:

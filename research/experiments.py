@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.inner_loop import OptimizerName
 from research.scope import DELAYED, Scope, baselines, often, others_often
-from research.setting import CURVE_POINTS, OURS, Setting
+from research.setting import CURVE_POINTS, Setting
 
 FEW, MANY = 4, 8
 """Number of seeds: few if the answer is obvious, many if the figures are quoted."""
+QUICK_SEEDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,15 @@ class Experiment:
         question: the question that it answers, in one line.
         settings: one per row; the first is compared with the others.
         seeds: number of trials of each row.
+        comparisons: number of gaps whose intervals hold together with 95 %; 1: each interval on its own.
+        notes: for each tuned row, its tries and values.
     """
 
     question: str
     settings: tuple[Setting, ...]
     seeds: int
+    comparisons: int = 1
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def only(self, names: Sequence[str]) -> Experiment:
         """Return the experiment with these rows only, in the order of `names`.
@@ -261,30 +266,6 @@ def _rate(scope: Scope) -> Experiment:
     )
 
 
-_CANDIDATES = {
-    OURS: ((0.7, 0.3), (1.0, 0.0), (0.5, 0.3), (0.5, 0.5), (0.7, 0.5)),
-    "textbook-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (0.7, 0.3), (0.7, 0.5), (0.7, 0.9)),
-    "streaming-diloco": ((1.0, 0.0), (1.0, 0.3), (1.0, 0.5), (1.0, 0.7), (0.7, 0.5), (0.4, 0.9)),
-    "decoupled-diloco": ((0.7, 0.0), (0.7, 0.3), (0.5, 0.3), (0.5, 0.5), (1.0, 0.0), (0.7, 0.9)),
-    "noloco": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.3), (0.7, 0.5)),
-    "delta-only-groups": ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5)),
-}
-"""Candidates for outer rate and momentum, by algorithm (opendiloco is textbook-diloco in float16)."""
-
-
-def _tune(scope: Scope) -> Experiment:
-    systems = {setting.name: setting for setting in (scope.ours(), *baselines(scope))}
-    return Experiment(
-        question="which outer rate and momentum are best for each system?",
-        settings=tuple(
-            replace(systems[system], name=f"{system}-{rate}-{momentum}", outer_rate=rate, momentum=momentum)
-            for system, pairs in _CANDIDATES.items()
-            for rate, momentum in pairs
-        ),
-        seeds=2,
-    )
-
-
 def _topics(scope: Scope) -> Experiment:
     return Experiment(
         question="what does it cost when each island trains on a different kind of text?",
@@ -303,7 +284,6 @@ EXPERIMENTS: dict[str, Callable[[Scope], Experiment]] = {
     "churn": _churn,
     "inner": _inner,
     "rate": _rate,
-    "tune": _tune,
     "topics": _topics,
     **{name: variations.within for name, variations in _VARIATIONS.items()},
 }
@@ -320,4 +300,4 @@ def experiment_named(name: str, scope: Scope) -> Experiment:
     experiment = EXPERIMENTS[name](scope)
     if scope.seeds is not None:
         return replace(experiment, seeds=scope.seeds)
-    return replace(experiment, seeds=min(2, experiment.seeds)) if scope.is_quick else experiment
+    return replace(experiment, seeds=min(QUICK_SEEDS, experiment.seeds)) if scope.is_quick else experiment

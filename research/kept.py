@@ -44,7 +44,8 @@ class KeptOutcomes:
             fields = json.loads(line)
             name = fields.pop("trial")
             curve = tuple((int(ticks), float(loss)) for ticks, loss in fields.pop("curve"))
-            self._found[name] = Outcome(**fields, curve=curve)
+            blocks = tuple(map(float, fields.pop("blocks", ())))
+            self._found[name] = Outcome(**fields, blocks=blocks, curve=curve)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ConfigError(f"{where}: this is not an outcome of a trial; remove it, or name another file") from None
 

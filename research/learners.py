@@ -5,10 +5,11 @@ Legend: N = all parameters of the model, fragments end to end; a piece is a slic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from p2p_diloco.errors import ConfigError
@@ -23,7 +24,6 @@ from p2p_diloco.training.parameters import LocalParameters, sizes
 
 MICRO = ModelShape(layers=2, width=64, heads=2, feed_forward=176, context=64)
 """Shape with 133 thousand parameters, for large sets of experiments on small machines."""
-EVALUATION_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,8 @@ class TextLearners:
         windows: windows per step of each learner.
         seed: seed of the initial parameters and of all streams.
         by_topic: whether each learner draws from its own part of the text instead of the whole text.
+        gradients: number of islands that share the batch of each learner, and how the gradient of an island is
+            rounded; None: whole gradients.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class TextLearners:
         seed: int,
         by_topic: bool = False,
         device: str = "cpu",
+        gradients: tuple[int, Callable[[Vector], Vector]] | None = None,
     ) -> None:
         self._rule = replace(rule, batch=windows)
         self.plan = _plan(shape, num_fragments)
@@ -123,6 +126,8 @@ class TextLearners:
             text = corpus.share(learner, num_learners) if by_topic else corpus
             stream = BatchStream(text, run, peer, batch=windows, context=shape.context)
             self._loops.append(InnerLoop(build_model(shape, seed), stream, self._rule, device))
+            if gradients is not None:
+                round_gradients(self._loops[-1], *gradients)
         self._parameters = [LocalParameters(loop.model, self.plan) for loop in self._loops]
 
     def __len__(self) -> int:
@@ -154,23 +159,65 @@ class TextLearners:
         self._parameters[learner].write(fragment, 0, len(local_N), local_N)
 
 
+def round_gradients(loop: InnerLoop, num_islands: int, rounded: Callable[[Vector], Vector]) -> None:
+    """Round the gradient of each island before it is added to the sum; add what was lost to its next gradient.
+
+    The batch passes through the model island by island, and each parameter's gradient is rounded after each pass.
+
+    Args:
+        num_islands: islands that share the batch.
+        rounded: returns a vector as it is received.
+    """
+    loop.windows_at_once = loop.stream.batch // num_islands
+    for parameter in loop.model.parameters():
+        parameter.register_post_accumulate_grad_hook(RoundedSum(num_islands, rounded))
+
+
+class RoundedSum:
+    """Hook of a parameter that replaces the last island's part of the sum of gradients by what is sent of it."""
+
+    def __init__(self, num_islands: int, rounded: Callable[[Vector], Vector]) -> None:
+        self._rounded = rounded
+        self._lost: list[Vector | None] = [None] * num_islands
+        self._island = 0
+        self._before: Vector | None = None
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None, "the hook runs after a gradient was added"
+        sum_N: Vector = parameter.grad.detach().cpu().numpy().reshape(-1)
+        before_N = self._before if self._before is not None else np.zeros_like(sum_N)
+        lost_N = self._lost[self._island]
+        wanted_N = sum_N - before_N + (lost_N if lost_N is not None else np.zeros_like(sum_N))
+        sent_N = self._rounded(wanted_N)
+        self._lost[self._island] = wanted_N - sent_N
+        total_N = before_N + sent_N
+        parameter.grad.copy_(torch.from_numpy(total_N).view_as(parameter.grad))
+        self._island = (self._island + 1) % len(self._lost)
+        self._before = total_N if self._island else None
+
+
 class Judge:
-    """Evaluation of parameters: the loss on held-out text, always on the same windows."""
+    """Evaluation of parameters: the loss on pieces of held-out text, always on the same windows.
+
+    Args:
+        pieces: the text, once for each piece of held-out text.
+        num_tokens: held-out tokens of all pieces together.
+    """
 
     def __init__(
         self,
         shape: ModelShape,
-        corpus: Corpus,
+        pieces: Sequence[Corpus],
         num_fragments: int,
-        num_tokens: int = EVALUATION_TOKENS,
+        num_tokens: int,
         device: str = "cpu",
     ) -> None:
-        self._plan = _plan(shape, num_fragments)
-        self._evaluation = AnchorEvaluation(shape, self._plan, corpus, num_tokens=num_tokens, device=device)
+        plan, share = _plan(shape, num_fragments), num_tokens // len(pieces)
+        self._evaluations = [AnchorEvaluation(shape, plan, piece, num_tokens=share, device=device) for piece in pieces]
 
-    def loss(self, fragments: Sequence[Vector]) -> float:
-        """Return the held-out loss in nats per byte."""
-        return self._evaluation.loss(fragments)
+    def losses(self, fragments: Sequence[Vector]) -> list[float]:
+        """Return the loss of each piece in nats per byte."""
+        return [evaluation.loss(fragments) for evaluation in self._evaluations]
 
 
 def _plan(shape: ModelShape, num_fragments: int) -> tuple[Fragment, ...]:

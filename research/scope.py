@@ -1,8 +1,8 @@
 """Scale of an experiment, and its common rows: p2p_diloco with a manifest's defaults, and other systems.
 
-Rates and momenta of all systems were chosen by `rate` and `tune` with the micro model and checked with the tiny one
+Rates and momenta of all systems were chosen on exploring seeds with the micro model and checked with the tiny one
 (docs/lab-log.md). In trials of this length, all systems do best with little outer momentum with AdamW as inner
-optimiser, and with some momentum with Muon.
+optimiser, and with some momentum with Muon. Rows of evidence have values of their own (`rows.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from p2p_diloco.planning.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
-from p2p_diloco.training.inner_loop import OptimizerName
+from p2p_diloco.training.inner_loop import OptimizerName, Schedule
 from research.setting import OURS, Setting
+from research.stages import JUDGED_TOKENS, Stage
 
 RATES: dict[OptimizerName, dict[str, float]] = {
     "adamw": {"micro": 8e-3, "tiny": 4e-3, "small": 1e-3, "base": 4e-4},
@@ -36,6 +37,8 @@ class Scope:
         inner_rate: inner learning rate of all rows; None: tuned for the size and the optimiser.
         windows: windows per step of all islands together, so that more islands do not mean more tokens.
         seeds: trials of each row; None: the experiment's default.
+        stage: stage of evidence, see research/stages.py.
+        inner_schedule: schedule of the inner rate of all rows.
         is_quick: few seeds and rows.
     """
 
@@ -48,6 +51,8 @@ class Scope:
     windows: int = 16
     seeds: int | None = None
     is_quick: bool = False
+    stage: Stage = "explore"
+    inner_schedule: Schedule = "cosine"
 
     def ours(self, **changes: object) -> Setting:
         """Return p2p_diloco with the default settings of a manifest."""
@@ -62,6 +67,9 @@ class Scope:
             inner=self.optimizer,
             learning_rate=self.rate_of(self.optimizer),
             mean="radial",
+            stage=self.stage,
+            judged_tokens=JUDGED_TOKENS[self.stage],
+            inner_schedule=self.inner_schedule,
         )
         return replace(_tuned(base), **changes)  # type: ignore[arg-type]
 
@@ -94,7 +102,8 @@ OUTER: dict[OptimizerName, dict[str, tuple[float, float]]] = {
         "opendiloco": (1.0, 0.3),
     },
 }
-"""Outer rate and momentum by inner optimiser and system; ours from docs/decisions/0022, the others from `tune`."""
+"""Outer rate and momentum by inner optimiser and system; ours from docs/decisions/0022, the others from
+an earlier search (docs/lab-log.md)."""
 OUTER_OFTEN: dict[OptimizerName, dict[str, tuple[float, float]]] = {
     "adamw": {},
     "muon": {

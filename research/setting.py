@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -17,26 +18,31 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.training.data import Corpus, open_corpus
-from p2p_diloco.training.inner_loop import InnerRule
+from p2p_diloco.training.inner_loop import InnerRule, Schedule
 from p2p_diloco.training.model import ModelShape
 from research import baselines
 from research.algorithm import Algorithm
 from research.baselines import (
+    BFLOAT16_BYTES,
     CentralDiloco,
     CentralRule,
     DataParallel,
     DeltaOnlyGroups,
     GossipRule,
     NoLoCo,
+    SparseLoCo,
 )
-from research.learners import EVALUATION_TOKENS, Judge, TextLearners, shape_named
+from research.learners import Judge, TextLearners, shape_named
 from research.ours import OurRule, OurSwarm
+from research.stages import JUDGED_TOKENS, Stage, check_seed, held_out_blocks
 
 OURS = "p2p-diloco"
 SLOWNESS = 4
 WARMUP_SHARE = 0.08
 PARTED = frozenset({OURS, "streaming-diloco", "decoupled-diloco", "decoupled-diloco-int4"})
 """Systems that exchange the model in fragments, and train while they do."""
+ALONE = frozenset({"data-parallel", "data-parallel-int4", "one-island"})
+"""Systems with a single learner, which has the batch of all islands."""
 INT4_BYTES = 4.25 / 8
 """Bytes per parameter in int4, including scales. Downloads in int4 are counted at this size, but are not rounded."""
 CURVE_POINTS = 12
@@ -54,7 +60,8 @@ class Setting:
         islands: number of learners; data-parallel has one with the batch of all.
         ticks: inner steps of an island at full speed.
         batch: windows per step.
-        learning_rate: peak inner rate; warm-up over the first twelfth, cosine decay to a tenth.
+        learning_rate: peak inner rate; warm-up over the first twelfth.
+        inner_schedule: the inner rate after warm-up: a cosine down to a tenth, or constant.
         inner: inner optimiser.
         beta1, beta2: coefficients of AdamW.
         sync_every: ticks of a cycle, H.
@@ -75,8 +82,12 @@ class Setting:
         void_share: share of rounds that end without an entry.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
         group: number of learners in a group, for gossip systems.
+        gamma: pull towards the mean anchor, for NoLoCo; None: the outer rate.
+        accumulate: ticks per step of data-parallel, with the batch of as many ticks.
+        averaging: decay of the running mean of data-parallel's parameters, which is then the result; 0: none.
         by_topic: whether each island has its own part of the text.
         judged_tokens: number of held-out tokens for the final loss.
+        stage: stage of evidence, which owns the seeds and the held-out text (research/stages.py).
         points: number of points of the loss curve.
     """
 
@@ -87,6 +98,7 @@ class Setting:
     ticks: int = 480
     batch: int = 4
     learning_rate: float = 2e-3
+    inner_schedule: Schedule = "cosine"
     inner: Literal["adamw", "muon"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.98
@@ -111,8 +123,12 @@ class Setting:
     void_share: float = 0.0
     away_share: float = 0.0
     group: int = 2
+    gamma: float | None = None
+    accumulate: int = 1
+    averaging: float = 0.0
     by_topic: bool = False
-    judged_tokens: int = EVALUATION_TOKENS
+    judged_tokens: int = JUDGED_TOKENS["explore"]
+    stage: Stage = "explore"
     points: int = 0
 
     def with_tokens_of_all(self) -> Setting:
@@ -131,6 +147,7 @@ class Outcome:
         tokens: tokens trained on by all islands together.
         bytes_sent_per_parameter: bytes sent per island in the whole run.
         seconds: CPU time.
+        blocks: loss of each piece of the held-out text, whose mean is `loss`; empty if there is only one.
         curve: (ticks, loss) during training, of the first replica, on a quarter of the held-out tokens; empty if the
             setting has no points.
     """
@@ -141,6 +158,7 @@ class Outcome:
     tokens: int
     bytes_sent_per_parameter: float
     seconds: float
+    blocks: tuple[float, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
 
 
@@ -173,64 +191,70 @@ def run_trial(
         text: path of a text; None: the standard library's source.
         within: replaces what the setting and `text` specify.
         device: device on which islands step, one after the other.
+    Raises:
+        ConfigError: the seed belongs to another stage, or the setting is inconsistent.
     """
+    check_seed(setting.stage, seed)
     torch.set_num_threads(1)
     began = time.process_time()
     if within is None:
         within = Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=open_corpus(text))
     learners = _learners(setting, seed, within, device)
     algorithm = make_algorithm(setting, learners, seed)
-    judge = partial(Judge, within.shape, within.corpus, _fragments(setting), device=device)
+    pieces = held_out_blocks(within.corpus, setting.stage)
+    judge = partial(Judge, within.shape, pieces, _fragments(setting), device=device)
     glance = judge(num_tokens=max(1, setting.judged_tokens // 4))
     every = max(1, setting.ticks // setting.points) if setting.points else setting.ticks + 1
     curve = []
     for tick in range(1, setting.ticks + 1):
         learners.progress((tick - 1) / setting.ticks)
         for learner in range(len(learners)):
-            is_its_turn = learner >= setting.slow or tick % SLOWNESS == 0
+            is_its_turn = tick % (SLOWNESS if learner < setting.slow else setting.accumulate) == 0
             if is_its_turn and not algorithm.is_away(learner):
                 learners.step(learner)
         algorithm.border(tick)
         if tick % every == 0:
-            curve.append((tick, glance.loss(algorithm.models()[0])))
+            curve.append((tick, fmean(glance.losses(algorithm.models()[0]))))
     algorithm.settle(setting.ticks)
     last = judge(num_tokens=setting.judged_tokens)
-    losses = [last.loss(model) for model in algorithm.models()]
+    blocks = tuple(map(fmean, zip(*(last.losses(model) for model in algorithm.models()), strict=True)))
     return Outcome(
         name=setting.name,
         seed=seed,
-        loss=sum(losses) / len(losses),
+        loss=fmean(blocks),
         tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
         bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
         seconds=time.process_time() - began,
+        blocks=blocks if len(blocks) > 1 else (),
         curve=tuple(curve),
     )
 
 
 def _rule(setting: Setting) -> InnerRule:
-    warmup = max(1, int(WARMUP_SHARE * setting.ticks))
+    warmup = max(1, int(WARMUP_SHARE * setting.ticks / setting.accumulate))
     return InnerRule(
         optimizer=setting.inner,
         learning_rate=setting.learning_rate,
         beta1=setting.beta1,
         beta2=setting.beta2,
-        schedule="cosine",
+        schedule=setting.inner_schedule,
         warmup_steps=warmup,
     )
 
 
 def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -> TextLearners:
-    is_one = setting.system == "data-parallel"
+    is_one = setting.system in ALONE
     return TextLearners(
         shape=within.shape,
         corpus=within.corpus,
         rule=within.rule,
         num_learners=1 if is_one else setting.islands,
-        windows=setting.batch * (setting.islands if is_one else 1),
+        windows=setting.batch * setting.accumulate * (setting.islands if is_one else 1),
         num_fragments=_fragments(setting),
         seed=seed,
         by_topic=setting.by_topic and not is_one,
         device=device,
+        gradients=(setting.islands, baselines.as_int4) if setting.system == "data-parallel-int4" else None,
     )
 
 
@@ -307,9 +331,20 @@ OUTER_SCHEDULES: dict[str, Callable[[float], float]] = {
 
 SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     OURS: _ours,
-    "data-parallel": lambda setting, learners, seed: DataParallel(learners, setting.islands),
+    "data-parallel": lambda setting, learners, seed: DataParallel(
+        learners, setting.islands, accumulate=setting.accumulate, averaging=setting.averaging
+    ),
+    "data-parallel-int4": lambda setting, learners, seed: DataParallel(
+        learners, setting.islands, bytes_each=INT4_BYTES
+    ),
+    "one-island": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_float32, *[BFLOAT16_BYTES * _ring(setting) * setting.sync_every] * 2
+    ),
     "textbook-diloco": lambda setting, learners, seed: _central(
         setting, learners, baselines.as_float32, 4 * _ring(setting), 4 * _ring(setting)
+    ),
+    "textbook-diloco-int4": lambda setting, learners, seed: _central(
+        setting, learners, baselines.as_int4, INT4_BYTES * _ring(setting), INT4_BYTES * _ring(setting)
     ),
     "opendiloco": lambda setting, learners, seed: _central(
         setting, learners, baselines.as_float16, 2 * _ring(setting), 2 * _ring(setting)
@@ -321,13 +356,16 @@ SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     "decoupled-diloco-int4": lambda setting, learners, seed: _central(
         setting, learners, baselines.as_int4, INT4_BYTES, INT4_BYTES
     ),
+    "sparseloco": lambda setting, learners, seed: SparseLoCo(
+        learners, sync_every=setting.sync_every, outer_rate=setting.outer_rate, decay=setting.momentum
+    ),
     "noloco": lambda setting, learners, seed: NoLoCo(
         learners,
         GossipRule(sync_every=setting.sync_every, group=2),
         seed=seed,
         alpha=setting.momentum,
         beta=setting.outer_rate,
-        gamma=setting.outer_rate,
+        gamma=setting.gamma if setting.gamma is not None else setting.outer_rate,
     ),
     "delta-only-groups": lambda setting, learners, seed: DeltaOnlyGroups(
         learners,

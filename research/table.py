@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,24 +13,10 @@ from typing import Any
 from p2p_diloco.testing.cores import end_with_parent, usable_cores
 from p2p_diloco.training.data import open_corpus
 from research.experiments import Experiment
+from research.intervals import Gap, paired_gap
 from research.kept import KeptOutcomes
 from research.setting import Outcome, Setting, run_trial
-
-# Two-sided 95 % of Student's t by degrees of freedom. Beyond the table, intervals are a little too wide.
-_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Relative gap of the first row's loss to another row's; positive if the first is higher.
-
-    Attributes:
-        mean: mean over paired seeds.
-        half_width: half of the 95 % confidence interval; None with one seed.
-    """
-
-    mean: float
-    half_width: float | None
+from research.stages import seeds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +32,14 @@ class Table:
             "rows": [_row(name, outcomes) for name, outcomes in self.outcomes.items()],
             "gaps": {name: gap.mean for name, gap in self.gaps().items()},
             "intervals": {name: gap.half_width for name, gap in self.gaps().items()},
+            "comparisons": self.experiment.comparisons,
+            "tuned": dict(self.experiment.notes),
         }
 
     def gaps(self) -> dict[str, Gap]:
         """Return the gap of the first row to each other row."""
         (_, first), *others = self.outcomes.items()
-        return {name: paired_gap(first, outcomes) for name, outcomes in others}
+        return {name: paired_gap(first, outcomes, self.experiment.comparisons) for name, outcomes in others}
 
     def lines(self) -> list[str]:
         """Return the printed table."""
@@ -66,16 +53,12 @@ class Table:
             lines.append(
                 f"{name:<{width}}  loss {row['loss']:.4f}{spread}  {row['bytes_sent_per_parameter']:8.2f} bytes{gap}"
             )
+            if note := self.experiment.notes.get(name):
+                lines.append(f"{'':<{width}}  {note}")
+        if self.experiment.comparisons > 1:
+            family = f"{self.experiment.comparisons} comparisons together"
+            lines.append(f"intervals: 95 % for {family}, over seeds and held-out text")
         return lines
-
-
-def paired_gap(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Gap:
-    """Return the relative gap of `ours` to `theirs`, seed by seed."""
-    gaps = [a.loss / b.loss - 1.0 for a, b in zip(ours, theirs, strict=True)]
-    if len(gaps) < 2:
-        return Gap(mean=fmean(gaps), half_width=None)
-    t = _T_95[min(len(gaps) - 2, len(_T_95) - 1)]
-    return Gap(mean=fmean(gaps), half_width=t * stdev(gaps) / math.sqrt(len(gaps)))
 
 
 def run_experiment(
@@ -102,8 +85,9 @@ def run_experiment(
     kept = KeptOutcomes(keep, open_corpus(text).fingerprint)
     found: dict[tuple[str, int], Outcome] = {}
     trials = []
-    for seed in range(experiment.seeds):
+    for index in range(experiment.seeds):
         for setting in experiment.settings:
+            seed = _seed(experiment, setting, index)
             outcome = kept.find(setting, seed)
             if outcome is None:
                 trials.append((setting, seed))
@@ -119,10 +103,16 @@ def run_experiment(
     return Table(
         experiment=experiment,
         outcomes={
-            setting.name: tuple(found[setting.name, seed] for seed in range(experiment.seeds))
+            setting.name: tuple(
+                found[setting.name, _seed(experiment, setting, index)] for index in range(experiment.seeds)
+            )
             for setting in experiment.settings
         },
     )
+
+
+def _seed(experiment: Experiment, setting: Setting, index: int) -> int:
+    return seeds_of(setting.stage, experiment.seeds)[index]
 
 
 def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes: int, device: str) -> Any:

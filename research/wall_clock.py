@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from research.setting import PARTED, Outcome, Setting
 
-OVERLAPPING = PARTED | {"data-parallel"}
+OVERLAPPING = PARTED | {"data-parallel", "data-parallel-int4"}
 """Systems that train while they send; others wait."""
 
 

@@ -19,6 +19,7 @@ PAGES = sorted(
         "docs/reference/*.md",
         "docs/decisions/*.md",
         "bootstrap/*.md",
+        "research/*.md",
         "examples/*/*.md",
     )
     for path in PROJECT.glob(pattern)

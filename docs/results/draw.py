@@ -24,11 +24,11 @@ import matplotlib.pyplot as plt
 from p2p_diloco.training.data import open_corpus
 from p2p_diloco.training.inner_loop import OptimizerName
 from research.experiments import EXPERIMENTS, experiment_named
+from research.intervals import paired_gap
 from research.kept import KeptOutcomes
 from research.learners import shape_named
 from research.scope import Scope
 from research.setting import OURS, Outcome, Setting
-from research.table import paired_gap
 from research.wall_clock import tick_seconds, ticks_to_loss
 
 HERE = Path(__file__).parent
@@ -38,7 +38,6 @@ FEWEST_ROWS = 2
 OPTIMIZERS: tuple[OptimizerName, ...] = ("muon", "adamw")
 """The first is what `experiment` has inside where nothing is said."""
 BESIDE: tuple[tuple[str, str, Scope], ...] = (
-    ("tune", "--size micro --islands 8 --optimizer adamw", Scope(size="micro", islands=8, optimizer="adamw")),
     *(("radial", f"--size micro --islands {islands}", Scope(size="micro", islands=islands)) for islands in (2, 8, 16)),
     ("outer", "--size micro --sync-every 8", Scope(size="micro", sync_every=8)),
     *(

@@ -18,10 +18,12 @@ from research.baselines import (
     DeltaOnlyGroups,
     GossipRule,
     NoLoCo,
+    SparseLoCo,
     as_e3m0,
     as_float16,
     as_float32,
     as_int4,
+    as_sparse_two_bits,
     draw_groups,
 )
 
@@ -110,6 +112,14 @@ def test_noloco_follows_the_rule_of_its_paper() -> None:
     assert learners.local[:, 0].tolist() == pytest.approx([-2.1 + first, -1.5 + second])
 
 
+def test_noloco_pulls_anchors_together_as_fast_as_gamma_says() -> None:
+    learners = ScriptedLearners([-1.0, -3.0], starts=[0.0, 2.0])
+    noloco = NoLoCo(learners, GOSSIP, seed=0, alpha=0.3, beta=1.0, gamma=0.5)
+    learners.play(noloco.border, range(1, 3))
+    # δ = (−2 − 6) / 2 − 0.5 · (φ − 1)
+    assert [model[0][0] for model in noloco.models()] == pytest.approx([-3.5, -2.5])
+
+
 def test_groups_that_average_only_what_changed_drift_apart() -> None:
     learners = ScriptedLearners([-1.0, -3.0])
     pair = DeltaOnlyGroups(learners, GOSSIP, HALF_MOMENTUM, seed=0)
@@ -129,6 +139,45 @@ def test_data_parallel_is_one_learner_and_pays_for_every_step() -> None:
     assert parallel.sent_bytes == pytest.approx(3 * 2 * 0.75 * 2.0 * 2)
     with pytest.raises(ConfigError, match="one learner"):
         DataParallel(ScriptedLearners([-1.0, -1.0]), num_islands=2)
+
+
+def test_data_parallel_with_accumulated_gradients_pays_only_when_it_sends() -> None:
+    learners = ScriptedLearners([-1.0])
+    parallel = DataParallel(learners, num_islands=4, accumulate=2, bytes_each=0.5)
+    for tick in range(1, 5):
+        parallel.border(tick)
+    assert parallel.sent_bytes == pytest.approx(2 * 2 * 0.75 * 0.5 * 2)
+
+
+def test_averaged_parameters_are_a_running_mean_that_soon_forgets_the_first() -> None:
+    learners = ScriptedLearners([-1.0])
+    averaged = DataParallel(learners, num_islands=2, averaging=0.25)
+    learners.play(averaged.border, range(1, 4))
+    # Decays 2/11 at first, then a quarter; θ = −1, −2, −3.
+    first = -9 / 11
+    second = 0.25 * first - 0.75 * 2
+    assert averaged.models()[0][0].tolist() == pytest.approx([0.25 * second - 0.75 * 3] * 2)
+
+
+def test_sparseloco_sends_the_largest_of_what_has_gathered_and_keeps_the_rest() -> None:
+    moves = np.zeros((2, 4096), np.float32)
+    moves[:, :128], moves[:, 128:256] = -1.0, -0.4
+    moves[1] *= 3
+    learners = ScriptedLearners(moves, lengths=(4096,))
+    sparse = SparseLoCo(learners, sync_every=1, outer_rate=0.5, decay=0.9)
+    learners.play(sparse.border, range(1, 2))
+    # The 128 largest are alike, so two bits lose nothing: 1 and 3, mean 2, half of it.
+    anchor_N = sparse.models()[0][0]
+    assert anchor_N[:128].tolist() == pytest.approx([-1.0] * 128)
+    assert not anchor_N[128:].any(), "the rest waits in the buffer"
+    assert np.array_equal(learners.local, np.stack([anchor_N, anchor_N]))
+    for tick in range(2, 4):
+        learners.play(sparse.border, range(tick, tick + 1))
+        # The rest has grown to 0.4 · 1.9 = 0.76, then to 0.4 · 2.71 = 1.084, which is more than 1.
+        assert bool(sparse.models()[0][0][128:256].any()) == (tick == 3)
+    assert sparse.models()[0][0][128:256].tolist() == pytest.approx([-0.5 * 2 * 1.084] * 128)
+    assert sparse.models()[0][0][:128].tolist() == pytest.approx([-2.0] * 128)
+    assert sparse.sent_bytes == pytest.approx(3 * 4096 * 128 / 4096 * 14 / 8)
 
 
 def test_a_cycle_divides_into_its_exchanges() -> None:
@@ -161,6 +210,18 @@ def test_four_bits_as_decoupled_diloco_sends_them_are_of_the_codec() -> None:
     vector_N = np.random.Generator(np.random.Philox(key=3)).standard_normal(200, dtype=np.float32)
     codec = codec_named("int4")
     assert as_int4(vector_N).tolist() == codec.decode(codec.encode(vector_N), 200).tolist()
+
+
+def test_two_bits_are_the_means_of_four_bins_of_the_largest() -> None:
+    vector_N = np.full(4096, 0.01, np.float32)
+    vector_N[:128] = np.repeat([4.0, -4.0, 1.0, -1.0], 32)
+    decoded_N = as_sparse_two_bits(vector_N)
+    assert not decoded_N[128:].any()
+    # The deviation is 2.93 and a bin 4.39 wide: ±4 lie nearly one width from the mean, ±1 in the middle.
+    assert decoded_N[:128].tolist() == pytest.approx(np.repeat([4.0, -4.0, 0.0, 0.0], 32).tolist(), abs=1e-5)
+    short_N = np.array([3.0, 0.0, -3.0], np.float32)
+    assert as_sparse_two_bits(short_N).shape == (3,)
+    assert as_sparse_two_bits(np.zeros(5000, np.float32)).tolist() == [0.0] * 5000
 
 
 def test_float16_rounds_as_float16_does() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from p2p_diloco.errors import ConfigError
 from research import experiment, table
 from research.command import main
 from research.experiments import Experiment
+from research.scope import Scope, baselines
 from research.setting import Outcome
 from research.table import Table
 
@@ -51,6 +53,12 @@ def test_a_table_for_people_and_for_programs(
         (["loss", "--rows", "none-lost"], "--rows names none-lost; expected at least two rows"),
         (["parity", "--seeds", "0"], "--seeds is 0"),
         (["parity", "--windows", "0"], "--windows is 0; expected at least 1"),
+        (["parity", "--steps", "64", "--tokens-per-parameter", "1"], "--steps and --tokens-per-parameter both set"),
+        (["parity", "--tokens-per-parameter", "0"], "--tokens-per-parameter is 0; expected more than 0"),
+        (["parity", "--inner-schedule", "linear"], "--inner-schedule"),
+        (["primary", "--tuned", "nowhere.json"], "has no tuned values for micro, 4 islands, muon, cosine"),
+        (["tune", "--rows", "gossip"], "unknown row 'gossip'"),
+        (["parity", "--size", "huge", "--tokens-per-parameter", "1"], "--size is 'huge'"),
         (["parity", "--inner-rate", "0"], "--inner-rate is 0; expected more than 0 and less than 1"),
         (["parity", "--device", "tpu"], "unknown device 'tpu'"),
         (["parity", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
@@ -81,6 +89,32 @@ def test_quick_means_a_smaller_model_and_few_seeds(
     assert {setting.size for setting in asked[0].settings} == {size}
     assert {(setting.ticks, setting.inner) for setting in asked[0].settings} == {(480, "muon")}
     assert asked[0].seeds == seeds
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "windows"),
+    [
+        (["parity", "--tokens-per-parameter", "4"], 544, 16),  # 133,440 parameters, 1,024 tokens a step: 521.25
+        (["primary"], 1312, 32),
+        (["primary", "--quick"], 160, 32),
+        (["primary", "--steps", "64", "--windows", "16"], 64, 16),
+    ],
+)
+def test_the_length_of_a_trial_is_told_in_tokens_for_each_parameter(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], steps: int, windows: int
+) -> None:
+    scopes: list[Scope] = []
+
+    def named(name: str, scope: Scope, *_: object) -> Experiment:
+        scopes.append(scope)
+        raise ConfigError("seen enough")
+
+    monkeypatch.setattr(experiment, "experiment_named", named)
+    monkeypatch.setattr(experiment, "evidence_named", named)
+    assert main([*words, "--size", "micro", "--inner-schedule", "constant"]) == 2
+    (scope,) = scopes
+    assert (scope.ticks, scope.windows, scope.inner_schedule) == (steps, windows, "constant")
+    assert {row.inner_schedule for row in (scope.ours(), *baselines(scope))} == {"constant"}
 
 
 def test_progress_is_for_terminals() -> None:

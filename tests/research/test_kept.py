@@ -44,6 +44,12 @@ def test_a_trial_with_a_curve_is_found_where_nobody_wants_one_but_not_the_other_
     assert kept.find(ROW, 1) is None
 
 
+def test_losses_of_pieces_are_kept(tmp_path: Path) -> None:
+    judged = replace(outcome(0), blocks=(1.0, 2.0))
+    KeptOutcomes(tmp_path / "kept.jsonl", TEXT).add(ROW, judged)
+    assert KeptOutcomes(tmp_path / "kept.jsonl", TEXT).find(ROW, 0) == judged
+
+
 def test_nothing_is_kept_where_nobody_asked() -> None:
     kept = KeptOutcomes(None, TEXT)
     kept.add(ROW, outcome(0))

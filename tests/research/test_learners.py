@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.training.data import open_corpus
 from p2p_diloco.training.inner_loop import InnerRule
-from research.learners import MICRO, Judge, TextLearners, shape_named
+from research.learners import MICRO, Judge, RoundedSum, TextLearners, shape_named
 
 
 def learners(text: str, **changes: object) -> TextLearners:
@@ -53,9 +55,46 @@ def test_topics_are_shares_of_the_text(text: str) -> None:
 
 def test_the_judge_sees_what_learners_hold(text: str) -> None:
     some = learners(text)
-    judge = Judge(MICRO, open_corpus(text), 2, num_tokens=1024)
-    loss = judge.loss([some.read(0, fragment) for fragment in range(2)])
-    assert loss == pytest.approx(np.log(256), rel=1e-3)  # the head begins at zero
+    corpus = open_corpus(text)
+    judge = Judge(MICRO, (corpus, corpus), 2, num_tokens=2048)
+    losses = judge.losses([some.read(0, fragment) for fragment in range(2)])
+    assert losses == pytest.approx([np.log(256)] * 2, rel=1e-3)  # the head begins at zero
+
+
+def test_each_island_s_gradient_is_rounded_and_what_was_lost_comes_next_time(text: str) -> None:
+    seen: list[list[float]] = []
+
+    def nothing(vector_N: Vector) -> Vector:
+        seen.append(vector_N[:1].tolist())
+        return np.zeros_like(vector_N)
+
+    rounded = learners(text, num_learners=1, windows=2, gradients=(2, nothing))
+    plain = learners(text, num_learners=1, windows=2)
+    num_tensors = len(rounded.tensors)
+    for some in (rounded, plain):
+        some.progress(0.0)
+        some.step(0)
+    assert len(seen) == 2 * num_tensors, "once for each island and tensor"
+    assert not np.array_equal(rounded.read(0, 1), plain.read(0, 1))
+    exact = learners(text, num_learners=1, windows=2, gradients=(2, lambda vector_N: vector_N))
+    exact.progress(0.0)
+    exact.step(0)
+    assert np.allclose(exact.read(0, 1), plain.read(0, 1), atol=1e-5)
+
+
+def test_rounded_gradients_add_up_to_the_true_ones() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    hook = RoundedSum(2, np.round)
+    parts = [[0.4, 1.0], [0.2, -0.6], [0.4, 0.0], [0.2, 0.0], [0.4, 0.0], [0.2, 0.0]]
+    sums = []
+    for number, part in enumerate(parts):
+        if number % 2 == 0:
+            parameter.grad = torch.zeros(2)
+        parameter.grad += torch.tensor(part)
+        hook(parameter)
+        sums.append(parameter.grad.tolist())
+    # The first island keeps 0.4, then sends 1 of 0.8; the second keeps 0.2 and 0.4, then sends 1 of 0.6.
+    assert [sums[number] for number in (1, 3, 5)] == [[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
 
 
 def test_sizes_are_named() -> None:

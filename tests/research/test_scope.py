@@ -38,7 +38,8 @@ def test_each_has_its_own_outer_figures_and_all_the_same_inner_ones(optimizer: O
         assert setting.learning_rate == scope.rate_of(optimizer)
         assert (setting.outer_rate, setting.momentum) == OUTER[optimizer].get(setting.system, (1.0, 0.0))
     assert ours.name == OURS
-    assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS}
+    only_evidence = {"textbook-diloco-int4", "sparseloco", "data-parallel-int4", "one-island"}
+    assert {setting.name for setting in baselines(scope)} == SYSTEMS.keys() - {OURS} - only_evidence
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

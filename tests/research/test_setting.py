@@ -11,6 +11,7 @@ from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_bloc
 
 from p2p_diloco.errors import ConfigError
 from research.setting import OURS, SYSTEMS, Setting, make_algorithm, run_trial
+from research.stages import BLOCKS, SEEDS
 
 SMALL = Setting(
     name="row", size="micro", islands=2, ticks=16, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024
@@ -21,7 +22,8 @@ SMALL = Setting(
 def test_every_algorithm_learns_and_is_the_same_again(system: str, text: str) -> None:
     setting = replace(SMALL, system=system)
     outcome = run_trial(setting, 0, text)
-    assert outcome.loss < 5.4  # ln 256 is 5.55
+    # ln 256 is 5.55; SparseLoCo has sent two times 3 % of its elements.
+    assert outcome.loss < (5.53 if system == "sparseloco" else 5.4)
     assert outcome.tokens == 2 * 16 * 64
     assert outcome.bytes_sent_per_parameter > 0
     again = run_trial(setting, 0 if system != OURS else 1, text)
@@ -34,6 +36,36 @@ def test_slow_islands_make_a_quarter_of_the_steps_and_get_the_time_for_all_token
     longer = replace(slow, ticks=40).with_tokens_of_all()
     assert longer.ticks == 64
     assert run_trial(longer, 0, text).tokens == 2 * 40 * 64
+
+
+def test_accumulated_gradients_make_fewer_steps_on_as_many_tokens(text: str) -> None:
+    each = replace(SMALL, system="data-parallel", ticks=32)
+    several = replace(each, accumulate=8)
+    often, seldom = run_trial(each, 0, text), run_trial(several, 0, text)
+    assert often.tokens == seldom.tokens == 2 * 32 * 64
+    assert seldom.bytes_sent_per_parameter == often.bytes_sent_per_parameter / 8
+    assert seldom.loss > often.loss + 0.1, "four steps instead of 32"
+
+
+def test_an_averaged_model_is_another_model_of_the_same_run(text: str) -> None:
+    plain = replace(SMALL, system="data-parallel")
+    assert run_trial(replace(plain, averaging=0.5), 0, text).loss != run_trial(plain, 0, text).loss
+
+
+def test_a_constant_inner_rate_stays_what_it_is(text: str) -> None:
+    cosine = run_trial(SMALL, 0, text)
+    assert run_trial(replace(SMALL, inner_schedule="constant"), 0, text).loss != cosine.loss
+
+
+def test_a_trial_of_the_test_judges_pieces_and_refuses_seeds_of_tuning(text: str) -> None:
+    test = replace(SMALL, stage="test", judged_tokens=16 * 256)
+    outcome = run_trial(test, SEEDS["test"].start, text)
+    assert len(outcome.blocks) == BLOCKS
+    assert len(set(outcome.blocks)) == BLOCKS, "each piece is other text"
+    assert outcome.loss == pytest.approx(sum(outcome.blocks) / BLOCKS)
+    assert run_trial(SMALL, 0, text).blocks == ()
+    with pytest.raises(ConfigError, match="seed 1000 is not one of the stage 'test'; expected 2000 to 2999"):
+        run_trial(test, 1000, text)
 
 
 def test_four_bits_cost_less_than_float32(text: str) -> None:

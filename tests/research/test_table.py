@@ -9,7 +9,7 @@ import pytest
 
 from research.experiments import Experiment
 from research.setting import Outcome, Setting
-from research.table import Table, paired_gap, run_experiment
+from research.table import Table, run_experiment
 
 
 def outcomes(name: str, losses: list[float]) -> tuple[Outcome, ...]:
@@ -17,16 +17,6 @@ def outcomes(name: str, losses: list[float]) -> tuple[Outcome, ...]:
         Outcome(name=name, seed=seed, loss=loss, tokens=100, bytes_sent_per_parameter=2.0, seconds=1.0)
         for seed, loss in enumerate(losses)
     )
-
-
-def test_gaps_are_taken_seed_by_seed() -> None:
-    gap = paired_gap(outcomes("a", [1.01, 2.06]), outcomes("b", [1.0, 2.0]))
-    assert gap.mean == pytest.approx(0.02)
-    # Gaps 0.01 and 0.03: deviation 0.01414, over √2, times t of one degree of freedom.
-    assert gap.half_width == pytest.approx(12.71 * 0.01, rel=1e-3)
-    assert paired_gap(outcomes("a", [1.1]), outcomes("b", [1.0])).half_width is None
-    many = paired_gap(outcomes("a", [1.0, 1.1] * 10), outcomes("b", [1.0] * 20))
-    assert many.half_width == pytest.approx(2.26 * 0.0513 / 20**0.5, rel=1e-2)
 
 
 def test_a_table_is_written_for_people_and_for_programs() -> None:
@@ -42,6 +32,33 @@ def test_a_table_is_written_for_people_and_for_programs() -> None:
     lines = table.lines()
     assert lines[0] == "which?"
     assert lines[2].endswith("a +2.00 ± 12.71 %")
+    assert len(lines) == 3
+
+
+def test_a_table_of_evidence_says_how_rows_were_tuned_and_what_intervals_are() -> None:
+    three = Experiment(
+        question="which?",
+        settings=tuple(Setting(name=name) for name in "abc"),
+        seeds=2,
+        comparisons=2,
+        notes={"b": "best of 8 tries: momentum 0.3"},
+    )
+    rows = {"a": outcomes("a", [1.01, 2.06]), "b": outcomes("b", [1.0, 2.0]), "c": outcomes("c", [1.0, 2.0])}
+    table = Table(experiment=three, outcomes=rows)
+    assert table.lines()[3].strip() == "best of 8 tries: momentum 0.3"
+    assert table.lines()[-1] == "intervals: 95 % for 2 comparisons together, over seeds and held-out text"
+    assert table.figures()["intervals"]["b"] == pytest.approx(0.2545, rel=1e-3)
+    assert (table.figures()["comparisons"], table.figures()["tuned"]) == (2, three.notes)
+
+
+def test_trials_have_the_seeds_of_their_stage(text: str) -> None:
+    row = Setting(
+        name="ours", size="micro", islands=2, ticks=8, sync_every=8, fragments=2, delay=1, batch=1, stage="tune",
+        judged_tokens=1024,
+    )  # fmt: skip
+    both = Experiment(question="?", settings=(row, replace(row, name="late", delay=3)), seeds=2)
+    table = run_experiment(both, text=text, processes=1)
+    assert [outcome.seed for outcome in table.outcomes["late"]] == [1000, 1001]
 
 
 def test_an_experiment_is_the_same_in_one_process_and_in_two_and_when_kept(text: str, tmp_path: Path) -> None:

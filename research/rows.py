@@ -1,0 +1,185 @@
+"""Rows of evidence: each system, and the values that `tune` tries for it.
+
+All rows get the same number of tries (rules in research/README.md). A search has two parts: inner rates with the row's
+default values, then the row's other values with the best of these inner rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.planning.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
+from research.scope import DELAYED, Scope
+from research.setting import OURS, Setting
+
+TRIES = 8
+"""Tries of each row, including its default."""
+CYCLE = 8
+"""Steps of a cycle in the primary comparison."""
+_OTHERS_FRAGMENTS = 4
+
+Values = Mapping[str, float]
+"""Values by field of `Setting`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A system as a row of evidence.
+
+    Attributes:
+        system: algorithm, see `SYSTEMS`.
+        exchange: how it exchanges: in fragments and rounds as `plan` gives them to p2p_diloco; blocking, the whole
+            model at once; in four fragments that arrive late; or after every step.
+        values: values to try, the default first.
+        inner: inner rates to try, as factors on that of the size and the optimiser; 1 first.
+        changes: all that differs from the scope besides.
+    """
+
+    system: str
+    exchange: Literal["rounds", "blocking", "late", "steps"]
+    values: tuple[Values, ...] = ({},)
+    inner: tuple[float, ...] = (1.0, 0.7, 1.4)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PAIRS = ((0.7, 0.3), (0.7, 0.5), (0.5, 0.5), (0.5, 0.7), (1.0, 0.0), (1.0, 0.3))
+"""Outer rates and momenta that all systems with an outer Nesterov step are tried with."""
+
+
+def _nesterov(rate: float, momentum: float) -> tuple[Values, ...]:
+    """Return all pairs, this one first."""
+    pairs = ((rate, momentum), *(pair for pair in _PAIRS if pair != (rate, momentum)))
+    return tuple({"outer_rate": rate, "momentum": momentum} for rate, momentum in pairs)
+
+
+_INNER_ALONE = (1.0, 0.35, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0)
+_SERVER = {"is_radial": True, "weights_by_tokens": True}
+_STREAMING = tuple(
+    {"outer_rate": rate, "momentum": momentum, "alpha": alpha}
+    for rate, momentum, alpha in (
+        (1.0, 0.7, 0.5), (0.7, 0.5, 0.5), (0.7, 0.5, 0.25), (0.7, 0.5, 0.0), (1.0, 0.3, 0.25), (1.0, 0.7, 0.25)
+    )
+)  # fmt: skip
+
+_NOLOCO = tuple(
+    {"outer_rate": beta, "momentum": alpha, "gamma": gamma}
+    for alpha, beta, gamma in (
+        (0.5, 0.7, 0.7), (0.3, 0.7, 0.7), (0.3, 1.0, 1.0), (0.0, 1.0, 1.0), (0.3, 0.7, 1.0), (0.5, 0.7, 1.0)
+    )
+)  # fmt: skip
+"""α, β and γ of the authors' code, then others within the paper's condition for two in a group, α < γ < √(2 + α²)."""
+
+ROWS: dict[str, Row] = {
+    OURS: Row(system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3)),
+    f"{OURS}-float32": Row(
+        system=OURS,
+        exchange="rounds",
+        values=_nesterov(0.7, 0.3),
+        changes={"contribution": "float32", "entry": "float32"},
+    ),
+    "textbook-diloco": Row(system="textbook-diloco", exchange="blocking", values=_nesterov(0.7, 0.5)),
+    "textbook-diloco-int4": Row(system="textbook-diloco-int4", exchange="blocking", values=_nesterov(0.7, 0.5)),
+    "streaming-diloco": Row(system="streaming-diloco", exchange="late", values=_STREAMING),
+    "decoupled-diloco": Row(system="decoupled-diloco", exchange="late", values=_nesterov(0.5, 0.5), changes=_SERVER),
+    "decoupled-diloco-int4": Row(
+        system="decoupled-diloco-int4", exchange="late", values=_nesterov(0.5, 0.5), changes=_SERVER
+    ),
+    "sparseloco": Row(
+        system="sparseloco",
+        exchange="blocking",
+        values=tuple(
+            {"outer_rate": rate, "momentum": decay}
+            for rate, decay in ((1.0, 0.95), (0.65, 0.95), (1.0, 0.9), (0.65, 0.9), (1.0, 0.8), (1.0, 0.99))
+        ),
+    ),
+    "noloco": Row(system="noloco", exchange="blocking", values=_NOLOCO),
+    "data-parallel": Row(system="data-parallel", exchange="steps", inner=_INNER_ALONE),
+    "data-parallel-int4": Row(system="data-parallel-int4", exchange="steps", inner=_INNER_ALONE),
+    "data-parallel-accumulated": Row(
+        system="data-parallel", exchange="steps", inner=_INNER_ALONE, changes={"accumulate": CYCLE}
+    ),
+    "data-parallel-averaged": Row(
+        system="data-parallel",
+        exchange="steps",
+        values=tuple({"averaging": decay} for decay in (0.98, 0.9, 0.95, 0.99, 0.995, 0.998)),
+    ),
+    "one-island": Row(system="one-island", exchange="blocking", values=_nesterov(0.7, 0.5)),
+}
+"""Rows by name, without the cycle."""
+DILOCO_LIKE = (
+    "textbook-diloco",
+    "textbook-diloco-int4",
+    "streaming-diloco",
+    "decoupled-diloco",
+    "decoupled-diloco-int4",
+    "sparseloco",
+    "noloco",
+)
+"""The rivals of the primary comparison."""
+
+
+def every(name: str, steps: int) -> str:
+    """Return the name of a row in cycles of so many steps, such as `sparseloco-every-8`."""
+    return f"{name}-every-{steps}"
+
+
+def primary_rows() -> tuple[str, ...]:
+    """Return the names of the rows of the primary comparison; the first is compared with the others."""
+    return (every(OURS, CYCLE), *(every(name, CYCLE) for name in DILOCO_LIKE), "data-parallel")
+
+
+def row_named(name: str) -> tuple[Row, int | None]:
+    """Return a row and the steps of its cycle; None for a row without cycles.
+
+    Raises:
+        ConfigError: the row is unknown, or its cycle is missing, superfluous or too short.
+    """
+    system, _, cycle = name.partition("-every-")
+    row = ROWS.get(system)
+    if row is None:
+        raise ConfigError(f"unknown row {name!r}; expected one of {', '.join(ROWS)}, such as {every(OURS, CYCLE)}")
+    if row.exchange == "steps":
+        if cycle:
+            raise ConfigError(f"row {name!r} has no cycle; write {system}")
+        return row, None
+    least = _OTHERS_FRAGMENTS if row.exchange == "late" else 1
+    if not cycle.isdecimal() or int(cycle) < least or int(cycle) % least:
+        raise ConfigError(f"row {name!r} needs a cycle that {least} divides; write for example {every(system, CYCLE)}")
+    return row, int(cycle)
+
+
+def setting_of(name: str, scope: Scope, values: Values | None = None) -> Setting:
+    """Return a row at a scale, with its default values or others.
+
+    Args:
+        values: values by field, among them the inner rate; None: the row's defaults.
+    Raises:
+        ConfigError: as `row_named`.
+    """
+    row, steps = row_named(name)
+    steps = steps or scope.sync_every
+    delay = max(1, steps // DELAYED)
+    base = replace(scope, sync_every=steps).ours(name=name, system=row.system)
+    if row.exchange == "rounds":
+        base = replace(base, fragments=max(1, min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND)), delay=delay)
+    elif row.exchange == "late":
+        base = replace(base, fragments=_OTHERS_FRAGMENTS, delay=delay, mean="plain", weights_by_tokens=False)
+    else:
+        base = replace(base, fragments=1, delay=0, mean="plain", weights_by_tokens=False)
+    return replace(base, **row.changes, **(values if values is not None else first_tries(name, scope)[0]))  # type: ignore[arg-type]
+
+
+def first_tries(name: str, scope: Scope) -> tuple[dict[str, float], ...]:
+    """Return the first part of a search: the row's default values with each inner rate, its default rate first."""
+    row, _ = row_named(name)
+    rate = scope.rate_of(scope.optimizer)
+    return tuple({**row.values[0], "learning_rate": rate * factor} for factor in row.inner)
+
+
+def further_tries(name: str, best: Values) -> tuple[dict[str, float], ...]:
+    """Return the second part of a search: the row's other values with the inner rate of the best try so far."""
+    row, _ = row_named(name)
+    return tuple({**values, "learning_rate": best["learning_rate"]} for values in row.values[1:])
