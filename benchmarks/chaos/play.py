@@ -38,8 +38,8 @@ from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 
 FRAGMENTS = 2
-START_SECONDS, START_SECONDS_OF_PEER = 8.0, 3.0
-"""Time before round 0, in which all processes start."""
+FIND_SECONDS, STARTS_SLOWER = 8.0, 1.3
+"""Time to find each other before round 0, and factor on the time that so many processes take to start at once."""
 SETTLED_CYCLES = 2
 """Cycles before the measured time."""
 LAST_ROUNDS, QUIET_LAST_ROUNDS = 15, 2
@@ -65,6 +65,7 @@ class ChaosPlan:
         seconds: measured time.
         round_seconds: length of a round.
         step_seconds: length of an inner step of each island.
+        start_seconds: time that all processes take to start.
         bootstrap_dies: whether the bootstrap peer is killed when the measured time begins, and stays dead.
         last_rounds: rounds after the measured time, at least.
     """
@@ -73,6 +74,7 @@ class ChaosPlan:
     seconds: float
     round_seconds: float
     step_seconds: float
+    start_seconds: float
     bootstrap_dies: bool = False
     last_rounds: int = LAST_ROUNDS
 
@@ -207,7 +209,7 @@ class Play:
             StateError: the history of the run is incomplete.
         """
         plan = self._plan
-        begin = time.time() + START_SECONDS + (plan.islands + 1) * START_SECONDS_OF_PEER
+        begin = time.time() + plan.start_seconds + FIND_SECONDS
         folder = self._children.folder("run")
         key = create_key_file(folder / KEY_FILE)
         write_run_toml(folder / "run.toml", plan.manifest(key.peer, float(round(begin))))
@@ -502,6 +504,13 @@ class Play:
 
     def _say(self, text: str) -> None:
         self._show(f"{time.time() - self._window[0]:7.1f} s  {text}")
+
+
+def seconds_to_start(processes: int) -> float:
+    """Measure how long a process takes to start, and return how long so many take at once."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import benchmarks.chaos.paced_island"], capture_output=True, check=True)
+    return STARTS_SLOWER * (time.monotonic() - began) * max(1.0, processes / (os.cpu_count() or 1))
 
 
 def shared_memory() -> set[str]:

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.chaos.faults import KINDS, draw_faults, kinds_named
 from benchmarks.chaos.figures import figures_of
-from benchmarks.chaos.play import QUIET_LAST_ROUNDS, ChaosPlan, Disks, play
+from benchmarks.chaos.play import QUIET_LAST_ROUNDS, ChaosPlan, Disks, play, seconds_to_start
 from benchmarks.commands.document import bench_document
 from benchmarks.ended_politely import ended_politely
 from benchmarks.machine import describe_machine
@@ -75,6 +75,7 @@ def bench_chaos(options: ChaosOptions) -> int:
             seconds=options.minutes * 60.0,
             round_seconds=options.round_seconds,
             step_seconds=options.islands * measure_step() / (TRAINING_SHARE * (os.cpu_count() or 1)),
+            start_seconds=seconds_to_start(options.islands + 1),
             bootstrap_dies=options.bootstrap_dies,
         )
         faults = draw_faults(
@@ -131,7 +132,7 @@ def measure_step() -> float:
     torch.set_num_threads(1)
     try:
         key = SigningKey(bytes(32))
-        drafted = ChaosPlan(islands=2, seconds=60.0, round_seconds=2.0, step_seconds=1.0)
+        drafted = ChaosPlan(islands=2, seconds=60.0, round_seconds=2.0, step_seconds=1.0, start_seconds=0.0)
         plan = plan_run(drafted.manifest(key.peer, float(int(time.time()))))
         stream = open_stream(open_run_text(plan.manifest.data, None), plan, plan.rules.run, key.peer, 1)
         loop = InnerLoop(build_model(plan.shape, plan.manifest.model.seed), stream, plan.inner, torch.device("cpu"))
