@@ -35,8 +35,9 @@ LEAST_ENTRIES = 8
 
 IN_ROOT = {"local-swarm", "two-machines"}
 """Examples whose commands are for the root of the project; the others are for the folder of the example."""
-ENDS = {"trainer", "lightning"}
-"""Examples whose training ends by itself; the others get a Ctrl-C."""
+ENDS = {"trainer": "", "lightning": "", "ranks": " --rounds 60"}
+"""Examples whose training ends by itself, with what makes it end; the others get a Ctrl-C. Under torchrun no program
+ends well after a Ctrl-C."""
 PROGRAM = re.compile(r"^(\.\./\.\./)?\.venv(-extras)?/bin/", re.M)
 WITH_COMMANDS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md") if PROGRAM.search(path.read_text()))
 NOTEBOOKS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/*.ipynb"))
@@ -134,6 +135,7 @@ def test_an_example_runs_with_the_commands_of_its_readme(example: str, playgroun
             playground.wait_for("an invite", playground.invite, until)
             line = line.replace(PLACEHOLDER, playground.invite())
         trains = " join " in line or "train.py" in line
+        line += ENDS.get(example, "") if trains else ""
         peers += trains
         process, _ = playground.start(line, folder)
         if not trains and " bootstrap " not in line:
