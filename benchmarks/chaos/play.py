@@ -38,11 +38,11 @@ from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 
 FRAGMENTS = 2
-FIND_SECONDS, STARTS_SLOWER = 8.0, 1.3
-"""Time to find each other before round 0, and factor on the time that so many processes take to start at once."""
-SETTLED_CYCLES = 2
-"""Cycles before the measured time."""
-LAST_ROUNDS, QUIET_LAST_ROUNDS = 15, 2
+STARTS_SLOWER = 1.3
+"""Factor on the time that so many processes take to start at once."""
+SETTLED_CYCLES = 4
+"""Cycles before the measured time, in which all islands become ready."""
+LAST_ROUNDS, QUIET_LAST_ROUNDS = 12, 2
 """Rounds after the measured time, in which the last restarted islands come back; without faults there are none."""
 END_SECONDS = 20.0
 DISK_MEGABYTES = 256
@@ -209,7 +209,7 @@ class Play:
             StateError: the history of the run is incomplete.
         """
         plan = self._plan
-        begin = time.time() + plan.start_seconds + FIND_SECONDS
+        begin = time.time() + plan.start_seconds
         folder = self._children.folder("run")
         key = create_key_file(folder / KEY_FILE)
         write_run_toml(folder / "run.toml", plan.manifest(key.peer, float(round(begin))))
