@@ -199,7 +199,7 @@ class Play:
         self._islands: dict[PeerId, tuple[str, Path]] = {}
         self._state_folders: dict[str, Path] = {}
         self._seen: set[psutil.Process] = set()
-        self._shared_memory = shared_memory()
+        self._unused_before = unused_shared_memory()
 
     def run(self) -> Played:
         """Play to the end.
@@ -323,7 +323,7 @@ class Play:
         return [
             *(f"process {process.pid}" for process in alive),
             *(path.name for path in sockets),
-            *sorted(shared_memory() - self._shared_memory),
+            *sorted(unused_shared_memory() - self._unused_before),
         ]
 
     # -- faults
@@ -513,9 +513,14 @@ def seconds_to_start(processes: int) -> float:
     return STARTS_SLOWER * (time.monotonic() - began) * max(1.0, processes / (os.cpu_count() or 1))
 
 
-def shared_memory() -> set[str]:
-    """Return the names of this machine's shared memory."""
-    return {path.name for path in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+def unused_shared_memory() -> set[str]:
+    """Return the names of this machine's shared memory that no process has mapped; other programs may run here."""
+    names = {path.name for path in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")
+            names = {name for name in names if f"{_SHARED_MEMORY}/{name}" not in text}
+    return names
 
 
 def play(
