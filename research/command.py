@@ -61,7 +61,7 @@ def make_app() -> App:
         ----------
         name
             tune, primary, cycles, few-bits or one-machine; or parity, mixed, loss, bits, outer, merge, radial, sync,
-            short, fragments, schedule, residual, moments, inner, churn, void, topics or rate
+            short, rows, fragments, schedule, residual, moments, inner, churn, void, topics or rate
         quick
             use two seeds, the micro model, and two tokens per parameter for evidence
         size

@@ -1,7 +1,8 @@
 """p2p_diloco in experiments: contributions, entries and merges by the code of real peers.
 
-There is one span per fragment, one row, and a trusted reducer. Rounds are counted in ticks. The experiment determines
-which contributions are lost and which islands are slow or away.
+There is one span per fragment, and reducers are trusted. Islands are in one row, or in several as in a large swarm:
+then each row is averaged by itself, and the means of the rows once more. Rounds are counted in ticks. The experiment
+determines which contributions are lost and which islands are slow or away.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from p2p_diloco.outer.state import SpanState, absorb, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK
 from p2p_diloco.protocol.round.round import rounding_seed
-from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
@@ -47,6 +49,7 @@ class OurRule:
         sync_every: ticks of a cycle.
         delay: ticks from the start of a round to the border at which its entry is absorbed.
         outer, merge, codecs: as in a manifest.
+        rows: rows of islands, as even as possible.
         weights_by_tokens: weigh by tokens; False: equal weights.
         is_radial: use radial means, except for embeddings.
         lost_share: share of contributions that never reach their reducer. Their learners still count as present.
@@ -64,6 +67,7 @@ class OurRule:
     outer: OuterRule
     merge: MergeRule
     codecs: Codecs
+    rows: int = 1
     weights_by_tokens: bool = True
     is_radial: bool = False
     lost_share: float = 0.0
@@ -98,6 +102,8 @@ class OurSwarm(Algorithm):
         self._rule = rule
         self._codecs = replace(rule.codecs, radial=self._radial_blocks() if rule.is_radial else {})
         self._ticks = rule.sync_every // num_fragments
+        if not 1 <= rule.rows <= len(learners):
+            raise ConfigError(f"{rule.rows} rows do not fit {len(learners)} islands; each needs one at least")
         if not 0 <= rule.delay < rule.sync_every:
             raise ConfigError(f"a delay of {rule.delay} steps does not fit into a cycle of {rule.sync_every}")
         self._clock = RoundClock(start_seconds=0.0, round_seconds=float(self._ticks), num_fragments=num_fragments)
@@ -173,10 +179,11 @@ class OurSwarm(Algorithm):
             self.num_void += 1
             return
         self.entries.append(entry)
-        self._under_way.append((tick + self._rule.delay, entry, frozenset(arrived)))
-        others = 1.0 - 1.0 / len(self._places)
-        self.sent_bytes += others * (sum(len(one.payload) for one in sent.values()) / len(self.learners))
-        self.sent_bytes += others * len(entry.payload)
+        included = frozenset(self._places[place] for place in included_places(entry))
+        self._under_way.append((tick + self._rule.delay, entry, included))
+        sent_bytes = sum(len(one.payload) for one in sent.values()) / len(self.learners)
+        mean = self._codecs.row_mean.encoded_bytes(self.elements(fragment))
+        self.sent_bytes += exchanged_bytes(len(self._places), self._rule.rows, sent_bytes, mean, len(entry.payload))
 
     def _contribute(self, learner: int, fragment: int, round_index: int) -> _Sent | None:
         rule, learners, state = self._rule, self.learners, self._states[fragment]
@@ -217,28 +224,55 @@ class OurSwarm(Algorithm):
         )
 
     def _reduce(self, fragment: int, round_index: int, arrived: dict[int, _Sent]) -> Entry | None:
-        rule, head, span = self._rule, self._states[fragment].head, SpanId(fragment, 0)
-        parts = tuple(
-            Part(peer=_peer(learner), payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
-            for learner, one in arrived.items()
-        )
-        limit = rule.radius_factor * head.radius
-        seed = rounding_seed(RUN, round_index, span)
-        action = ReduceSpan(
-            round=round_index, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=limit, rounding_seed=seed
-        )
-        reduced = reduce_parts(action, self._codecs, self.elements(fragment))
-        if isinstance(reduced, str):
+        head, span, num_rows = self._states[fragment].head, SpanId(fragment, 0), self._rule.rows
+        weights: dict[int, float] = {}
+        means = []
+        for row in range(num_rows):
+            here = {learner: one for learner, one in arrived.items() if self._places.index(learner) % num_rows == row}
+            parts = tuple(
+                Part(peer=_peer(learner), payload=one.payload, weight=self._weigh(one, fragment), norm=one.norm)
+                for learner, one in here.items()
+            )
+            stage = Stage.WHOLE if num_rows == 1 else Stage.ROW
+            mean = self._average(parts, stage, fragment, round_index) if parts else None
+            if mean is not None:
+                weights |= dict(zip(here, balanced([part.weight for part in parts]), strict=True))
+                weight = sum(weights[learner] for learner in here)
+                means.append(Part(peer=_peer(min(here)), payload=mean, weight=weight, norm=0.0))
+        if not means:
             return None
+        weights = dict(sorted(weights.items()))
+        payload = means[0].payload
+        if num_rows > 1:
+            finished = self._average(tuple(means), Stage.FINISH, fragment, round_index)
+            if finished is None:
+                return None
+            payload = finished
         inclusion = Inclusion(
             present=tuple(range(len(self._places))),  # present even if its vectors are lost
-            places=tuple(self._places.index(learner) for learner in arrived),
-            weights=balanced([part.weight for part in parts]),
-            norms=tuple(part.norm for part in parts),
-            tokens=sum(one.tokens for one in arrived.values()),
+            places=tuple(self._places.index(learner) for learner in weights),
+            weights=tuple(weights.values()),
+            norms=tuple(arrived[learner].norm for learner in weights),
+            tokens=sum(arrived[learner].tokens for learner in weights),
         )
-        entry = build_entry(self._roster, self._roster.digest(), round_index, span, head, inclusion, reduced.payload)
+        entry = build_entry(self._roster, self._roster.digest(), round_index, span, head, inclusion, payload)
         return entry if isinstance(entry, Entry) else None
+
+    def _average(
+        self, parts: tuple[Part, ...], stage: Stage, fragment: int, round_index: int
+    ) -> bytes | memoryview | None:
+        """Return the encoded mean of parts, as a reducer or an owner computes it; None if there is none."""
+        span, slack = SpanId(fragment, 0), ROW_MEAN_SLACK if stage is Stage.FINISH else 1.0
+        action = ReduceSpan(
+            round=round_index,
+            span=span,
+            stage=stage,
+            parts=parts,
+            norm_limit=slack * self._rule.radius_factor * self._states[fragment].head.radius,
+            rounding_seed=rounding_seed(RUN, round_index, span),
+        )
+        reduced = reduce_parts(action, self._codecs, self.elements(fragment))
+        return None if isinstance(reduced, str) else reduced.payload
 
     def _radial_blocks(self) -> dict[SpanId, RadialBlocks]:
         rows = [
@@ -280,6 +314,19 @@ class OurSwarm(Algorithm):
         progress = min(1.0, entry.round * self._ticks / (self._rule.num_cycles * self._rule.sync_every))
         factor = self._rule.outer_factor(progress)
         return replace(self._rule.outer, learning_rate=self._rule.outer.learning_rate * factor)
+
+
+def exchanged_bytes(islands: int, rows: int, contribution: float, row_mean: float, entry: float) -> float:
+    """Return the bytes that an island sends on average in one round of a fragment, without headers.
+
+    Contributions go to the reducers of the own row, means of rows to the owners, and entries back the same way.
+
+    Args:
+        contribution, row_mean, entry: bytes of one encoded fragment.
+    """
+    across = islands / rows
+    up = contribution * (1.0 - 1.0 / across) + row_mean * (1.0 - 1.0 / rows) / across
+    return up + entry * ((1.0 - 1.0 / across) + (1.0 - 1.0 / rows) / across)
 
 
 def _peer(learner: int) -> PeerId:

@@ -78,6 +78,7 @@ class Setting:
         mean: for p2p_diloco only: plain, or radial (directions and lengths separately, for each block).
         weights_by_tokens: weigh contributions by quantity times quality.
         slow: number of islands that make one step in `SLOWNESS` ticks.
+        rows: rows of islands whose means are averaged once more, for p2p_diloco only.
         lost_share: share of contributions that never arrive.
         void_share: share of rounds that end without an entry.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
@@ -119,6 +120,7 @@ class Setting:
     mean: Literal["plain", "radial"] = "plain"
     weights_by_tokens: bool = True
     slow: int = 0
+    rows: int = 1
     lost_share: float = 0.0
     void_share: float = 0.0
     away_share: float = 0.0
@@ -288,6 +290,7 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
         codecs=codecs,
         weights_by_tokens=setting.weights_by_tokens,
         is_radial=setting.mean == "radial",
+        rows=setting.rows,
         lost_share=setting.lost_share,
         void_share=setting.void_share,
         away_share=setting.away_share,

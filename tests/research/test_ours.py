@@ -14,7 +14,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.span.vector_work import Codecs
-from research.ours import OurRule, OurSwarm
+from research.ours import OurRule, OurSwarm, exchanged_bytes
 
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
 
@@ -98,6 +98,48 @@ def test_fewer_tokens_weigh_less_and_four_bits_cost_an_eighth() -> None:
     even = swarm(alike, weights_by_tokens=False)
     alike.play(even.border, range(1, 3))
     assert even.entries[0].weights == (1.0, 1.0)
+
+
+def test_without_rounding_two_rows_have_the_mean_of_one() -> None:
+    moves = [-1.0, -3.0, -5.0, -7.0, -9.0]
+    one_row, two_rows = ScriptedLearners(moves), ScriptedLearners(moves)
+    whole, grid = swarm(one_row), swarm(two_rows, rows=2)
+    for learners, ours in ((one_row, whole), (two_rows, grid)):
+        learners.play(ours.border, range(1, 7))
+    assert anchor(grid) == pytest.approx(anchor(whole))
+    assert [sum(entry.weights) for entry in grid.entries] == [sum(entry.weights) for entry in whole.entries]
+
+
+def test_means_of_rows_are_rounded_once_more() -> None:
+    moves = [-0.1, -0.31, -0.57, -0.73]
+    learners = ScriptedLearners(moves, lengths=(64,))
+    codecs = Codecs(contribution=FLOAT32, row_mean=codec_named("int8"), entry=FLOAT32, rounds_stochastically=False)
+    ours = swarm(learners, rows=2, codecs=codecs, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 3))
+    exact = 2 * sum(moves) / 4
+    assert anchor(ours)[0] != exact
+    assert anchor(ours)[0] == pytest.approx(exact, rel=0.01)
+
+
+def test_a_row_whose_contributions_are_all_lost_is_left_out() -> None:
+    learners = ScriptedLearners([-1.0] * 4)
+    ours = swarm(learners, rows=4, lost_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 41))
+    included = [len(entry.weights) for entry in ours.entries]
+    assert min(included) < 4
+    assert anchor(ours)[0] < 0.0
+
+
+def test_bytes_of_rows_are_counted_by_hand() -> None:
+    # 2 rows of 2: half of a contribution to the other reducer, half of the spans' means to the owner of half of those,
+    # half of an entry to the row, and half of that half to the other row.
+    assert exchanged_bytes(4, 2, 100.0, 200.0, 100.0) == 50.0 + 50.0 + 50.0 + 25.0
+    assert exchanged_bytes(4, 1, 100.0, 200.0, 100.0) == 150.0
+
+
+def test_more_rows_than_islands_are_refused() -> None:
+    with pytest.raises(ConfigError, match="3 rows do not fit 2 islands"):
+        swarm(ScriptedLearners([-1.0, -1.0]), rows=3)
 
 
 @pytest.mark.parametrize(("is_radial", "kept"), [(True, 1.0), (False, math.sqrt(0.5))], ids=["radial", "plain"])
