@@ -94,6 +94,7 @@ class CentralRule:
         bytes_up, bytes_down: bytes per parameter and exchange.
         weights_by_tokens: weigh by quantity times quality; False: equal weights.
         is_radial: average directions and norms separately.
+        lost_share: share of contributions that never arrive; their learners get φ like all others.
     """
 
     sync_every: int
@@ -105,6 +106,7 @@ class CentralRule:
     bytes_down: float
     weights_by_tokens: bool = False
     is_radial: bool = False
+    lost_share: float = 0.0
 
 
 class CentralDiloco(Algorithm):
@@ -114,8 +116,9 @@ class CentralDiloco(Algorithm):
     algorithm 2. With token weights, radial means and α = 0: Decoupled DiLoCo, arXiv 2604.21428, if no learner is late.
     """
 
-    def __init__(self, learners: Learners, rule: CentralRule) -> None:
+    def __init__(self, learners: Learners, rule: CentralRule, *, seed: int = 0) -> None:
         super().__init__(learners)
+        self._rng = random.Random(seed)
         num_fragments = len(learners.fragments)
         if rule.sync_every % num_fragments:
             raise ConfigError(f"{rule.sync_every} steps do not divide into {num_fragments} exchanges")
@@ -148,7 +151,7 @@ class CentralDiloco(Algorithm):
         for learner in range(len(learners)):
             now = (learners.tokens(learner), learners.steps(learner))
             told, self._told[learner][fragment] = self._told[learner][fragment], now
-            if now[1] == told[1]:
+            if now[1] == told[1] or self._rng.random() < rule.lost_share:
                 continue
             vectors.append(rule.quantise(self._anchor[fragment] - learners.read(learner, fragment)))
             weight = contribution_weight(now[0] - told[0], now[1] - told[1])

@@ -60,8 +60,9 @@ def make_app() -> App:
         Parameters
         ----------
         name
-            tune, primary, cycles, few-bits or one-machine; or parity, mixed, loss, bits, outer, merge, radial, sync,
-            short, rows, fragments, schedule, residual, moments, inner, churn, void, topics or rate
+            for evidence: tune, primary, cycles, few-bits, one-machine, lost, slow, late or in-rows; for exploring:
+            parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual, moments, inner,
+            churn, void, topics or rate
         quick
             use two seeds, the micro model, and two tokens per parameter for evidence
         size

@@ -8,12 +8,26 @@ from pathlib import Path
 from statistics import fmean
 
 from research.experiments import MANY, QUICK_SEEDS, Experiment
-from research.rows import CYCLE, Values, every, first_tries, further_tries, primary_rows, row_named, setting_of
+from research.rows import (
+    CYCLE,
+    Values,
+    as_tuned,
+    every,
+    first_tries,
+    further_tries,
+    primary_rows,
+    row_named,
+    setting_of,
+    under,
+)
 from research.scope import Scope
 from research.setting import OURS
 from research.table import Table
 from research.tuned import Search, Try, best_of, find_search, read_searches, write_search
 
+_OURS = every(OURS, CYCLE)
+_SERVERS = (every("textbook-diloco", CYCLE), every("decoupled-diloco-int4", CYCLE))
+_LATE = (every("streaming-diloco", CYCLE), every("decoupled-diloco-int4", CYCLE))
 TABLES_OF_THE_PRIMARY = 6
 """Three numbers of islands and two texts, which count as one family of comparisons."""
 ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -29,6 +43,27 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "few-bits": (
         "do four bits cost anything, beside float32 in the same cycle?",
         tuple(every(system, steps) for steps in (CYCLE, 4) for system in (OURS, f"{OURS}-float32")),
+    ),
+    "lost": (
+        "what does it cost when a quarter of contributions are lost, beside islands that are away and a server?",
+        (
+            *under("quarter-lost", _OURS),
+            _OURS,
+            *under("quarter-absent", _OURS),
+            *(row for name in _SERVERS for row in (*under("quarter-lost", name), name)),
+        ),
+    ),
+    "slow": (
+        "what does it cost when half of the islands are four times slower, at equal cycles?",
+        (*under("half-slow", _OURS), _OURS, *(row for name in _SERVERS for row in (*under("half-slow", name), name))),
+    ),
+    "late": (
+        "what does it cost when entries come three steps late, as on a thin line?",
+        (*under("late", _OURS), _OURS, *(row for name in _LATE for row in (*under("late", name), name))),
+    ),
+    "in-rows": (
+        "what does it cost to average in rows, as large swarms do?",
+        (*under("two-rows", _OURS), _OURS, *under("four-rows", _OURS)),
     ),
     "one-machine": (
         "what is the best that one machine with the batch of all islands can do?",
@@ -68,7 +103,7 @@ def evidence_named(
     )
     if only is not None:
         experiment = experiment.only(only)
-    found = {row.name: find_search(searches, row.name, scope) for row in experiment.settings}
+    found = {row.name: find_search(searches, as_tuned(row.name), scope) for row in experiment.settings}
     return replace(
         experiment,
         settings=tuple(setting_of(row, scope, search.best.values) for row, search in found.items()),
@@ -83,7 +118,7 @@ def rows_to_tune(names: Sequence[str] | None) -> list[str]:
         names: names of rows and of experiments; None: the primary comparison.
     """
     rows = [row for name in names or ["primary"] for row in (ROWS_OF[name][1] if name in ROWS_OF else (name,))]
-    return list(dict.fromkeys(rows))
+    return list(dict.fromkeys(map(as_tuned, rows)))
 
 
 def tune_rows(

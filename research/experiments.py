@@ -104,10 +104,6 @@ _VARIATIONS = {
             "topk2-up": {"contribution": "topk2"},
         },
     ),
-    "rows": Variations(
-        question="what does it cost to average in rows, as large swarms do?",
-        rows={"two-rows": {"rows": 2, **_EVERY_8}, "one-row": _EVERY_8, "four-rows": {"rows": 4, **_EVERY_8}},
-    ),
     "residual": Variations(
         question="where should the codec's residual of a contribution be kept?",
         rows={

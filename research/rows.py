@@ -6,7 +6,7 @@ default values, then the row's other values with the best of these inner rates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -109,6 +109,17 @@ ROWS: dict[str, Row] = {
     "one-island": Row(system="one-island", exchange="blocking", values=_nesterov(0.7, 0.5)),
 }
 """Rows by name, without the cycle."""
+CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
+    "quarter-lost": lambda setting: replace(setting, lost_share=0.25),
+    "quarter-absent": lambda setting: replace(setting, away_share=0.25),
+    "half-slow": lambda setting: replace(setting, slow=setting.islands // 2),
+    "two-rows": lambda setting: replace(setting, rows=2),
+    "four-rows": lambda setting: replace(setting, rows=4),
+    "late": lambda setting: replace(setting, delay=3 * setting.sync_every // 8),
+}
+"""Circumstances of a row, such as `p2p-diloco-every-8/quarter-lost`: a quarter of contributions never arrive; each
+island is away for a quarter of the cycles; half of the islands take four times as long for a step; means in rows;
+entries that come three eighths of a cycle late. A row is tuned without them."""
 DILOCO_LIKE = (
     "textbook-diloco",
     "textbook-diloco-int4",
@@ -126,6 +137,16 @@ def every(name: str, steps: int) -> str:
     return f"{name}-every-{steps}"
 
 
+def under(circumstance: str, *names: str) -> tuple[str, ...]:
+    """Return the names of rows to which something happens."""
+    return tuple(f"{name}/{circumstance}" for name in names)
+
+
+def as_tuned(name: str) -> str:
+    """Return the name of a row without what happens to it."""
+    return name.partition("/")[0]
+
+
 def primary_rows() -> tuple[str, ...]:
     """Return the names of the rows of the primary comparison; the first is compared with the others."""
     return (every(OURS, CYCLE), *(every(name, CYCLE) for name in DILOCO_LIKE), "data-parallel")
@@ -137,6 +158,9 @@ def row_named(name: str) -> tuple[Row, int | None]:
     Raises:
         ConfigError: the row is unknown, or its cycle is missing, superfluous or too short.
     """
+    name, _, circumstance = name.partition("/")
+    if circumstance not in ("", *CIRCUMSTANCES):
+        raise ConfigError(f"unknown circumstance {circumstance!r}; expected one of {', '.join(CIRCUMSTANCES)}")
     system, _, cycle = name.partition("-every-")
     row = ROWS.get(system)
     if row is None:
@@ -169,7 +193,9 @@ def setting_of(name: str, scope: Scope, values: Values | None = None) -> Setting
         base = replace(base, fragments=_OTHERS_FRAGMENTS, delay=delay, mean="plain", weights_by_tokens=False)
     else:
         base = replace(base, fragments=1, delay=0, mean="plain", weights_by_tokens=False)
-    return replace(base, **row.changes, **(values if values is not None else first_tries(name, scope)[0]))  # type: ignore[arg-type]
+    setting = replace(base, **row.changes, **(values if values is not None else first_tries(name, scope)[0]))  # type: ignore[arg-type]
+    circumstance = name.partition("/")[2]
+    return CIRCUMSTANCES[circumstance](setting) if circumstance else setting
 
 
 def first_tries(name: str, scope: Scope) -> tuple[dict[str, float], ...]:

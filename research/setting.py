@@ -79,7 +79,7 @@ class Setting:
         weights_by_tokens: weigh contributions by quantity times quality.
         slow: number of islands that make one step in `SLOWNESS` ticks.
         rows: rows of islands whose means are averaged once more, for p2p_diloco only.
-        lost_share: share of contributions that never arrive.
+        lost_share: share of contributions that never arrive, for p2p_diloco and for systems with a server.
         void_share: share of rounds that end without an entry.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
         group: number of learners in a group, for gossip systems.
@@ -302,22 +302,21 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
 
 
 def _central(
-    setting: Setting, learners: TextLearners, quantise: Callable[[Vector], Vector], up: float, down: float
+    setting: Setting, learners: TextLearners, seed: int, quantise: Callable[[Vector], Vector], up: float, down: float
 ) -> Algorithm:
-    return CentralDiloco(
-        learners,
-        CentralRule(
-            sync_every=setting.sync_every,
-            delay=setting.delay,
-            local_share=setting.alpha,
-            outer=OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
-            quantise=quantise,
-            bytes_up=up,
-            bytes_down=down,
-            weights_by_tokens=setting.weights_by_tokens,
-            is_radial=setting.is_radial,
-        ),
+    rule = CentralRule(
+        sync_every=setting.sync_every,
+        delay=setting.delay,
+        local_share=setting.alpha,
+        outer=OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
+        quantise=quantise,
+        bytes_up=up,
+        bytes_down=down,
+        weights_by_tokens=setting.weights_by_tokens,
+        is_radial=setting.is_radial,
+        lost_share=setting.lost_share,
     )
+    return CentralDiloco(learners, rule, seed=seed)
 
 
 def _ring(setting: Setting) -> float:
@@ -341,23 +340,25 @@ SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
         learners, setting.islands, bytes_each=INT4_BYTES
     ),
     "one-island": lambda setting, learners, seed: _central(
-        setting, learners, baselines.as_float32, *[BFLOAT16_BYTES * _ring(setting) * setting.sync_every] * 2
+        setting, learners, seed, baselines.as_float32, *[BFLOAT16_BYTES * _ring(setting) * setting.sync_every] * 2
     ),
     "textbook-diloco": lambda setting, learners, seed: _central(
-        setting, learners, baselines.as_float32, 4 * _ring(setting), 4 * _ring(setting)
+        setting, learners, seed, baselines.as_float32, 4 * _ring(setting), 4 * _ring(setting)
     ),
     "textbook-diloco-int4": lambda setting, learners, seed: _central(
-        setting, learners, baselines.as_int4, INT4_BYTES * _ring(setting), INT4_BYTES * _ring(setting)
+        setting, learners, seed, baselines.as_int4, INT4_BYTES * _ring(setting), INT4_BYTES * _ring(setting)
     ),
     "opendiloco": lambda setting, learners, seed: _central(
-        setting, learners, baselines.as_float16, 2 * _ring(setting), 2 * _ring(setting)
+        setting, learners, seed, baselines.as_float16, 2 * _ring(setting), 2 * _ring(setting)
     ),
     "streaming-diloco": lambda setting, learners, seed: _central(
-        setting, learners, baselines.as_e3m0, 0.5 * _ring(setting), 0.5 * _ring(setting)
+        setting, learners, seed, baselines.as_e3m0, 0.5 * _ring(setting), 0.5 * _ring(setting)
     ),
-    "decoupled-diloco": lambda setting, learners, seed: _central(setting, learners, baselines.as_float32, 4.0, 4.0),
+    "decoupled-diloco": lambda setting, learners, seed: _central(
+        setting, learners, seed, baselines.as_float32, 4.0, 4.0
+    ),
     "decoupled-diloco-int4": lambda setting, learners, seed: _central(
-        setting, learners, baselines.as_int4, INT4_BYTES, INT4_BYTES
+        setting, learners, seed, baselines.as_int4, INT4_BYTES, INT4_BYTES
     ),
     "sparseloco": lambda setting, learners, seed: SparseLoCo(
         learners, sync_every=setting.sync_every, outer_rate=setting.outer_rate, decay=setting.momentum

@@ -52,6 +52,18 @@ def test_textbook_diloco_takes_a_nesterov_step_along_the_mean_and_overwrites() -
     assert diloco.sent_bytes == 2 * 8 * 2
 
 
+def test_a_contribution_that_a_server_does_not_get_is_left_out_of_the_mean_and_overwritten() -> None:
+    moves = [-1.0, -3.0, -5.0, -7.0]
+    learners = ScriptedLearners(moves)
+    diloco = CentralDiloco(learners, rule(lost_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0)), seed=3)
+    learners.play(diloco.border, range(1, 3))
+    lot = random.Random(3)
+    arrived = [2 * move for move in moves if lot.random() >= 0.5]
+    assert 0 < len(arrived) < 4
+    assert diloco.models()[0][0][0] == pytest.approx(sum(arrived) / len(arrived))
+    assert len(set(learners.local[:, 0].tolist())) == 1
+
+
 def test_streaming_diloco_blends_what_comes_late_into_what_went_on() -> None:
     learners = ScriptedLearners([-1.0, -3.0])
     streaming = CentralDiloco(learners, rule(delay=1, local_share=0.5))

@@ -64,6 +64,8 @@ def test_an_experiment_stands_for_its_rows() -> None:
     assert rows_to_tune(None) == list(primary_rows())
     both = rows_to_tune(["few-bits", "p2p-diloco-every-8", "noloco-every-8"])
     assert both == [*ROWS_OF["few-bits"][1], "noloco-every-8"]
+    lost = rows_to_tune(["lost"])
+    assert lost == ["p2p-diloco-every-8", "textbook-diloco-every-8", "decoupled-diloco-int4-every-8"]
 
 
 def test_a_row_that_is_unknown_is_refused_before_anything_is_played(tmp_path: Path) -> None:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from research.rows import CYCLE, ROWS, TRIES, every, first_tries, further_tries, primary_rows, row_named, setting_of
+from research.rows import (
+    CIRCUMSTANCES,
+    CYCLE,
+    ROWS,
+    TRIES,
+    as_tuned,
+    every,
+    first_tries,
+    further_tries,
+    primary_rows,
+    row_named,
+    setting_of,
+    under,
+)
 from research.scope import Scope
 from research.setting import SYSTEMS, Setting
 
@@ -87,3 +101,19 @@ def test_the_primary_comparison_holds_all_rivals_in_the_same_cycle() -> None:
 def test_rows_that_make_no_sense_are_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         row_named(name)
+
+
+@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
+def test_what_happens_to_a_row_changes_one_thing_and_nothing_that_is_tuned(circumstance: str) -> None:
+    (name,) = under(circumstance, "p2p-diloco-every-8")
+    assert as_tuned(name) == "p2p-diloco-every-8"
+    changed, plain = asdict(setting_of(name, SCOPE)), asdict(setting_of(as_tuned(name), SCOPE))
+    different = {field for field in plain if changed[field] != plain[field]} - {"name"}
+    assert len(different) == 1
+    assert not different & {"learning_rate", "outer_rate", "momentum"}
+    assert changed["name"] == name
+
+
+def test_an_unknown_circumstance_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown circumstance 'rain'; expected one of quarter-lost"):
+        row_named("p2p-diloco-every-8/rain")
