@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,8 @@ from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 
 FRAGMENTS = 2
+STARTS = 3
+"""Attempts to have all islands ready in time."""
 STARTS_SLOWER = 1.3
 """Factor on the time that so many processes take to start at once."""
 SETTLED_CYCLES = 4
@@ -101,6 +103,10 @@ class ChaosPlan:
             "limits.retained_cycles": int(-(-RETAINED_SECONDS // cycle)),  # as `new` would choose
         }
         return draft_manifest(organiser=organiser, now_seconds=clock_start, name="chaos", values=values)
+
+
+class NotReady(NetworkError):
+    """Islands are not ready when the measured time begins."""
 
 
 class Disks:
@@ -459,7 +465,7 @@ class Play:
             slot.island for slot in self._slots.values() if slot.number != BOOTSTRAP and not self._status(slot).ready
         ]
         if late:
-            raise NetworkError(
+            raise NotReady(
                 f"{', '.join(late)} did not become ready within {time.time() - self._lives[0].started:.0f} s; start "
                 f"fewer islands, or stop what else runs on this machine ({self._last_words(late[0])})"
             )
@@ -526,10 +532,22 @@ def unused_shared_memory() -> set[str]:
 def play(
     plan: ChaosPlan, faults: Sequence[Fault], *, network: StarNetwork | None, show: Callable[[str], None]
 ) -> Played:
-    """Play once.
+    """Play once; begin again, with more time to start, if islands are not ready when the measured time begins.
 
     Raises:
         P2PDilocoError: it could not be played to the end.
     """
+    for more in range(STARTS - 1):
+        slower = replace(plan, start_seconds=plan.start_seconds * (1.0 + more))
+        try:
+            return _play(slower, faults, network=network, show=show)
+        except NotReady as error:
+            show(f"begins again: {error}")
+    return _play(replace(plan, start_seconds=plan.start_seconds * STARTS), faults, network=network, show=show)
+
+
+def _play(
+    plan: ChaosPlan, faults: Sequence[Fault], *, network: StarNetwork | None, show: Callable[[str], None]
+) -> Played:
     with ChildProcesses() as children, Disks() as disks:
         return Play(plan, faults, children=children, network=network, disks=disks, show=show).run()
