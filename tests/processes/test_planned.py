@@ -37,8 +37,8 @@ from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.replay.pace import pace_of
 from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.status.status_file import PeerStatus, read_status
-from research.learners import EVALUATION_TOKENS
 from research.setting import Circumstances, Setting, run_trial
+from research.stages import JUDGED_TOKENS
 from tests.swarm.process_swarm import PROJECT
 
 SECONDS = float(os.environ.get("PLANNED_SECONDS", "300"))
@@ -264,7 +264,7 @@ def play_row(recording: Recording) -> float:
         contribution=manifest.codec.contribution,
         entry=manifest.codec.entry,
         points=1,
-        judged_tokens=4 * EVALUATION_TOKENS,  # the curve uses a quarter of these
+        judged_tokens=4 * JUDGED_TOKENS["explore"],  # the curve uses a quarter of these
     )
     corpus = open_run_text(manifest.data, None)
     within = Circumstances(shape=plan.shape, rule=plan.inner, corpus=corpus)
