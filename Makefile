@@ -157,7 +157,7 @@ footprint: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
 
 size: $(STAMP)
-	$(BIN)/python -m pytest -s -m long tests/testing tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/testing tests/research tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
 
 CRASH_REPEATS ?= 10
 crash-matrix: $(STAMP)

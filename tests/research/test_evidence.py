@@ -124,6 +124,7 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         write_search(tmp_path / "nowhere" / "tuned.json", search("data-parallel"))
 
 
+@pytest.mark.long  # make size plays it
 def test_tuning_and_the_test_from_the_command_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

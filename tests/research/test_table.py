@@ -61,6 +61,7 @@ def test_trials_have_the_seeds_of_their_stage(text: str) -> None:
     assert [outcome.seed for outcome in table.outcomes["late"]] == [1000, 1001]
 
 
+@pytest.mark.long  # make size plays it
 def test_an_experiment_is_the_same_in_one_process_and_in_two_and_when_kept(text: str, tmp_path: Path) -> None:
     row = Setting(
         name="ours", size="micro", islands=2, ticks=8, sync_every=8, fragments=2, delay=1, batch=1, judged_tokens=1024

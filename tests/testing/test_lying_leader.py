@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.protocol.wire.ballot import Proposal
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Member
@@ -97,6 +99,7 @@ def roles(roster: Roster) -> list[tuple[bytes, bool, bool]]:
     return sorted((member.peer, member.counts, member.reduces) for member in roster.members)
 
 
+@pytest.mark.long  # make size plays it
 def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succeeds() -> None:
     """Each lie gets its own ballot: a member's share changes, and the liar has the first turn."""
 

@@ -14,6 +14,7 @@ def bits(row: ScaleRow) -> float:
     return 8.0 * row.bytes_sent_per_parameter_per_cycle
 
 
+@pytest.mark.long  # make size plays it
 def test_a_row_of_eight_sends_what_the_formula_predicts() -> None:
     row = measure(ScalePlan(peers=8, parameters=1_000_000_000))
     assert (row.peers, row.rows, row.streams) == (8, 1, 7)

@@ -11,7 +11,7 @@ from p2p_diloco.testing.simulation import Simulation
 from p2p_diloco.testing.split import SplitPlan, play_split, splits_of
 
 
-@pytest.mark.parametrize("share", [0.5, 0.25])
+@pytest.mark.parametrize("share", [0.5, pytest.param(0.25, marks=pytest.mark.long)])
 def test_a_short_split_heals_without_a_fork(share: float) -> None:
     row = play_split(SplitPlan(peers=8, share=share, cycles=3.0, may_fork=False, seed=1))
     assert (row.degraded, row.branches, row.chains) == (0, 1, 1)

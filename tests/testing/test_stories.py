@@ -121,7 +121,7 @@ def test_a_joiner_ahead_of_a_donor_that_reports_just_before_a_round_becomes_read
     tell(story, num_spans=(2,), heartbeat_seconds=8.0)
 
 
-@pytest.mark.parametrize("num_hidden", [1, 2, 13])
+@pytest.mark.parametrize("num_hidden", [1, 2, pytest.param(13, marks=pytest.mark.long)])
 def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(num_hidden: int) -> None:
     """Members behind routers saw only the dead member, which alone could lead a grid, and waited forever."""
 
@@ -142,7 +142,7 @@ def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(nu
     tell(story, num_spans=(2, 2), group_size=2, stalled_cycles=2)
 
 
-@pytest.mark.parametrize("founder_lives", [True, False])
+@pytest.mark.parametrize("founder_lives", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_lives: bool) -> None:
     """The others promised it their votes but never received a proposal, and the bootstrap left the lead to it."""
 
