@@ -160,7 +160,6 @@ class _Slot:
     life: Life | None = None
     stopped_at: float | None = None
     ends_expected: bool = False
-    exit_seen: bool = False
     comers: Iterator[int] = field(default_factory=lambda: itertools.count(2))
 
     @property
@@ -386,7 +385,7 @@ class Play:
         slot.ends_expected = True
         self._kills.append(time.time())
         for process in family_of(self._children.pid(slot.name)):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(psutil.Error):
                 if "p2pd" in process.name():
                     process.kill()
 
@@ -407,12 +406,12 @@ class Play:
         stopped = family_of(self._children.pid(slot.name))
         life, slot.stopped_at = slot.life, time.time()
         for process in stopped:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(psutil.Error):
                 process.suspend()
 
         def wake() -> None:
             for process in reversed(stopped):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(psutil.Error):
                     process.resume()
             if slot.life is life and slot.stopped_at is not None:
                 if life is not None:
@@ -537,17 +536,13 @@ def play(
     Raises:
         P2PDilocoError: it could not be played to the end.
     """
-    for more in range(STARTS - 1):
-        slower = replace(plan, start_seconds=plan.start_seconds * (1.0 + more))
+    for attempt in range(1, STARTS + 1):
+        slower = replace(plan, start_seconds=plan.start_seconds * attempt)
         try:
-            return _play(slower, faults, network=network, show=show)
+            with ChildProcesses() as children, Disks() as disks:
+                return Play(slower, faults, children=children, network=network, disks=disks, show=show).run()
         except NotReady as error:
+            if attempt == STARTS:
+                raise
             show(f"begins again: {error}")
-    return _play(replace(plan, start_seconds=plan.start_seconds * STARTS), faults, network=network, show=show)
-
-
-def _play(
-    plan: ChaosPlan, faults: Sequence[Fault], *, network: StarNetwork | None, show: Callable[[str], None]
-) -> Played:
-    with ChildProcesses() as children, Disks() as disks:
-        return Play(plan, faults, children=children, network=network, disks=disks, show=show).run()
+    raise AssertionError("the last attempt returns or raises")

@@ -172,11 +172,11 @@ def test_a_contribution_on_a_minority_parent_is_in_no_mean() -> None:
     assert {ROSTER.members[place].peer for place in inclusion.places} == {C}
 
 
-def test_a_newcomer_is_weighed_like_others_if_no_other_contribution_arrived() -> None:
+def test_a_newcomer_has_weight_if_no_other_contribution_arrived() -> None:
     found = collection(A, newcomers=(A,))
     found.openings[B] = opening()
     result = gathered(found, replace(HEAD, median_weight=500.0))
-    assert [part.weight for part in result.reduce.parts] == [1000.0]
+    assert [part.weight for part in result.reduce.parts] == [500.0]
 
 
 @given(
@@ -298,7 +298,7 @@ def test_weights_are_quantity_times_quality_clipped_for_newcomers_at_the_median(
     result = gathered(found, replace(HEAD, median_weight=100.0))
     assert {part.peer: part.weight for part in result.reduce.parts} == {A: 400.0, B: 400.0, C: 100.0}
     fresh = gathered(collection(A, B, newcomers=(A, B)), replace(HEAD, median_weight=100.0))
-    assert [part.weight for part in fresh.reduce.parts] == [400.0, 400.0]
+    assert [part.weight for part in fresh.reduce.parts] == [100.0, 100.0], "also in a row that has no others"
 
 
 def test_exaggerated_weights_cannot_make_the_owner_fail() -> None:

@@ -40,21 +40,26 @@ def bits_per_second(network: StarNetwork) -> float:
     return float(subprocess.run(sent, check=True, capture_output=True, text=True).stdout)
 
 
-def test_an_uplink_is_as_thin_as_configured() -> None:
+def star(places: int, ends: contextlib.ExitStack) -> StarNetwork:
     try:
-        with StarNetwork(2) as network:
-            sink = subprocess.Popen(
-                [*network.entrance_of(0), sys.executable, "-c", SINK, network.address_of(0)], stdout=subprocess.PIPE
-            )
-            with sink:
-                assert sink.stdout is not None
-                assert sink.stdout.readline() == b"open\n"
-                network.set_uplinks(20e6)
-                thin = bits_per_second(network)
-                network.set_uplinks(None)
-                thick = bits_per_second(network)
+        return ends.enter_context(StarNetwork(places))
     except ConfigError as error:
         pytest.skip(f"this machine lets nobody make networks of its own: {error}")
+
+
+def test_an_uplink_is_as_thin_as_configured() -> None:
+    with contextlib.ExitStack() as ends:
+        network = star(2, ends)
+        sink = subprocess.Popen(
+            [*network.entrance_of(0), sys.executable, "-c", SINK, network.address_of(0)], stdout=subprocess.PIPE
+        )
+        with sink:
+            assert sink.stdout is not None
+            assert sink.stdout.readline() == b"open\n"
+            network.set_uplinks(20e6)
+            thin = bits_per_second(network)
+            network.set_uplinks(None)
+            thick = bits_per_second(network)
     assert thin < 21e6  # the bucket is full at first: 80 kB of 5 MB
     assert thick > 1.5 * thin
 
@@ -100,10 +105,7 @@ def listening(network: StarNetwork, places: int) -> Iterator[None]:
 
 def test_a_place_loses_packets_of_one_other_or_of_all_until_the_end_of_the_loss() -> None:
     with contextlib.ExitStack() as ends:
-        try:
-            network = ends.enter_context(StarNetwork(3))
-        except ConfigError as error:
-            pytest.skip(f"this machine lets nobody make networks of its own: {error}")
+        network = star(3, ends)
         ends.enter_context(listening(network, 3))
         assert can_connect(network, 1, 0)
         stop = network.drop(1, "egress", 0)
@@ -123,10 +125,7 @@ def test_a_place_loses_packets_of_one_other_or_of_all_until_the_end_of_the_loss(
 
 def test_a_place_behind_a_router_can_call_but_not_be_called() -> None:
     with contextlib.ExitStack() as ends:
-        try:
-            network = ends.enter_context(StarNetwork(2))
-        except ConfigError as error:
-            pytest.skip(f"this machine lets nobody make networks of its own: {error}")
+        network = star(2, ends)
         ends.enter_context(listening(network, 2))
         stop = network.close_to_callers(1)
         assert can_connect(network, 1, 0)

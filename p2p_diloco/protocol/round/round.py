@@ -315,12 +315,12 @@ def _weights(
 ) -> dict[PeerId, float]:
     """Return weights: quantity times quality of this cycle, clipped.
 
-    Newcomers get at most the published median, unless no others contributed: one that comes back after a while may have
-    trained for long without the others. If this peer lacks the parent (`head` is None), all weights are equal: it knows
-    no median that would limit how many tokens one of them can claim.
+    Newcomers get at most the published median: one that comes back after a while may have trained for long without the
+    others. If this peer lacks the parent (`head` is None), all weights are equal: it knows no median that would limit
+    how many tokens one of them can claim.
     """
     most = WEIGHT_BOUNDS[1] if head is None else weight_limit(head.median_weight, rules.weight_clip)
-    most_of_new = most if head is None or newcomers.issuperset(offers) else weight_limit(head.median_weight, 1.0)
+    most_of_new = most if head is None else weight_limit(head.median_weight, 1.0)
     weights = {
         peer: contribution_weight(opening.tokens, opening.steps, most_of_new if peer in newcomers else most)
         for peer, (_, opening, _) in offers.items()
