@@ -179,7 +179,7 @@ learning: $(STAMP)
 		$(BIN)/python -m research primary --islands $$islands --data $(PROSE) --keep $(TRIALS) || exit 1; \
 	done
 	for islands in 4 8 16; do \
-		for name in lost slow late in-rows few-bits one-machine cycles; do \
+		for name in falling lost slow late in-rows few-bits one-machine cycles; do \
 			$(BIN)/python -m research tune --rows $$name --islands $$islands --keep $(TRIALS) && \
 			$(BIN)/python -m research $$name --islands $$islands --keep $(TRIALS) || exit 1; \
 		done; \

@@ -162,7 +162,8 @@ class CentralDiloco(Algorithm):
             mean_N = radial_mean(vectors, weights, self.tensors_of(fragment))
         else:
             mean_N = weighted_mean(vectors, weights)
-        step = apply_outer_step(self._anchor[fragment], self._momentum[fragment], mean_N, rule.outer)
+        outer = rule.outer.at((tick - 1) // rule.sync_every)
+        step = apply_outer_step(self._anchor[fragment], self._momentum[fragment], mean_N, outer)
         self._anchor[fragment], self._momentum[fragment] = step
         self.sent_bytes += (rule.bytes_up + rule.bytes_down) * self.elements(fragment)
         self._under_way.append((tick + rule.delay, fragment, self._anchor[fragment]))

@@ -54,15 +54,14 @@ def make_app() -> App:
     ) -> int:
         """Train many islands in one process, with p2p_diloco and with other systems, and print a table.
 
-        Experiments for evidence follow the rules in research/README.md: tune first, then primary, cycles,
-        few-bits or one-machine. All others are for exploring.
+        Experiments for evidence follow the rules in research/README.md: tune first, then primary and so on.
 
         Parameters
         ----------
         name
-            for evidence: tune, primary, cycles, few-bits, one-machine, lost, slow, late or in-rows; for exploring:
-            parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual, moments, inner,
-            churn, void, topics or rate
+            for evidence: tune, primary, falling, cycles, few-bits, one-machine, lost, slow, late or in-rows; for
+            exploring: parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual,
+            moments, inner, churn, void, topics or rate
         quick
             use two seeds, the micro model, and two tokens per parameter for evidence
         size

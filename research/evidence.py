@@ -40,6 +40,10 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
             for system in (OURS, "textbook-diloco", "streaming-diloco", "decoupled-diloco-int4")
         ),
     ),
+    "falling": (
+        "what does an outer rate that falls at the end give, to p2p_diloco and to textbook DiLoCo?",
+        tuple(every(row, CYCLE) for row in (OURS, f"{OURS}-steady", "textbook-diloco-falling", "textbook-diloco")),
+    ),
     "few-bits": (
         "do four bits cost anything, beside float32 in the same cycle?",
         tuple(every(system, steps) for steps in (CYCLE, 4) for system in (OURS, f"{OURS}-float32")),

@@ -132,8 +132,8 @@ _VARIATIONS = {
         seeds=FEW,
     ),
     "schedule": Variations(
-        question="should the outer rate rise at the start, or fall at the end?",
-        rows={name: {"outer_schedule": name} for name in ("constant", "warm-up", "decay")},
+        question="how far should the outer rate fall over the last quarter?",
+        rows={f"to-{share:g}": {"final_share": share} for share in (0.25, 1.0, 0.5, 0.1)},
     ),
     "merge": Variations(
         question="how should local parameters follow an entry that arrives late?",

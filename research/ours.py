@@ -8,7 +8,7 @@ determines which contributions are lost and which islands are slow or away.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,10 +37,6 @@ from research.learners import Learners
 RUN = sha256(b"a run on the bench of learning")
 
 
-def _one(progress: float) -> float:
-    return 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurRule:
     """Exchange rule of the swarm.
@@ -56,8 +52,6 @@ class OurRule:
         void_share: share of rounds that end without an entry.
         away_share: share of cycles in which a learner is away.
         residual: where the codec's residual of a contribution is kept; real peers leave it in the weights.
-        outer_factor: factor of η as a function of the progress of the run, 0 to 1.
-        num_cycles: number of cycles of the run.
         radius_factor: largest norm of a contribution, as a multiple of the radius (κ).
         weight_clip: largest weight, as a multiple of the last median.
     """
@@ -74,8 +68,6 @@ class OurRule:
     void_share: float = 0.0
     away_share: float = 0.0
     residual: Literal["weights", "buffer", "dropped"] = "weights"
-    outer_factor: Callable[[float], float] = _one
-    num_cycles: int = 1
     radius_factor: float = 2.0
     weight_clip: float = 4.0
 
@@ -296,7 +288,7 @@ class OurSwarm(Algorithm):
         fragment, rule = entry.span.fragment, self._rule
         before = self._states[fragment]
         update_N: Vector = rule.codecs.entry.decode(entry.payload, before.elements)
-        after = absorb(before, entry=entry.absorbed(), update_N=update_N, rule=self._outer_rule(entry))
+        after = absorb(before, entry=entry.absorbed(), update_N=update_N, rule=rule.outer)
         self._states[fragment] = after
         for learner in range(len(self.learners)):
             advance = follow_entry(
@@ -309,11 +301,6 @@ class OurSwarm(Algorithm):
             )
             self._in_flight[learner][fragment] = advance.in_flight
             self.learners.write(learner, fragment, advance.local_N)
-
-    def _outer_rule(self, entry: Entry) -> OuterRule:
-        progress = min(1.0, entry.round * self._ticks / (self._rule.num_cycles * self._rule.sync_every))
-        factor = self._rule.outer_factor(progress)
-        return replace(self._rule.outer, learning_rate=self._rule.outer.learning_rate * factor)
 
 
 def exchanged_bytes(islands: int, rows: int, contribution: float, row_mean: float, entry: float) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.planning.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
+from p2p_diloco.planning.rounds import FINAL_SHARE
 from research.scope import DELAYED, Scope
 from research.setting import OURS, Setting
 
@@ -35,6 +36,7 @@ class Row:
             model at once; in four fragments that arrive late; or after every step.
         values: values to try, the default first.
         inner: inner rates to try, as factors on that of the size and the optimiser; 1 first.
+        falls: whether the outer rate falls at the end of a run whose inner rate falls, as `new --hours` writes it.
         changes: all that differs from the scope besides.
     """
 
@@ -42,6 +44,7 @@ class Row:
     exchange: Literal["rounds", "blocking", "late", "steps"]
     values: tuple[Values, ...] = ({},)
     inner: tuple[float, ...] = (1.0, 0.7, 1.4)
+    falls: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -73,14 +76,19 @@ _NOLOCO = tuple(
 """α, β and γ of the authors' code, then others within the paper's condition for two in a group, α < γ < √(2 + α²)."""
 
 ROWS: dict[str, Row] = {
-    OURS: Row(system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3)),
+    OURS: Row(system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3), falls=True),
+    f"{OURS}-steady": Row(system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3)),
     f"{OURS}-float32": Row(
         system=OURS,
         exchange="rounds",
         values=_nesterov(0.7, 0.3),
+        falls=True,
         changes={"contribution": "float32", "entry": "float32"},
     ),
     "textbook-diloco": Row(system="textbook-diloco", exchange="blocking", values=_nesterov(0.7, 0.5)),
+    "textbook-diloco-falling": Row(
+        system="textbook-diloco", exchange="blocking", values=_nesterov(0.7, 0.5), falls=True
+    ),
     "textbook-diloco-int4": Row(system="textbook-diloco-int4", exchange="blocking", values=_nesterov(0.7, 0.5)),
     "streaming-diloco": Row(system="streaming-diloco", exchange="late", values=_STREAMING),
     "decoupled-diloco": Row(system="decoupled-diloco", exchange="late", values=_nesterov(0.5, 0.5), changes=_SERVER),
@@ -193,6 +201,8 @@ def setting_of(name: str, scope: Scope, values: Values | None = None) -> Setting
         base = replace(base, fragments=_OTHERS_FRAGMENTS, delay=delay, mean="plain", weights_by_tokens=False)
     else:
         base = replace(base, fragments=1, delay=0, mean="plain", weights_by_tokens=False)
+    if row.falls and scope.inner_schedule == "cosine":
+        base = replace(base, final_share=FINAL_SHARE)
     setting = replace(base, **row.changes, **(values if values is not None else first_tries(name, scope)[0]))  # type: ignore[arg-type]
     circumstance = name.partition("/")[2]
     return CIRCUMSTANCES[circumstance](setting) if circumstance else setting

@@ -68,8 +68,7 @@ class Setting:
         fragments: number of fragments, P.
         delay: ticks from a contribution to its entry, τ.
         outer_rate, momentum: η and μ.
-        outer_schedule: schedule of η, for p2p_diloco only: constant, from half to full over the first quarter, or from
-            full to half over the last quarter.
+        final_share: share of η that is left at the end of a trial; it falls over the last quarter.
         merge, alpha, late: how θ follows an entry; for other systems, `alpha` is the local share.
         contribution, entry: codecs, for p2p_diloco only.
         rounds_stochastically: whether entries in few bits are rounded stochastically.
@@ -108,7 +107,7 @@ class Setting:
     delay: int = 4
     outer_rate: float = 1.0
     momentum: float = 0.5
-    outer_schedule: Literal["constant", "warm-up", "decay"] = "constant"
+    final_share: float = 1.0
     merge: Literal["keep", "blend", "overwrite"] = "keep"
     alpha: float = 0.0
     late: Literal["drop", "shrink", "keep"] = "drop"
@@ -285,7 +284,7 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
     rule = OurRule(
         sync_every=setting.sync_every,
         delay=setting.delay,
-        outer=OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
+        outer=_outer(setting),
         merge=MergeRule(kind=setting.merge, alpha=setting.alpha, late=setting.late),
         codecs=codecs,
         weights_by_tokens=setting.weights_by_tokens,
@@ -295,8 +294,6 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
         void_share=setting.void_share,
         away_share=setting.away_share,
         residual=setting.residual,
-        outer_factor=OUTER_SCHEDULES[setting.outer_schedule],
-        num_cycles=setting.ticks // setting.sync_every,
     )
     return OurSwarm(learners, rule, seed=seed)
 
@@ -308,7 +305,7 @@ def _central(
         sync_every=setting.sync_every,
         delay=setting.delay,
         local_share=setting.alpha,
-        outer=OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
+        outer=_outer(setting),
         quantise=quantise,
         bytes_up=up,
         bytes_down=down,
@@ -319,17 +316,19 @@ def _central(
     return CentralDiloco(learners, rule, seed=seed)
 
 
+def _outer(setting: Setting) -> OuterRule:
+    return OuterRule(
+        learning_rate=setting.outer_rate,
+        momentum=setting.momentum,
+        final_share=setting.final_share,
+        planned_entries=setting.ticks // setting.sync_every,
+    )
+
+
 def _ring(setting: Setting) -> float:
     """Return how often an island sends each parameter in each of the two halves of a ring all-reduce."""
     return 1.0 - 1.0 / setting.islands
 
-
-OUTER_SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
-    "warm-up": lambda progress: min(1.0, 0.5 + 2.0 * progress),
-    "decay": lambda progress: min(1.0, 1.0 - 2.0 * (progress - 0.75)),
-}
-"""Factor of η as a function of the progress of the run, 0 to 1."""
 
 SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
     OURS: _ours,

@@ -125,7 +125,7 @@ def make_app(around: Surroundings) -> App:
         step_seconds
             duration of an inner step; measured here if not given
         hours
-            planned length of the run; the learning rate then falls along a cosine [default: no planned end]
+            planned length of the run, towards whose end the learning rates fall [default: no planned end]
         device
             device to measure the step on: auto, cpu, cuda, cuda:<number> or mps
         threads

@@ -14,6 +14,9 @@ from p2p_diloco.kernels.bounds import LARGEST_RATE, SMALLEST_RATE
 from p2p_diloco.memory.slabs import empty_vector
 from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only, zero_small
 
+FALL_STARTS = 0.75
+"""Share of the planned entries after which the outer rate falls."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterRule:
@@ -22,10 +25,14 @@ class OuterRule:
     Attributes:
         learning_rate: outer learning rate η.
         momentum: outer Nesterov momentum μ; 0.0 is plain SGD.
+        final_share: share of η left after the planned entries; it falls over the last quarter of them.
+        planned_entries: number of entries that each span is planned to get; None: η stays as it is.
     """
 
     learning_rate: float = 0.7
     momentum: float = 0.3
+    final_share: float = 1.0
+    planned_entries: int | None = None
 
     def __post_init__(self) -> None:
         if not SMALLEST_RATE <= self.learning_rate <= LARGEST_RATE:
@@ -34,6 +41,20 @@ class OuterRule:
         if self.momentum != 0.0 and not SMALLEST_RATE <= self.momentum < 1.0:
             least = f"{SMALLEST_RATE:.3g}"
             raise ConfigError(f"outer momentum is {self.momentum}; expected 0, or from {least} to less than 1")
+        if not 0.0 < self.final_share <= 1.0:
+            raise ConfigError(f"outer final_share is {self.final_share}; expected more than 0, and at most 1")
+
+    def at(self, height: int) -> OuterRule:
+        """Return the rule of a span that has absorbed `height` entries: the same on all peers, whatever their clocks.
+
+        The rate is constant for the first three quarters of the planned entries, then falls linearly, and stays at its
+        final share after them.
+        """
+        if self.planned_entries is None or self.final_share == 1.0:
+            return self
+        late = min(1.0, max(0.0, (height / self.planned_entries - FALL_STARTS) / (1.0 - FALL_STARTS)))
+        rate = self.learning_rate * (1.0 - (1.0 - self.final_share) * late)
+        return OuterRule(learning_rate=max(SMALLEST_RATE, rate), momentum=self.momentum)
 
 
 def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rule: OuterRule) -> tuple[Vector, Vector]:

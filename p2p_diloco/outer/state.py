@@ -115,7 +115,7 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
     """
     if len(update_N) != state.elements:
         raise StateError(f"an update of {len(update_N)} elements does not match a span of {state.elements}")
-    anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, rule)
+    anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, rule.at(state.head.height))
     return state.followed_by(entry, anchor_N, momentum_N)
 
 

@@ -151,7 +151,12 @@ def plan_tensors(
         places=places,
         codecs=codecs,
         inner=inner_rule(manifest),
-        outer=OuterRule(learning_rate=outer.learning_rate, momentum=outer.momentum),
+        outer=OuterRule(
+            learning_rate=outer.learning_rate,
+            momentum=outer.momentum,
+            final_share=outer.final_share,
+            planned_entries=manifest.rounds.planned_cycles,
+        ),
         merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
         rules=_rules(manifest, places, codecs),
     )

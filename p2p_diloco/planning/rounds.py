@@ -29,6 +29,8 @@ COMPILED_NANOSECONDS = 10.0
 """Processor time of the outer step per parameter and cycle, with compiled loops (docs/performance.md)."""
 MOST_CYCLES = 2**20
 """Maximum number of cycles that a manifest can plan."""
+FINAL_SHARE = 0.25
+"""Share of the outer rate that is left at the planned end of a run (docs/decisions/0040)."""
 RETAINED_SECONDS = 320.0
 """Minimum time for which entries are retained, even with short cycles: the time between checkpoints is a quarter of
 it, and each checkpoint is as large as the whole state."""
@@ -125,10 +127,11 @@ def plan_end(manifest: RunManifest, hours: float) -> ChosenRounds:
             f"{cycle:.3g} s to {MOST_CYCLES:,}; leave it out for a run without a planned end"
         )
     note = (
-        f"planned for {hours:g} h, {counted(cycles, 'cycle')}: the inner learning rate falls until then; the run "
-        "continues afterwards"
+        f"planned for {hours:g} h, {counted(cycles, 'cycle')}: the inner learning rate falls until then, and the outer "
+        "one at the end; the run continues afterwards"
     )
-    return ChosenRounds(values={"rounds.planned_cycles": cycles, "inner.schedule": "cosine"}, notes=(note,))
+    values = {"rounds.planned_cycles": cycles, "inner.schedule": "cosine", "outer.final_share": FINAL_SHARE}
+    return ChosenRounds(values=values, notes=(note,))
 
 
 def _num_parameters(manifest: RunManifest) -> int:

@@ -142,6 +142,7 @@ def _follow_at_once(
         return None
     assert isinstance(codec, Int4Codec)
     now = (frozen(state.anchor_N), frozen(state.momentum_N), frozen(local_N))
+    rule = rule.at(state.head.height)
     rates = (np.float32(rule.learning_rate), np.float32(rule.momentum))
     anchor_N, momentum_N, merged_N = (empty_vector(len(local_N)) for _ in now)
     sent = codec.parts(payload, len(local_N))

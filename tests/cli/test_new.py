@@ -363,7 +363,8 @@ def test_hours_set_the_planned_cycles_and_a_falling_rate(tmp_path: Path, capsys:
     assert main(["new", "--hours", "2", "--step-seconds", "0.5"]) == 0
     manifest = read_run_toml(tmp_path / "run.toml")
     assert (manifest.rounds.planned_cycles, manifest.inner.schedule) == (1800, "cosine")
-    assert "planned for 2 h, 1800 cycles: the inner learning rate falls until then; the run continues afterwards\n" in (
+    assert manifest.outer.final_share == 0.25
+    assert "planned for 2 h, 1800 cycles: the inner learning rate falls until then, and the outer one at the end; " in (
         capsys.readouterr().out
     )
     assert main(["new", "other.toml", "--hours", "2", "--inner.schedule", "constant", *TOLD]) == 0

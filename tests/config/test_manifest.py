@@ -152,6 +152,8 @@ def test_rules_of_other_packages_have_the_same_names_and_defaults() -> None:
         own = asdict(rule)
         if isinstance(rule, InnerRule):
             own["step_tokens"] = own.pop("batch") * MODEL_SIZES["tiny"].context
+        else:
+            del own["planned_entries"]  # rounds.planned_cycles
         assert {**section.model_dump(), **own} == section.model_dump()
     merge = MergeRule()
     outer = MANIFEST.outer

@@ -134,6 +134,33 @@ def test_a_momentum_that_never_decays_is_refused(mu: float) -> None:
         OuterRule(momentum=mu)
 
 
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.1, math.nan])
+def test_a_final_share_that_stops_or_speeds_up_training_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=f"outer final_share is {share}; expected more than 0, and at most 1"):
+        OuterRule(final_share=share)
+
+
+@pytest.mark.parametrize(
+    ("height", "rate"), [(0, 0.8), (75, 0.8), (80, 0.68), (90, 0.44), (99, 0.224), (100, 0.2), (2**40, 0.2)]
+)
+def test_the_rate_falls_over_the_last_quarter_of_the_planned_entries(height: int, rate: float) -> None:
+    rule = OuterRule(learning_rate=0.8, momentum=0.3, final_share=0.25, planned_entries=100)
+    assert rule.at(height).learning_rate == pytest.approx(rate, rel=1e-12)
+    assert rule.at(height).momentum == 0.3
+
+
+def test_a_run_without_an_end_keeps_its_rate() -> None:
+    rule = OuterRule(planned_entries=100)
+    assert rule.at(1_000) == rule.at(0)
+    assert OuterRule(final_share=0.25).at(1_000) == OuterRule(final_share=0.25)
+
+
+def test_a_rate_that_falls_stays_a_rate_that_all_processors_round_alike() -> None:
+    rule = OuterRule(learning_rate=2.0**-24, final_share=0.001, planned_entries=1)
+    assert rule.at(1).learning_rate == 2.0**-24
+
+
 def test_the_default_rule_is_that_of_the_manifest() -> None:
     section = OuterSection()
-    assert OuterRule() == OuterRule(learning_rate=section.learning_rate, momentum=section.momentum)
+    rates = {"learning_rate": section.learning_rate, "momentum": section.momentum, "final_share": section.final_share}
+    assert OuterRule() == OuterRule(**rates)

@@ -95,6 +95,16 @@ def test_absorbing_applies_the_outer_step_and_the_entrys_published_values() -> N
     assert (absorbed.head.roster, absorbed.head.radius, absorbed.head.median_weight) == (entry(6).roster, 2.5, 100.0)
 
 
+def test_the_outer_rate_follows_the_number_of_absorbed_entries() -> None:
+    falling = OuterRule(learning_rate=1.0, momentum=0.0, final_share=0.5, planned_entries=2)
+    state = genesis_state(vector(8.0), ROSTER)
+    anchors = []
+    for round_index in (3, 6, 9, 12):
+        state = absorb(state, entry=entry(round_index), update_N=vector(1.0), rule=falling)
+        anchors.append(float(state.anchor_N[0]))
+    assert anchors == [7.0, 6.0, 5.5, 5.0]
+
+
 def test_absorbing_does_not_change_the_parent() -> None:
     state = genesis_state(vector(8.0), ROSTER)
     before = state_digest([state])

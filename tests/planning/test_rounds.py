@@ -174,9 +174,10 @@ def test_a_planned_end_sets_the_cycles_and_a_falling_learning_rate() -> None:
         organiser=ORGANISER, now_seconds=1e6, values={"rounds.round_seconds": 2.0, "rounds.fragments": 2}
     )
     end = plan_end(manifest, 12.0)
-    assert end.values == {"rounds.planned_cycles": 10_800, "inner.schedule": "cosine"}
+    assert end.values == {"rounds.planned_cycles": 10_800, "inner.schedule": "cosine", "outer.final_share": 0.25}
     assert end.notes == (
-        "planned for 12 h, 10800 cycles: the inner learning rate falls until then; the run continues afterwards",
+        "planned for 12 h, 10800 cycles: the inner learning rate falls until then, and the outer one at the end; the "
+        "run continues afterwards",
     )
     for hours in (0.0, -1.0, 1e6, float("nan")):
         with pytest.raises(ConfigError, match=r"--hours is .*; expected 0.00111 to 1165, from one cycle of 4 s to"):

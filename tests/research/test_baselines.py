@@ -52,6 +52,14 @@ def test_textbook_diloco_takes_a_nesterov_step_along_the_mean_and_overwrites() -
     assert diloco.sent_bytes == 2 * 8 * 2
 
 
+def test_textbook_diloco_may_have_an_outer_rate_that_falls_at_the_end() -> None:
+    learners = ScriptedLearners([-1.0, -3.0])
+    falling = OuterRule(learning_rate=1.0, momentum=0.0, final_share=0.5, planned_entries=1)
+    diloco = CentralDiloco(learners, rule(outer=falling))
+    learners.play(diloco.border, range(1, 5))
+    assert diloco.models()[0][0].tolist() == [-6.0, -6.0]  # a step of 4, then half of one
+
+
 def test_a_contribution_that_a_server_does_not_get_is_left_out_of_the_mean_and_overwritten() -> None:
     moves = [-1.0, -3.0, -5.0, -7.0]
     learners = ScriptedLearners(moves)

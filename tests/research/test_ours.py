@@ -225,15 +225,11 @@ def test_who_was_away_made_no_steps_and_returns_with_what_is_agreed() -> None:
     assert not any(ours.is_away(learner) for learner in range(8))
 
 
-def test_the_outer_rate_may_follow_progress() -> None:
+def test_the_outer_rate_may_fall_at_the_end() -> None:
     learners = ScriptedLearners([-1.0, -3.0])
-    ours = swarm(
-        learners,
-        outer=OuterRule(learning_rate=1.0, momentum=0.0),
-        outer_factor=lambda progress: 0.5 if progress <= 0.5 else 1.0,
-        num_cycles=2,
-    )
+    falling = OuterRule(learning_rate=1.0, momentum=0.0, final_share=0.5, planned_entries=1)
+    ours = swarm(learners, outer=falling)
     learners.play(ours.border, range(1, 3))
-    assert anchor(ours) == [-2.0]
+    assert anchor(ours) == [-4.0]
     learners.play(ours.border, range(3, 5))
-    assert anchor(ours) == [-6.0]  # with keep, θ had gone on from φ
+    assert anchor(ours) == [-6.0]
