@@ -33,7 +33,7 @@ from p2p_diloco.config.run_file import KEY_FILE, draft_manifest, write_run_toml
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import PeerId, parse_peer_id
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.planning.rounds import RETAINED_SECONDS
+from p2p_diloco.planning.rounds import FINAL_SHARE, RETAINED_SECONDS
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 
@@ -100,7 +100,8 @@ class ChaosPlan:
             "rounds.round_seconds": self.round_seconds,
             "rounds.fragments": FRAGMENTS,
             "rounds.planned_cycles": max(1, (self.last_round + 1) // FRAGMENTS),
-            "limits.retained_cycles": int(-(-RETAINED_SECONDS // cycle)),  # as `new` would choose
+            "outer.final_share": FINAL_SHARE,  # as `new --hours` would choose, and so is what follows
+            "limits.retained_cycles": int(-(-RETAINED_SECONDS // cycle)),
         }
         return draft_manifest(organiser=organiser, now_seconds=clock_start, name="chaos", values=values)
 

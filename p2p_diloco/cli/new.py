@@ -182,7 +182,7 @@ def _with_rounds(
         if options.uplink is None:
             notes.append(f"assuming an uplink of {format_rate(conditions.uplink_bits)}; set it with --uplink")
     if options.hours is not None:
-        end = plan_end(_draft(values), options.hours)
+        end = plan_end(_draft(values), given, options.hours)
         values, notes = end.values | values, [*notes, *end.notes]
     if options.islands is not None:
         values = {"rounds.spans_per_fragment": _spans_for(_draft(values), options.islands)} | values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +113,11 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
     return ChosenRounds(values={key: chosen[key] for key in chosen if key not in given}, notes=tuple(notes))
 
 
-def plan_end(manifest: RunManifest, hours: float) -> ChosenRounds:
-    """Choose the number of cycles of a run that is planned to last `hours`.
+def plan_end(manifest: RunManifest, given: Mapping[str, Any], hours: float) -> ChosenRounds:
+    """Choose the number of cycles of a run that is planned to last `hours`, and rates that fall towards its end.
 
+    Args:
+        given: values that the organiser has set, by dotted key; a constant inner rate keeps both rates constant.
     Raises:
         ConfigError: `hours` is invalid, or more than a manifest can plan.
     """
@@ -126,11 +128,12 @@ def plan_end(manifest: RunManifest, hours: float) -> ChosenRounds:
             f"--hours is {hours:g}; expected {cycle / 3600:.3g} to {MOST_CYCLES * cycle / 3600:.0f}, from one cycle of "
             f"{cycle:.3g} s to {MOST_CYCLES:,}; leave it out for a run without a planned end"
         )
-    note = (
-        f"planned for {hours:g} h, {counted(cycles, 'cycle')}: the inner learning rate falls until then, and the outer "
-        "one at the end; the run continues afterwards"
-    )
-    values = {"rounds.planned_cycles": cycles, "inner.schedule": "cosine", "outer.final_share": FINAL_SHARE}
+    values: dict[str, Any] = {"rounds.planned_cycles": cycles}
+    rates = "learning rates stay constant"
+    if given.get("inner.schedule") != "constant":
+        values |= {"inner.schedule": "cosine", "outer.final_share": FINAL_SHARE}
+        rates = "the inner learning rate falls until then, and the outer one over the last quarter"
+    note = f"planned for {hours:g} h, {counted(cycles, 'cycle')}: {rates}; the run continues afterwards"
     return ChosenRounds(values=values, notes=(note,))
 
 

@@ -516,6 +516,17 @@ def _checkpoint_of_two_moments() -> list[Patch]:
     return [(CheckpointFolder, "save", wrong)]
 
 
+@_mistake("rate-that-never-falls", "I1")
+def _rate_that_never_falls() -> list[Patch]:
+    """A peer that replays entries from its disk takes the outer rate of the run's start, whatever the height."""
+    right = absorb
+
+    def wrong(state: SpanState, **more: Any) -> SpanState:
+        return right(state, **{**more, "rule": replace(OUTER, final_share=1.0)})
+
+    return [(archive_module, "absorb", wrong)]
+
+
 def _machine_key() -> float:
     """Return a number that identifies the machine whose process is running."""
     from p2p_diloco.testing.process import current_process

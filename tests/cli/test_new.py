@@ -364,11 +364,13 @@ def test_hours_set_the_planned_cycles_and_a_falling_rate(tmp_path: Path, capsys:
     manifest = read_run_toml(tmp_path / "run.toml")
     assert (manifest.rounds.planned_cycles, manifest.inner.schedule) == (1800, "cosine")
     assert manifest.outer.final_share == 0.25
-    assert "planned for 2 h, 1800 cycles: the inner learning rate falls until then, and the outer one at the end; " in (
-        capsys.readouterr().out
+    assert (
+        "planned for 2 h, 1800 cycles: the inner learning rate falls until then, and the outer one over the last "
+        in (capsys.readouterr().out)
     )
     assert main(["new", "other.toml", "--hours", "2", "--inner.schedule", "constant", *TOLD]) == 0
-    assert read_run_toml(tmp_path / "other.toml").inner.schedule == "constant"
+    other = read_run_toml(tmp_path / "other.toml")
+    assert (other.inner.schedule, other.outer.final_share) == ("constant", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -173,15 +173,20 @@ def test_a_planned_end_sets_the_cycles_and_a_falling_learning_rate() -> None:
     manifest = draft_manifest(
         organiser=ORGANISER, now_seconds=1e6, values={"rounds.round_seconds": 2.0, "rounds.fragments": 2}
     )
-    end = plan_end(manifest, 12.0)
+    end = plan_end(manifest, {}, 12.0)
     assert end.values == {"rounds.planned_cycles": 10_800, "inner.schedule": "cosine", "outer.final_share": 0.25}
     assert end.notes == (
-        "planned for 12 h, 10800 cycles: the inner learning rate falls until then, and the outer one at the end; the "
-        "run continues afterwards",
+        "planned for 12 h, 10800 cycles: the inner learning rate falls until then, and the outer one over the last "
+        "quarter; the run continues afterwards",
+    )
+    constant = plan_end(manifest, {"inner.schedule": "constant"}, 12.0)
+    assert constant.values == {"rounds.planned_cycles": 10_800}
+    assert constant.notes == (
+        "planned for 12 h, 10800 cycles: learning rates stay constant; the run continues afterwards",
     )
     for hours in (0.0, -1.0, 1e6, float("nan")):
         with pytest.raises(ConfigError, match=r"--hours is .*; expected 0.00111 to 1165, from one cycle of 4 s to"):
-            plan_end(manifest, hours)
+            plan_end(manifest, {}, hours)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.045, "45 ms"), (1.25, "1.25 s"), (9000.0, "2.5 h")])

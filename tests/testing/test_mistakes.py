@@ -28,6 +28,7 @@ FIRST = {
     "nothing-synced": 18,
     "memory-not-compared": 4,
     "wrong-entry-served": 1,
+    "rate-that-never-falls": 42,
 }
 """Seeds that catch a mistake that seed 0 misses or catches much later; other seeds follow if these no longer do."""
 
