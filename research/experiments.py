@@ -133,7 +133,7 @@ _VARIATIONS = {
     ),
     "schedule": Variations(
         question="how far should the outer rate fall over the last quarter?",
-        rows={f"to-{share:g}": {"final_share": share} for share in (0.25, 1.0, 0.5, 0.1)},
+        rows={f"to-{share:g}": {"outer_final_share": share} for share in (0.25, 1.0, 0.5, 0.1)},
     ),
     "merge": Variations(
         question="how should local parameters follow an entry that arrives late?",

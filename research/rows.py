@@ -202,7 +202,7 @@ def setting_of(name: str, scope: Scope, values: Values | None = None) -> Setting
     else:
         base = replace(base, fragments=1, delay=0, mean="plain", weights_by_tokens=False)
     if row.falls and scope.inner_schedule == "cosine":
-        base = replace(base, final_share=FINAL_SHARE)
+        base = replace(base, outer_final_share=FINAL_SHARE)
     setting = replace(base, **row.changes, **(values if values is not None else first_tries(name, scope)[0]))  # type: ignore[arg-type]
     circumstance = name.partition("/")[2]
     return CIRCUMSTANCES[circumstance](setting) if circumstance else setting

@@ -68,7 +68,7 @@ class Setting:
         fragments: number of fragments, P.
         delay: ticks from a contribution to its entry, τ.
         outer_rate, momentum: η and μ.
-        final_share: share of η that is left at the end of a trial; it falls over the last quarter.
+        outer_final_share: share of η that is left at the end of a trial; it falls over the last quarter.
         merge, alpha, late: how θ follows an entry; for other systems, `alpha` is the local share.
         contribution, entry: codecs, for p2p_diloco only.
         rounds_stochastically: whether entries in few bits are rounded stochastically.
@@ -107,7 +107,7 @@ class Setting:
     delay: int = 4
     outer_rate: float = 1.0
     momentum: float = 0.5
-    final_share: float = 1.0
+    outer_final_share: float = 1.0
     merge: Literal["keep", "blend", "overwrite"] = "keep"
     alpha: float = 0.0
     late: Literal["drop", "shrink", "keep"] = "drop"
@@ -320,7 +320,7 @@ def _outer(setting: Setting) -> OuterRule:
     return OuterRule(
         learning_rate=setting.outer_rate,
         momentum=setting.momentum,
-        final_share=setting.final_share,
+        final_share=setting.outer_final_share,
         planned_entries=setting.ticks // setting.sync_every,
     )
 

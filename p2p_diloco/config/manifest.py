@@ -322,7 +322,7 @@ class OuterSection(Section):
     learning_rate: Positive = Field(0.7, description="outer learning rate")
     momentum: Decay = Field(0.3, description="Nesterov momentum; keep it low, because updates arrive a round late")
     final_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="share of the learning rate that is left after rounds.planned_cycles; it falls over their end"
+        1.0, description="share of the rate left after rounds.planned_cycles; it falls over their last quarter"
     )
     mean: Literal["radial", "plain"] = Field(
         "radial", description="radial (average lengths and directions apart, except in embedding and head) | plain"

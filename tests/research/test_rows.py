@@ -80,10 +80,10 @@ def test_ours_has_the_rounds_of_plan_and_others_their_own() -> None:
 
 def test_the_outer_rate_of_our_rows_falls_in_a_run_with_an_end() -> None:
     names = ("p2p-diloco", "p2p-diloco-float32", "p2p-diloco-steady", "textbook-diloco-falling", "textbook-diloco")
-    shares = [setting_of(every(name, CYCLE), SCOPE).final_share for name in names]
+    shares = [setting_of(every(name, CYCLE), SCOPE).outer_final_share for name in names]
     assert shares == [FINAL_SHARE, FINAL_SHARE, 1.0, FINAL_SHARE, 1.0]
     endless = replace(SCOPE, inner_schedule="constant")
-    assert {setting_of(every(name, CYCLE), endless).final_share for name in names} == {1.0}
+    assert {setting_of(every(name, CYCLE), endless).outer_final_share for name in names} == {1.0}
 
 
 def test_the_primary_comparison_holds_all_rivals_in_the_same_cycle() -> None:
