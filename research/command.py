@@ -59,7 +59,7 @@ def make_app() -> App:
         Parameters
         ----------
         name
-            for evidence: tune, primary, falling, cycles, few-bits, one-machine, lost, slow, late or in-rows; for
+            for evidence: tune, primary, falling, means, cycles, few-bits, one-machine, lost, slow, late or in-rows; for
             exploring: parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual,
             moments, inner, churn, void, topics or rate
         quick

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -43,6 +43,10 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "falling": (
         "what does an outer rate that falls at the end give, to p2p_diloco and to textbook DiLoCo?",
         tuple(every(row, CYCLE) for row in (OURS, f"{OURS}-steady", "textbook-diloco-falling", "textbook-diloco")),
+    ),
+    "means": (
+        "does a radial mean learn better than a plain one?",
+        tuple(every(row, CYCLE) for row in (OURS, f"{OURS}-plain")),
     ),
     "few-bits": (
         "do four bits cost anything, beside float32 in the same cycle?",
@@ -128,7 +132,7 @@ def rows_to_tune(names: Sequence[str] | None) -> list[str]:
 def tune_rows(
     names: Sequence[str], scope: Scope, path: Path, text: str, play: Callable[[Experiment], Table]
 ) -> list[Search]:
-    """Search the values of rows, write each to the file when it is done, and return all.
+    """Search the values of rows, write them to the file, and return them.
 
     Args:
         path: file of tuned values.
@@ -142,18 +146,12 @@ def tune_rows(
     for name in names:
         row_named(name)  # refuses an unknown one before any trial
 
-    def play_tries(name: str, tries: Sequence[Values]) -> list[Try]:
-        settings = [setting_of(name, scope, values) for values in tries]
-        named = tuple(replace(one, name=f"{name}, {number}") for number, one in enumerate(settings, 1))
-        table = play(Experiment(question=f"which values suit {name}?", settings=named, seeds=scope.seeds or 1))
-        losses = [fmean(outcome.loss for outcome in outcomes) for outcomes in table.outcomes.values()]
-        return [Try(values=values, loss=loss) for values, loss in zip(tries, losses, strict=True)]
-
+    tries = play_tries({name: first_tries(name, scope) for name in names}, scope, play)
+    further = {name: further_tries(name, best_of(tries[name]).values) for name in names}
+    for name, others in play_tries({name: one for name, one in further.items() if one}, scope, play).items():
+        tries[name] += others
     searches = []
     for name in names:
-        tries = play_tries(name, first_tries(name, scope))
-        if others := further_tries(name, best_of(tries).values):
-            tries += play_tries(name, others)
         search = Search(
             row=name,
             size=scope.size,
@@ -163,8 +161,32 @@ def tune_rows(
             steps=scope.ticks,
             windows=scope.windows,
             text=text,
-            tries=tuple(tries),
+            tries=tuple(tries[name]),
         )
         write_search(path, search)
         searches.append(search)
     return searches
+
+
+def play_tries(
+    wanted: Mapping[str, Sequence[Values]], scope: Scope, play: Callable[[Experiment], Table]
+) -> dict[str, list[Try]]:
+    """Return all tries by row, with their losses."""
+    settings = {
+        (row, number): replace(setting_of(row, scope, values), name=f"{row}, {number}")
+        for row, tries in wanted.items()
+        for number, values in enumerate(tries, 1)
+    }
+    if not settings:
+        return {}
+    experiment = Experiment(
+        question=f"which values suit {', '.join(wanted)}?", settings=tuple(settings.values()), seeds=scope.seeds or 1
+    )
+    outcomes = play(experiment).outcomes
+    return {
+        row: [
+            Try(values=values, loss=fmean(outcome.loss for outcome in outcomes[settings[row, number].name]))
+            for number, values in enumerate(tries, 1)
+        ]
+        for row, tries in wanted.items()
+    }

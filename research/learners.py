@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.training.corpus_files import MappedFiles
 from p2p_diloco.training.data import BatchStream, Corpus
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
@@ -90,6 +93,18 @@ def shape_named(size: str) -> ModelShape:
     return model_shape(size)
 
 
+class LoadedFiles(MappedFiles):
+    """Files in memory: windows drawn from a thousand files would map a file for each window."""
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        super().__init__(files)
+        self._text = super().read(0, self.num_bytes)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return a copy of bytes `start` to `stop`."""
+        return self._text[start:stop].copy()
+
+
 class TextLearners:
     """Learners on a text, each with its own stream of windows.
 
@@ -116,15 +131,11 @@ class TextLearners:
         gradients: tuple[int, Callable[[Vector], Vector]] | None = None,
     ) -> None:
         self._rule = replace(rule, batch=windows)
-        self.plan = _plan(shape, num_fragments)
-        self.fragments = _borders(self.plan)
-        self.tensors = _tensors(self.plan)
-        run = Digest(sha256(b"experiment", seed.to_bytes(8, "little")))
+        self.plan = plan_of(shape, num_fragments)
+        self.fragments = fragment_borders(self.plan)
+        self.tensors = tensor_positions(self.plan)
         self._loops = []
-        for learner in range(num_learners):
-            peer = PeerId(sha256(run, learner.to_bytes(4, "little")))
-            text = corpus.share(learner, num_learners) if by_topic else corpus
-            stream = BatchStream(text, run, peer, batch=windows, context=shape.context)
+        for stream in streams_of(corpus, shape, seed, num_learners, windows, by_topic=by_topic):
             self._loops.append(InnerLoop(build_model(shape, seed), stream, self._rule, device))
             if gradients is not None:
                 round_gradients(self._loops[-1], *gradients)
@@ -157,6 +168,23 @@ class TextLearners:
     def write(self, learner: int, fragment: int, local_N: Vector) -> None:
         """Set a fragment of θ."""
         self._parameters[learner].write(fragment, 0, len(local_N), local_N)
+
+
+def streams_of(
+    corpus: Corpus, shape: ModelShape, seed: int, num_learners: int, windows: int, *, by_topic: bool
+) -> list[BatchStream]:
+    """Return the batches of each learner of a trial."""
+    run = Digest(sha256(b"experiment", seed.to_bytes(8, "little")))
+    return [
+        BatchStream(
+            corpus.share(learner, num_learners) if by_topic else corpus,
+            run,
+            PeerId(sha256(run, learner.to_bytes(4, "little"))),
+            batch=windows,
+            context=shape.context,
+        )
+        for learner in range(num_learners)
+    ]
 
 
 def round_gradients(loop: InnerLoop, num_islands: int, rounded: Callable[[Vector], Vector]) -> None:
@@ -212,7 +240,7 @@ class Judge:
         num_tokens: int,
         device: str = "cpu",
     ) -> None:
-        plan, share = _plan(shape, num_fragments), num_tokens // len(pieces)
+        plan, share = plan_of(shape, num_fragments), num_tokens // len(pieces)
         self._evaluations = [AnchorEvaluation(shape, plan, piece, num_tokens=share, device=device) for piece in pieces]
 
     def losses(self, fragments: Sequence[Vector]) -> list[float]:
@@ -220,12 +248,14 @@ class Judge:
         return [evaluation.loss(fragments) for evaluation in self._evaluations]
 
 
-def _plan(shape: ModelShape, num_fragments: int) -> tuple[Fragment, ...]:
+def plan_of(shape: ModelShape, num_fragments: int) -> tuple[Fragment, ...]:
+    """Return the fragments of a model."""
     with torch.device("meta"):
         return plan_fragments(sizes(DecoderModel(shape)), num_fragments)
 
 
-def _borders(plan: Sequence[Fragment]) -> tuple[tuple[int, int], ...]:
+def fragment_borders(plan: Sequence[Fragment]) -> tuple[tuple[int, int], ...]:
+    """Return (start, stop) of each fragment in the vector of all parameters."""
     borders, start = [], 0
     for fragment in plan:
         borders.append((start, start + fragment.elements))
@@ -233,9 +263,10 @@ def _borders(plan: Sequence[Fragment]) -> tuple[tuple[int, int], ...]:
     return tuple(borders)
 
 
-def _tensors(plan: Sequence[Fragment]) -> tuple[Tensor, ...]:
+def tensor_positions(plan: Sequence[Fragment]) -> tuple[Tensor, ...]:
+    """Return the positions of all tensors in the vector of all parameters."""
     return tuple(
         Tensor(start=start + slot.start, stop=start + slot.stop, is_embedding=slot.name in EMBEDDINGS)
-        for fragment, (start, _) in zip(plan, _borders(plan), strict=True)
+        for fragment, (start, _) in zip(plan, fragment_borders(plan), strict=True)
         for slot in fragment.tensors
     )

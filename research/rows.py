@@ -78,6 +78,9 @@ _NOLOCO = tuple(
 ROWS: dict[str, Row] = {
     OURS: Row(system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3), falls=True),
     f"{OURS}-steady": Row(system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3)),
+    f"{OURS}-plain": Row(
+        system=OURS, exchange="rounds", values=_nesterov(0.7, 0.3), falls=True, changes={"mean": "plain"}
+    ),
     f"{OURS}-float32": Row(
         system=OURS,
         exchange="rounds",

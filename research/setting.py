@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -17,7 +17,8 @@ from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.vector_work import Codecs
-from p2p_diloco.training.data import Corpus, open_corpus
+from p2p_diloco.training.corpus_files import list_corpus_files
+from p2p_diloco.training.data import Corpus
 from p2p_diloco.training.inner_loop import InnerRule, Schedule
 from p2p_diloco.training.model import ModelShape
 from research import baselines
@@ -32,8 +33,9 @@ from research.baselines import (
     NoLoCo,
     SparseLoCo,
 )
-from research.learners import Judge, TextLearners, shape_named
+from research.learners import Judge, Learners, LoadedFiles, TextLearners, shape_named, streams_of
 from research.ours import OurRule, OurSwarm
+from research.stack import Crew, Stack
 from research.stages import JUDGED_TOKENS, Stage, check_seed, held_out_blocks
 
 OURS = "p2p-diloco"
@@ -195,40 +197,130 @@ def run_trial(
     Raises:
         ConfigError: the seed belongs to another stage, or the setting is inconsistent.
     """
-    check_seed(setting.stage, seed)
     torch.set_num_threads(1)
-    began = time.process_time()
-    if within is None:
-        within = Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=open_corpus(text))
-    learners = _learners(setting, seed, within, device)
-    algorithm = make_algorithm(setting, learners, seed)
-    pieces = held_out_blocks(within.corpus, setting.stage)
-    judge = partial(Judge, within.shape, pieces, _fragments(setting), device=device)
-    glance = judge(num_tokens=max(1, setting.judged_tokens // 4))
-    every = max(1, setting.ticks // setting.points) if setting.points else setting.ticks + 1
-    curve = []
+    within = within or _circumstances(setting, text)
+    trial = _Trial(setting, seed, within, _learners(setting, seed, within, device), device)
     for tick in range(1, setting.ticks + 1):
+        trial.steps(tick)
+        trial.border(tick)
+    return trial.outcome()
+
+
+def run_together(trials: Sequence[tuple[Setting, int]], text: str | None = None, *, device: str) -> list[Outcome]:
+    """Train and evaluate several trials in one stack of models; see `together_with`.
+
+    Args:
+        text: as for `run_trial`.
+        device: device of the inner steps.
+    Raises:
+        ConfigError: as `run_trial`.
+    """
+    torch.set_num_threads(1)
+    within = _circumstances(trials[0][0], text)
+    crews = [
+        Crew(
+            rule=_rule(setting),
+            seed=seed,
+            streams=streams_of(
+                within.corpus,
+                within.shape,
+                seed,
+                _num_learners(setting),
+                _windows(setting),
+                by_topic=setting.by_topic and setting.system not in ALONE,
+            ),
+        )
+        for setting, seed in trials
+    ]
+    stack = Stack(within.shape, _fragments(trials[0][0]), crews, device)
+    under_way = [
+        _Trial(setting, seed, within, learners, device)
+        for (setting, seed), learners in zip(trials, stack.crews, strict=True)
+    ]
+    for tick in range(1, trials[0][0].ticks + 1):
+        for trial in under_way:
+            trial.steps(tick)
+        stack.step()
+        for trial in under_way:
+            trial.border(tick)
+    return [trial.outcome() for trial in under_way]
+
+
+def together_with(setting: Setting) -> Setting | None:
+    """Return what trials in one stack have in common; None if a trial of this setting cannot be in one.
+
+    Their learners have models of one shape, and batches of one size. They may differ in the inner rate, and in all that
+    happens between steps.
+    """
+    if setting.system == "data-parallel-int4":  # the gradient of each island is rounded
+        return None
+    return Setting(
+        name="",
+        system=OURS,
+        size=setting.size,
+        ticks=setting.ticks,
+        batch=_windows(setting),
+        islands=1,
+        inner=setting.inner,
+        inner_schedule=setting.inner_schedule,
+        beta1=setting.beta1,
+        beta2=setting.beta2,
+        fragments=_fragments(setting),
+        accumulate=setting.accumulate,
+    )
+
+
+class _Trial:
+    """A trial under way."""
+
+    def __init__(self, setting: Setting, seed: int, within: Circumstances, learners: Learners, device: str) -> None:
+        check_seed(setting.stage, seed)
+        self._setting, self._seed, self._learners = setting, seed, learners
+        self._began = time.process_time()
+        self._algorithm = make_algorithm(setting, learners, seed)
+        pieces = held_out_blocks(within.corpus, setting.stage)
+        judge = partial(Judge, within.shape, pieces, _fragments(setting), device=device)
+        self._glance = judge(num_tokens=max(1, setting.judged_tokens // 4)) if setting.points else None
+        self._judge = partial(judge, num_tokens=setting.judged_tokens)
+        self._every = max(1, setting.ticks // setting.points) if setting.points else 0
+        self._curve: list[tuple[int, float]] = []
+
+    def steps(self, tick: int) -> None:
+        """Have each learner make its step, or mark it for the step of its stack."""
+        setting, learners = self._setting, self._learners
         learners.progress((tick - 1) / setting.ticks)
         for learner in range(len(learners)):
             is_its_turn = tick % (SLOWNESS if learner < setting.slow else setting.accumulate) == 0
-            if is_its_turn and not algorithm.is_away(learner):
+            if is_its_turn and not self._algorithm.is_away(learner):
                 learners.step(learner)
-        algorithm.border(tick)
-        if tick % every == 0:
-            curve.append((tick, fmean(glance.losses(algorithm.models()[0]))))
-    algorithm.settle(setting.ticks)
-    last = judge(num_tokens=setting.judged_tokens)
-    blocks = tuple(map(fmean, zip(*(last.losses(model) for model in algorithm.models()), strict=True)))
-    return Outcome(
-        name=setting.name,
-        seed=seed,
-        loss=fmean(blocks),
-        tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
-        bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
-        seconds=time.process_time() - began,
-        blocks=blocks if len(blocks) > 1 else (),
-        curve=tuple(curve),
-    )
+
+    def border(self, tick: int) -> None:
+        """Do what is due after the steps of a tick."""
+        self._algorithm.border(tick)
+        if self._glance is not None and tick % self._every == 0:
+            self._curve.append((tick, fmean(self._glance.losses(self._algorithm.models()[0]))))
+
+    def outcome(self) -> Outcome:
+        """Return the result after the last tick."""
+        setting, algorithm, learners = self._setting, self._algorithm, self._learners
+        algorithm.settle(setting.ticks)
+        last = self._judge()
+        blocks = tuple(map(fmean, zip(*(last.losses(model) for model in algorithm.models()), strict=True)))
+        return Outcome(
+            name=setting.name,
+            seed=self._seed,
+            loss=fmean(blocks),
+            tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
+            bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
+            seconds=time.process_time() - self._began,
+            blocks=blocks if len(blocks) > 1 else (),
+            curve=tuple(self._curve),
+        )
+
+
+def _circumstances(setting: Setting, text: str | None) -> Circumstances:
+    corpus = Corpus(LoadedFiles(list_corpus_files(text)))
+    return Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=corpus)
 
 
 def _rule(setting: Setting) -> InnerRule:
@@ -244,26 +336,34 @@ def _rule(setting: Setting) -> InnerRule:
 
 
 def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -> TextLearners:
-    is_one = setting.system in ALONE
     return TextLearners(
         shape=within.shape,
         corpus=within.corpus,
         rule=within.rule,
-        num_learners=1 if is_one else setting.islands,
-        windows=setting.batch * setting.accumulate * (setting.islands if is_one else 1),
+        num_learners=_num_learners(setting),
+        windows=_windows(setting),
         num_fragments=_fragments(setting),
         seed=seed,
-        by_topic=setting.by_topic and not is_one,
+        by_topic=setting.by_topic and setting.system not in ALONE,
         device=device,
         gradients=(setting.islands, baselines.as_int4) if setting.system == "data-parallel-int4" else None,
     )
+
+
+def _num_learners(setting: Setting) -> int:
+    return 1 if setting.system in ALONE else setting.islands
+
+
+def _windows(setting: Setting) -> int:
+    """Return the windows of each learner's step."""
+    return setting.batch * setting.accumulate * (setting.islands if setting.system in ALONE else 1)
 
 
 def _fragments(setting: Setting) -> int:
     return setting.fragments if setting.system in PARTED else 1
 
 
-def make_algorithm(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
+def make_algorithm(setting: Setting, learners: Learners, seed: int) -> Algorithm:
     """Return the algorithm of a setting.
 
     Raises:
@@ -274,7 +374,7 @@ def make_algorithm(setting: Setting, learners: TextLearners, seed: int) -> Algor
     return SYSTEMS[setting.system](setting, learners, seed)
 
 
-def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
+def _ours(setting: Setting, learners: Learners, seed: int) -> Algorithm:
     codecs = Codecs(
         contribution=codec_named(setting.contribution),
         row_mean=codec_named("int8"),
@@ -299,7 +399,7 @@ def _ours(setting: Setting, learners: TextLearners, seed: int) -> Algorithm:
 
 
 def _central(
-    setting: Setting, learners: TextLearners, seed: int, quantise: Callable[[Vector], Vector], up: float, down: float
+    setting: Setting, learners: Learners, seed: int, quantise: Callable[[Vector], Vector], up: float, down: float
 ) -> Algorithm:
     rule = CentralRule(
         sync_every=setting.sync_every,
@@ -330,7 +430,7 @@ def _ring(setting: Setting) -> float:
     return 1.0 - 1.0 / setting.islands
 
 
-SYSTEMS: dict[str, Callable[[Setting, TextLearners, int], Algorithm]] = {
+SYSTEMS: dict[str, Callable[[Setting, Learners, int], Algorithm]] = {
     OURS: _ours,
     "data-parallel": lambda setting, learners, seed: DataParallel(
         learners, setting.islands, accumulate=setting.accumulate, averaging=setting.averaging

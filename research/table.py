@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,8 +17,13 @@ from p2p_diloco.training.data import open_corpus
 from research.experiments import Experiment
 from research.intervals import Gap, paired_gap
 from research.kept import KeptOutcomes
-from research.setting import Outcome, Setting, run_trial
+from research.setting import Outcome, Setting, run_together, run_trial, together_with
 from research.stages import seeds_of
+
+Trial = tuple[Setting, int]
+"""A setting and a seed."""
+STACKED = 8
+"""Most trials whose inner steps a GPU makes together: what happens between steps takes turns on one core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +77,13 @@ def run_experiment(
     device: str = "cpu",
     heard: Callable[[Outcome, int], None] = lambda outcome, left: None,
 ) -> Table:
-    """Run all trials, with one process per core.
+    """Run all trials, in one process per core.
 
     Args:
         text: path of a text; None: the standard library's source.
         processes: number of processes; None: one per core; 1: run in this process.
         keep: file of outcomes; trials with an outcome in it are not run again.
-        device: device of the inner steps; trials run in parallel only on the CPU.
+        device: device of the inner steps. On a GPU, trials share a stack of models.
         heard: called with each new outcome and the number of trials left.
     Raises:
         ConfigError: `keep` is not a file of outcomes.
@@ -95,7 +102,7 @@ def run_experiment(
                 found[setting.name, seed] = outcome
     settings = {setting.name: setting for setting in experiment.settings}
     num_trials = len(found) + len(trials)
-    at_once = 1 if device != "cpu" else processes if processes is not None else usable_cores()
+    at_once = processes if processes is not None else usable_cores()
     for outcome in _outcomes(trials, text, at_once, device):
         found[outcome.name, outcome.seed] = outcome
         kept.add(settings[outcome.name], outcome)
@@ -115,16 +122,40 @@ def _seed(experiment: Experiment, setting: Setting, index: int) -> int:
     return seeds_of(setting.stage, experiment.seeds)[index]
 
 
-def _outcomes(trials: Sequence[tuple[Setting, int]], text: str | None, processes: int, device: str) -> Any:
-    if processes == 1 or len(trials) < 2:
-        for setting, seed in trials:
-            yield run_trial(setting, seed, text, device=device)
+def _outcomes(trials: Sequence[Trial], text: str | None, processes: int, device: str) -> Iterator[Outcome]:
+    play = partial(_play, text=text, device=device)
+    stacks = stacks_of(trials, processes) if device != "cpu" else [[trial] for trial in trials]
+    if processes == 1 or len(stacks) < 2:
+        for stack in stacks:
+            yield from play(stack)
         return
+    # With more threads than cores, a product of small matrices in NumPy takes ten times as long. Processes inherit it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Spawn, because PyTorch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent) as pool:
-        for future in as_completed([pool.submit(run_trial, setting, seed, text) for setting, seed in trials]):
-            yield future.result()
+    with ProcessPoolExecutor(min(processes, len(stacks)), mp_context=context, initializer=end_with_parent) as pool:
+        for future in as_completed([pool.submit(play, stack) for stack in stacks]):
+            yield from future.result()
+
+
+def stacks_of(trials: Sequence[Trial], processes: int) -> list[list[Trial]]:
+    """Return the trials in groups that make their inner steps together, at least one group for each process."""
+    alike: dict[Setting | None, list[Trial]] = {}
+    for setting, seed in trials:
+        alike.setdefault(together_with(setting), []).append((setting, seed))
+    most = min(STACKED, max(1, len(trials) // processes))
+    return [
+        group[start : start + size]
+        for common, group in alike.items()
+        for size in (most if common is not None else 1,)
+        for start in range(0, len(group), size)
+    ]
+
+
+def _play(trials: Sequence[Trial], text: str | None, device: str) -> list[Outcome]:
+    if device == "cpu" or together_with(trials[0][0]) is None:
+        return [run_trial(setting, seed, text, device=device) for setting, seed in trials]
+    return run_together(trials, text, device=device)
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
