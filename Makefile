@@ -33,7 +33,7 @@
 #                 with real processes, ten times each: three hours. Fewer times: make crash-matrix CRASH_REPEATS=1
 # make disasters  10,000 simulated swarms; three hours
 # make learning   the trials for evidence (research/README.md); days, continues where it was stopped
-# make results    draws the figures of docs/results.md from the stored trials
+# make results    draws the figures of docs/exploring.md from the stored trials
 # make bench      measures everything in docs/performance.md, on an otherwise idle machine, and draws it; 30 minutes
 # make bench-figures  draws the tables and plots of docs/performance from the stored figures
 # make wheel-test builds wheel and sdist, installs them into an empty environment elsewhere, and trains there; 2 minutes

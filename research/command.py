@@ -90,7 +90,7 @@ def make_app() -> App:
         data
             file with a text; by default the source of Python's standard library
         device
-            cpu, cuda, cuda:N, mps or auto (the fastest available); all published figures are from the CPU
+            cpu, cuda, cuda:N, mps or auto (the fastest available); a GPU makes the steps of several trials together
         keep
             file of outcomes, one per line: trials in the file are not repeated, new ones are added
         tuned

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/results.md from docs/results/outcomes.jsonl, and writes docs/results/tables.md.
+"""Draws the figures of docs/exploring.md from docs/results/outcomes.jsonl, and writes docs/results/tables.md.
 
     make results
 

@@ -63,7 +63,8 @@ def run_until(what: str, seconds: float, is_so: Any) -> None:
 
 def test_the_join_command_selects_the_gpu_and_ends_with_the_bytes_of_a_processor(tmp_path: Path) -> None:
     """Train the built-in model with the commands of the README on one machine."""
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    paths = filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     run, running = tmp_path / "run.toml", []
 
     def start(name: str, *words: str) -> Path:
