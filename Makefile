@@ -168,20 +168,25 @@ disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000
 
 # Evidence, by the rules of research/README.md, the primary comparison first. Finished trials are stored, so this can be
-# stopped at any time; it goes on where it was.
+# stopped at any time; it goes on where it was. DEVICE=cuda plays it on a GPU.
+DEVICE ?= cpu
 TRIALS := docs/results/trials.jsonl
 PROSE := $(VENV)/prose.txt
+RESEARCH = $(BIN)/python -m research
+PLAYED = --device $(DEVICE) --keep $(TRIALS)
 learning: $(STAMP)
-	$(BIN)/python -m research prose $(PROSE)
+	$(RESEARCH) prose $(PROSE)
 	for islands in 4 8 16; do \
-		$(BIN)/python -m research tune --islands $$islands --keep $(TRIALS) && \
-		$(BIN)/python -m research primary --islands $$islands --keep $(TRIALS) && \
-		$(BIN)/python -m research primary --islands $$islands --data $(PROSE) --keep $(TRIALS) || exit 1; \
+		$(RESEARCH) tune --islands $$islands $(PLAYED) --rows primary,falling,means || exit 1; \
+		for name in primary falling means; do \
+			$(RESEARCH) $$name --islands $$islands $(PLAYED) && \
+			$(RESEARCH) $$name --islands $$islands $(PLAYED) --data $(PROSE) || exit 1; \
+		done; \
 	done
 	for islands in 4 8 16; do \
-		for name in falling lost slow late in-rows few-bits one-machine cycles; do \
-			$(BIN)/python -m research tune --rows $$name --islands $$islands --keep $(TRIALS) && \
-			$(BIN)/python -m research $$name --islands $$islands --keep $(TRIALS) || exit 1; \
+		for name in lost slow late in-rows few-bits one-machine cycles; do \
+			$(RESEARCH) tune --rows $$name --islands $$islands $(PLAYED) && \
+			$(RESEARCH) $$name --islands $$islands $(PLAYED) || exit 1; \
 		done; \
 	done
 
