@@ -148,7 +148,7 @@ ranks: $(STAMP)
 
 # Skipped without a CUDA device.
 gpu: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py tests/research/test_stack.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)

@@ -149,7 +149,8 @@ class Outcome:
         loss: held-out loss in nats per byte; the mean if replicas differ.
         tokens: tokens trained on by all islands together.
         bytes_sent_per_parameter: bytes sent per island in the whole run.
-        seconds: CPU time.
+        seconds: CPU time; of trials that made their steps together, that of all.
+        device: kind of device of the inner steps.
         blocks: loss of each piece of the held-out text, whose mean is `loss`; empty if there is only one.
         curve: (ticks, loss) during training, of the first replica, on a quarter of the held-out tokens; empty if the
             setting has no points.
@@ -161,6 +162,7 @@ class Outcome:
     tokens: int
     bytes_sent_per_parameter: float
     seconds: float
+    device: str = "cpu"
     blocks: tuple[float, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
 
@@ -276,6 +278,7 @@ class _Trial:
     def __init__(self, setting: Setting, seed: int, within: Circumstances, learners: Learners, device: str) -> None:
         check_seed(setting.stage, seed)
         self._setting, self._seed, self._learners = setting, seed, learners
+        self._device = torch.device(device).type
         self._began = time.process_time()
         self._algorithm = make_algorithm(setting, learners, seed)
         pieces = held_out_blocks(within.corpus, setting.stage)
@@ -313,6 +316,7 @@ class _Trial:
             tokens=sum(learners.tokens(learner) for learner in range(len(learners))),
             bytes_sent_per_parameter=algorithm.sent_bytes / algorithm.num_parameters,
             seconds=time.process_time() - self._began,
+            device=self._device,
             blocks=blocks if len(blocks) > 1 else (),
             curve=tuple(self._curve),
         )

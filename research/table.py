@@ -62,6 +62,9 @@ class Table:
             )
             if note := self.experiment.notes.get(name):
                 lines.append(f"{'':<{width}}  {note}")
+        devices = sorted({outcome.device for outcomes in self.outcomes.values() for outcome in outcomes})
+        if len(devices) > 1:
+            lines.append(f"trials on {' and '.join(devices)}, which may differ by more than a gap")
         if self.experiment.comparisons > 1:
             family = f"{self.experiment.comparisons} comparisons together"
             lines.append(f"intervals: 95 % for {family}, over seeds and held-out text")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.data import open_corpus
@@ -23,24 +24,34 @@ SHAPE = ModelShape(layers=2, width=16, heads=2, feed_forward=24, context=16)
 RULE = InnerRule(learning_rate=0.02, warmup_steps=3, batch=2, schedule="cosine", gradient_clip=0.5)
 
 
-def in_a_stack(text: str, rules: list[InnerRule], seeds: list[int]) -> Stack:
+def in_a_stack(text: str, rules: list[InnerRule], seeds: list[int], device: str = "cpu") -> Stack:
     streams = [streams_of(open_corpus(text), SHAPE, seed, 2, 2, by_topic=False) for seed in seeds]
     crews = [Crew(rule=rule, seed=seed, streams=own) for rule, seed, own in zip(rules, seeds, streams, strict=True)]
-    return Stack(SHAPE, 2, crews, "cpu")
+    return Stack(SHAPE, 2, crews, device)
 
 
-def one_by_one(text: str, rule: InnerRule, seed: int) -> TextLearners:
+def one_by_one(text: str, rule: InnerRule, seed: int, device: str) -> TextLearners:
     return TextLearners(
-        shape=SHAPE, corpus=open_corpus(text), rule=rule, num_learners=2, windows=2, num_fragments=2, seed=seed
+        shape=SHAPE,
+        corpus=open_corpus(text),
+        rule=rule,
+        num_learners=2,
+        windows=2,
+        num_fragments=2,
+        seed=seed,
+        device=device,
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_steps_in_a_stack_are_those_of_the_inner_loop(optimizer: OptimizerName, text: str) -> None:
+def test_steps_in_a_stack_are_those_of_the_inner_loop(optimizer: OptimizerName, device: str, text: str) -> None:
     """Two trials with inner rates of their own; one learner makes only every other step, and one is written to."""
     rules = [replace(RULE, optimizer=optimizer, learning_rate=rate) for rate in (0.02, 0.005)]
-    stack = in_a_stack(text, rules, [3, 4])
-    alone = [one_by_one(text, rule, seed) for rule, seed in zip(rules, (3, 4), strict=True)]
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no cuda here")
+    stack = in_a_stack(text, rules, [3, 4], device)
+    alone = [one_by_one(text, rule, seed, device) for rule, seed in zip(rules, (3, 4), strict=True)]
     for tick in range(12):
         for together, own in zip(stack.crews, alone, strict=True):
             for learners in (together, own):

@@ -79,3 +79,11 @@ def test_an_experiment_is_the_same_in_one_process_and_in_two_and_when_kept(text:
     assert played == [3, 2, 1, 0], "the second time everything is there"
     one_seed = Experiment(question="?", settings=small.settings, seeds=1)
     assert "±" not in "".join(run_experiment(one_seed, text=text, processes=1).lines())
+
+
+def test_a_table_of_trials_on_different_devices_says_so() -> None:
+    two = Experiment(question="which?", settings=(Setting(name="a"), Setting(name="b")), seeds=1)
+    rows = {"a": outcomes("a", [1.0]), "b": tuple(replace(one, device="cuda") for one in outcomes("b", [1.0]))}
+    table = Table(experiment=two, outcomes=rows)
+    assert table.lines()[-1] == "trials on cpu and cuda, which may differ by more than a gap"
+    assert "cuda" not in "".join(Table(experiment=two, outcomes={**rows, "b": outcomes("b", [1.0])}).lines())
