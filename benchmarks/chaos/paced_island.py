@@ -12,14 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.paced_steps import hold_steps
 from p2p_diloco.cli.app import main
 from p2p_diloco.peer import built_in
-from p2p_diloco.peer.training_thread import InnerSteps
 from p2p_diloco.storage.trace import Trace
 
 CLOCK_FILE = "wall_offset"
-CATCH_UP_SECONDS = 1.0
-"""An island that was slower for a moment makes up for this much time."""
 _LOOK_SECONDS = 0.1
 """Minimum time between reads of the file, because libraries ask for the time often."""
 
@@ -44,21 +42,6 @@ def shift_wall_clock(folder: Path) -> None:
         return machine_seconds() + offset
 
     time.time = shifted
-
-
-def hold_steps(seconds: float) -> None:
-    """Let steps of the built-in training take this time on average."""
-
-    class PacedSteps(InnerSteps):
-        due = 0.0
-
-        def step(self) -> None:
-            """Make one step, and sleep until its time is up."""
-            self.due = max(self.due, time.monotonic() - CATCH_UP_SECONDS) + seconds
-            super().step()
-            time.sleep(max(0.0, self.due - time.monotonic()))
-
-    built_in.InnerSteps = PacedSteps  # type: ignore[attr-defined]
 
 
 def keep_trace_in(folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.chaos.paced_island import hold_steps
+from benchmarks.paced_steps import hold_steps
 from p2p_diloco.cli.app import main
 
 if __name__ == "__main__":

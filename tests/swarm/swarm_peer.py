@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.paced_steps import hold_steps
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
@@ -37,6 +38,8 @@ from p2p_diloco.storage.text_copy import TextCopy
 LAST_ROUND_FILE = "last_round"
 INVITE_FILE = "invite"
 FLIPPED_FILE = "flipped"
+STEP_SECONDS = 0.05
+"""Several steps in the shortest round of a test, and most of the machine left for what is tested."""
 FLIP_SECONDS = 0.2
 """Time to check a flipped bit; absorbing an entry takes much less."""
 
@@ -135,6 +138,7 @@ def flip_text() -> None:
 
 async def main(order: dict[str, Any]) -> None:
     folder = Path(order["folder"])
+    hold_steps(STEP_SECONDS)
     stop = StopRequest()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.leave)
