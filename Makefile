@@ -30,7 +30,7 @@
 # make size       130 simulated members and a newcomer that reaches three of them; the rosters of a run of 200 members that
 #                 come and go every 30 cycles; the longer stories of simulated swarms; 6 minutes
 # make crash-matrix  a simulated peer, killed or stopped at every step of a round and in every role; then twelve such cases
-#                 with real processes, ten times each: three hours. Fewer times: make crash-matrix CRASH_REPEATS=1
+#                 with real processes, ten times each: an hour. Fewer times: make crash-matrix CRASH_REPEATS=1
 # make disasters  10,000 simulated swarms; three hours
 # make learning   the trials for evidence (research/README.md); days, continues where it was stopped
 # make results    draws the figures of docs/exploring.md from the stored trials
@@ -162,7 +162,7 @@ size: $(STAMP)
 CRASH_REPEATS ?= 10
 crash-matrix: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing crashes
-	P2P_DILOCO_CRASH_REPEATS=$(CRASH_REPEATS) $(BIN)/python -m pytest -s -m long tests/processes/test_crash_matrix.py $(TEST_FLAGS)
+	P2P_DILOCO_CRASH_REPEATS=$(CRASH_REPEATS) $(BIN)/python -m pytest -rP -n 4 --dist worksteal -m long tests/processes/test_crash_matrix.py $(TEST_FLAGS)
 
 disasters: $(STAMP)
 	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000

@@ -76,7 +76,7 @@ def always(node: SwarmNode, arguments: tuple[Any, ...]) -> bool:
     return True
 
 
-TRAINERS, REDUCERS = ("ann", "bob"), ("ann", "boot")
+REDUCERS, DONORS = ("ann", "boot"), ("ann", "bob", "boot")
 CRASHES = {
     "contributor killed middle contribute": Crash(
         names=("bob",), owner=SwarmNode, name="_post", counts=sends(Opening, SpanVector), nth=2
@@ -101,7 +101,7 @@ CRASHES = {
         counts=lambda node, arguments: isinstance(arguments[0], ReplaceSpan),
         is_after=True,
     ),
-    "donor killed before transfer": Crash(names=TRAINERS, owner=SwarmNode, name="_post", counts=sends(SpanReply)),
+    "donor killed before transfer": Crash(names=DONORS, owner=SwarmNode, name="_post", counts=sends(SpanReply)),
     "bootstrap killed middle hand down": Crash(
         names=("boot",), owner=SwarmNode, name="_post", counts=is_own_entry, nth=2
     ),
