@@ -184,7 +184,7 @@ learning: $(STAMP)
 		done; \
 	done
 	for islands in 4 8 16; do \
-		for name in lost slow late in-rows few-bits one-machine cycles; do \
+		for name in waiting lost slow late in-rows few-bits one-machine cycles; do \
 			$(RESEARCH) tune --rows $$name --islands $$islands $(PLAYED) && \
 			$(RESEARCH) $$name --islands $$islands $(PLAYED) || exit 1; \
 		done; \

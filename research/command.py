@@ -59,9 +59,9 @@ def make_app() -> App:
         Parameters
         ----------
         name
-            for evidence: tune, primary, falling, means, cycles, few-bits, one-machine, lost, slow, late or in-rows; for
-            exploring: parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule, residual,
-            moments, inner, churn, void, topics or rate
+            for evidence: tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, late or
+            in-rows; for exploring: parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule,
+            residual, moments, inner, churn, void, topics or rate
         quick
             use two seeds, the micro model, and two tokens per parameter for evidence
         size

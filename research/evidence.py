@@ -44,6 +44,10 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
         "what does an outer rate that falls at the end give, to p2p_diloco and to textbook DiLoCo?",
         tuple(every(row, CYCLE) for row in (OURS, f"{OURS}-steady", "textbook-diloco-falling", "textbook-diloco")),
     ),
+    "waiting": (
+        "what does it cost that islands train on while an entry is under way?",
+        (_OURS, *under("waiting", _OURS), every("textbook-diloco-falling", CYCLE)),
+    ),
     "means": (
         "does a radial mean learn better than a plain one?",
         tuple(every(row, CYCLE) for row in (OURS, f"{OURS}-plain")),

@@ -127,10 +127,12 @@ CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
     "two-rows": lambda setting: replace(setting, rows=2),
     "four-rows": lambda setting: replace(setting, rows=4),
     "late": lambda setting: replace(setting, delay=3 * setting.sync_every // 8),
+    "waiting": lambda setting: replace(setting, delay=0),
 }
 """Circumstances of a row, such as `p2p-diloco-every-8/quarter-lost`: a quarter of contributions never arrive; each
 island is away for a quarter of the cycles; half of the islands take four times as long for a step; means in rows;
-entries that come three eighths of a cycle late. A row is tuned without them."""
+entries that come three eighths of a cycle late, or before the next step, as if islands waited for them. A row is tuned
+without them."""
 DILOCO_LIKE = (
     "textbook-diloco",
     "textbook-diloco-int4",
