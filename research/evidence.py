@@ -67,7 +67,12 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "slow": (
         "what does it cost when half of the islands are four times slower, at equal cycles?",
-        (*under("half-slow", _OURS), _OURS, *(row for name in _SERVERS for row in (*under("half-slow", name), name))),
+        (
+            *under("half-slow", _OURS),
+            _OURS,
+            *under("half-slow-at-2", _OURS),
+            *(row for name in _SERVERS for row in (*under("half-slow", name), name)),
+        ),
     ),
     "late": (
         "what does it cost when entries come three steps late, as on a thin line?",

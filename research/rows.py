@@ -124,15 +124,16 @@ CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
     "quarter-lost": lambda setting: replace(setting, lost_share=0.25),
     "quarter-absent": lambda setting: replace(setting, away_share=0.25),
     "half-slow": lambda setting: replace(setting, slow=setting.islands // 2),
+    "half-slow-at-2": lambda setting: replace(setting, slow=setting.islands // 2, norm_ratio=2.0),
     "two-rows": lambda setting: replace(setting, rows=2),
     "four-rows": lambda setting: replace(setting, rows=4),
     "late": lambda setting: replace(setting, delay=3 * setting.sync_every // 8),
     "waiting": lambda setting: replace(setting, delay=0),
 }
 """Circumstances of a row, such as `p2p-diloco-every-8/quarter-lost`: a quarter of contributions never arrive; each
-island is away for a quarter of the cycles; half of the islands take four times as long for a step; means in rows;
-entries that come three eighths of a cycle late, or before the next step, as if islands waited for them. A row is tuned
-without them."""
+island is away for a quarter of the cycles; half of the islands take four times as long for a step, with the norm limit
+of a manifest or with 2, as it was; means in rows; entries that come three eighths of a cycle late, or before the next
+step, as if islands waited for them. A row is tuned without them."""
 DILOCO_LIKE = (
     "textbook-diloco",
     "textbook-diloco-int4",

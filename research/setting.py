@@ -13,6 +13,7 @@ import torch
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.outer.advance import RADIUS_FACTOR
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
@@ -75,6 +76,7 @@ class Setting:
         contribution, entry: codecs, for p2p_diloco only.
         rounds_stochastically: whether entries in few bits are rounded stochastically.
         residual: where the codec's residual of a contribution is kept: in θ, in a separate buffer, or nowhere.
+        norm_ratio: largest norm of a contribution, as a multiple of the last median, for p2p_diloco only.
         is_radial: for systems with a server: average directions and norms separately, for each tensor.
         mean: for p2p_diloco only: plain, or radial (directions and lengths separately, for each block).
         weights_by_tokens: weigh contributions by quantity times quality.
@@ -117,6 +119,7 @@ class Setting:
     entry: str = "int4"
     rounds_stochastically: bool = True
     residual: Literal["weights", "buffer", "dropped"] = "weights"
+    norm_ratio: float = RADIUS_FACTOR
     is_radial: bool = False
     mean: Literal["plain", "radial"] = "plain"
     weights_by_tokens: bool = True
@@ -398,6 +401,7 @@ def _ours(setting: Setting, learners: Learners, seed: int) -> Algorithm:
         void_share=setting.void_share,
         away_share=setting.away_share,
         residual=setting.residual,
+        radius_factor=setting.norm_ratio,
     )
     return OurSwarm(learners, rule, seed=seed)
 

@@ -401,10 +401,10 @@ class LimitsSection(Section):
         4.0, description="maximum weight of a contribution, in multiples of the last median"
     )
     max_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="maximum norm of a contribution, in multiples of the last median; longer ones are clipped"
+        4.0, description="maximum norm of a contribution, in multiples of the last median; longer ones are clipped"
     )
     reject_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="maximum norm of an entry, in multiples of the last median; longer ones are refused"
+        6.0, description="maximum norm of an entry, in multiples of the last median; longer ones are refused"
     )
     in_flight: Count = Field(8, description="own contributions of a span that may wait for their entry")
     retained_cycles: Count = Field(16, description="cycles of entries that peers keep for others to catch up with")

@@ -25,8 +25,9 @@ from p2p_diloco.outer.pseudo_gradient import clip_to_norm, pseudo_gradient
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 
-RADIUS_FACTOR = 2.0
-"""κ: a contribution is clipped to this multiple of the last published radius."""
+RADIUS_FACTOR = 4.0
+"""κ: a contribution is clipped to this multiple of the last published radius. The radius may be the norm of a slow
+island, so with less an island that makes four times as many steps could not send what it has learnt (decision 0041)."""
 
 
 class SpanAdvance(NamedTuple):

@@ -103,8 +103,8 @@ def run_rules(
         least_stalled_cycles=stalled_cycles,
         heartbeat_seconds=heartbeat_seconds,
         weight_clip=4.0,
-        contribution_limit=2.0,
-        entry_limit=3.0,
+        contribution_limit=4.0,
+        entry_limit=6.0,
         retained_cycles=16,
         scrub_cycles=scrub_cycles,
     )

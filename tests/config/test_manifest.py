@@ -67,7 +67,7 @@ def test_defaults_are_those_of_the_protocol() -> None:
         limits.reject_norm_ratio,
         limits.in_flight,
         limits.retained_cycles,
-    ) == (4, 2, 4, 8, 16)
+    ) == (4, 4, 6, 8, 16)
     assert MANIFEST.organiser == format_peer_id(ORGANISER.peer)
     assert MANIFEST.rounds.clock_start == 1_700_000_000
 
@@ -209,7 +209,7 @@ def test_a_model_section_lists_its_differences_from_its_size() -> None:
         ),
         (
             {"limits.max_norm_ratio": 9},
-            "limits in the new run: reject_norm_ratio = 4.0 is below 1.5 times max_norm_ratio = 9.0; "
+            "limits in the new run: reject_norm_ratio = 6.0 is below 1.5 times max_norm_ratio = 9.0; "
             "honest entries would be refused",
         ),
         (

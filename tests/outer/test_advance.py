@@ -70,21 +70,22 @@ def residual(span: SpanAdvance) -> float:
 def test_a_contribution_is_the_residual() -> None:
     prepared = prepare_contribution(span_at(10.0), flying(r4=2.0), vector(3.0), round_index=8)
     assert prepared.delta_N.tolist() == [5.0]
-    assert (prepared.round, prepared.norm, prepared.limit) == (8, 5.0, 2e6)
+    assert (prepared.round, prepared.norm, prepared.limit) == (8, 5.0, 4e6)
 
 
-def test_a_contribution_is_clipped_to_twice_the_last_radius_and_keeps_its_norm_before() -> None:
-    prepared = prepare_contribution(span_at(10.0, radius=1.5), InFlight(), vector(2.0), round_index=1)
+def test_a_contribution_is_clipped_to_four_times_the_last_radius_and_keeps_its_norm_before() -> None:
+    prepared = prepare_contribution(span_at(10.0, radius=0.75), InFlight(), vector(2.0), round_index=1)
     assert prepared.delta_N.tolist() == pytest.approx([3.0], rel=1e-6)
     assert euclidean_norm(prepared.delta_N) <= prepared.limit == 3.0
     assert prepared.norm == 8.0
 
 
 def test_the_clipped_part_is_in_the_next_contribution() -> None:
-    state, local_N = span_at(10.0, radius=2.0), vector(2.0)
+    state, local_N = span_at(10.0, radius=1.0), vector(2.0)
     first = prepare_contribution(state, InFlight(), local_N, round_index=1)
     span = record_contribution(state, InFlight(), local_N, round_index=1, sent=first.delta_N)
     second = prepare_contribution(*span, round_index=2)
+    assert float(first.delta_N[0]) == pytest.approx(4.0, rel=1e-6)
     assert float(first.delta_N[0]) + float(second.delta_N[0]) == pytest.approx(8.0, rel=1e-6)
 
 
