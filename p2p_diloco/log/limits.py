@@ -19,8 +19,9 @@ WEIGHT_BOUNDS = (1.0, 2.0**64)
 FOUNDING_RMS = 2.0**-4
 """A span's radius at its founding, per element (root mean square), so that even its first entry has a limit.
 
-It is longer than most honest first contributions, and four times as much does no harm to an untrained model. It suits
-every run, because each entry can change the radius by a factor of four (docs/decisions/0028).
+It is longer than most honest first contributions, and an entry of a few times as much slows an untrained model down
+but does not ruin it. It suits every run, because each entry can change the radius by a factor of four
+(docs/decisions/0028).
 """
 FOUNDING_WEIGHT = 2.0**16
 """A span's median weight at its founding: that of one step of the smallest model that `new` offers.

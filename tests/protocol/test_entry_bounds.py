@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import SPAN, entry_on, head_of, ids, roster_of
 
+from p2p_diloco.config.manifest import LimitsSection
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.log.head import SpanHead
@@ -32,7 +33,8 @@ from p2p_diloco.protocol.wire.inclusion import build_entry
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
 from p2p_diloco.protocol.wire.roster import Roster
 
-CLIP, KAPPA, INVALID = 4.0, 2.0, 4.0
+LIMITS = LimitsSection()
+CLIP, KAPPA, INVALID = LIMITS.max_weight_ratio, LIMITS.max_norm_ratio, LIMITS.reject_norm_ratio
 RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=INVALID, weight_clip=CLIP)
 REDUCTION = ReductionRules(weight_clip=CLIP, radius_limit=KAPPA)
 ROSTER = roster_of(5)
@@ -149,10 +151,10 @@ ONE_RMS = 2.0**7
 def test_the_first_entry_of_a_span_is_too_short_to_ruin_a_model(grid: Grid) -> None:
     """This holds for every owner and all contributors: a first entry has limits too."""
     check(entry_on(FOUNDED, ROSTER, owner_of(grid), median_norm=FOUNDED.radius, median_weight=FOUNDING_WEIGHT), FOUNDED,
-          0.24 * ONE_RMS, ROSTER, grid)  # fmt: skip
-    for huge in (0.26 * ONE_RMS, 2.0**64, math.inf):
+          0.37 * ONE_RMS, ROSTER, grid)  # fmt: skip
+    for huge in (0.38 * ONE_RMS, 2.0**64, math.inf):
         entry = entry_on(FOUNDED, ROSTER, owner_of(grid), median_norm=FOUNDED.radius, median_weight=FOUNDING_WEIGHT)
-        with pytest.raises(PeerError, match=r"has norm \S+, beyond the limit 32"):
+        with pytest.raises(PeerError, match=r"has norm \S+, beyond the limit 48"):
             check(entry, FOUNDED, huge, ROSTER, grid)
     lone = collected([(1000, 10, 3e38)], FOUNDED, roster=roster_of(1), grid=fold_roster(roster_of(1), 16))
     gathered = gather_contributions(lone, SPAN, FOUNDED, REDUCTION)
