@@ -30,6 +30,7 @@ from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.toml_document import given_keys, known_keys
 from p2p_diloco.errors import ConfigError, FrameError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
+from p2p_diloco.outer.advance import RADIUS_FACTOR
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey
@@ -68,6 +69,7 @@ def test_defaults_are_those_of_the_protocol() -> None:
         limits.in_flight,
         limits.retained_cycles,
     ) == (4, 4, 6, 8, 16)
+    assert limits.max_norm_ratio == RADIUS_FACTOR, "the bench of learning clips as a new run does"
     assert MANIFEST.organiser == format_peer_id(ORGANISER.peer)
     assert MANIFEST.rounds.clock_start == 1_700_000_000
 

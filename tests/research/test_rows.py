@@ -123,6 +123,13 @@ def test_what_happens_to_a_row_changes_one_thing_and_nothing_that_is_tuned(circu
     assert changed["name"] == name
 
 
+def test_half_slow_at_2_differs_from_half_slow_by_the_former_norm_limit() -> None:
+    now, former = (asdict(setting_of(f"p2p-diloco-every-8/{name}", SCOPE)) for name in ("half-slow", "half-slow-at-2"))
+    different = {field: (now[field], former[field]) for field in now if now[field] != former[field]}
+    assert different.pop("name") == ("p2p-diloco-every-8/half-slow", "p2p-diloco-every-8/half-slow-at-2")
+    assert different == {"norm_ratio": (4.0, 2.0)}
+
+
 def test_an_unknown_circumstance_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="unknown circumstance 'rain'; expected one of quarter-lost"):
         row_named("p2p-diloco-every-8/rain")
