@@ -157,15 +157,15 @@ footprint: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
 
 size: $(STAMP)
-	$(BIN)/python -m pytest -s -m long tests/testing tests/research tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/simulator tests/research tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
 
 CRASH_REPEATS ?= 10
 crash-matrix: $(STAMP)
-	$(BIN)/python -m p2p_diloco.testing crashes
+	$(BIN)/python -m simulator crashes
 	P2P_DILOCO_CRASH_REPEATS=$(CRASH_REPEATS) $(BIN)/python -m pytest -rP -n 4 --dist worksteal -m long tests/processes/test_crash_matrix.py $(TEST_FLAGS)
 
 disasters: $(STAMP)
-	$(BIN)/python -m p2p_diloco.testing swarm --peers 3..24 --seeds 10000
+	$(BIN)/python -m simulator swarm --peers 3..24 --seeds 10000
 
 # Evidence, by the rules of research/README.md, the primary comparison first. Finished trials are stored, so this can be
 # stopped at any time; it goes on where it was. DEVICE=cuda plays it on a GPU.

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from p2p_diloco.testing.cores import end_with_parent, usable_cores
 from p2p_diloco.training.data import open_corpus
 from research.experiments import Experiment
 from research.intervals import Gap, paired_gap
 from research.kept import KeptOutcomes
 from research.setting import Outcome, Setting, run_together, run_trial, together_with
 from research.stages import seeds_of
+from simulator.cores import end_with_parent, usable_cores
 
 Trial = tuple[Setting, int]
 """A setting and a seed."""

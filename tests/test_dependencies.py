@@ -61,13 +61,13 @@ def test_the_extra_of_notebooks_runs_them() -> None:
     assert found - {"pytest", "nbformat"} == declared("notebooks") - {"ipykernel"}, "nbclient brings nbformat"
 
 
-def test_benchmarks_and_research_import_nothing_undeclared() -> None:
-    beside = imported(PROJECT / "benchmarks") | imported(PROJECT / "research")
-    assert beside - {"benchmarks", "research"} - ELSEWHERE <= declared()
+def test_benchmarks_research_and_simulator_import_nothing_undeclared() -> None:
+    beside = imported(PROJECT / "benchmarks") | imported(PROJECT / "research") | imported(PROJECT / "simulator")
+    assert beside - {"benchmarks", "research", "simulator"} - ELSEWHERE <= declared()
 
 
 def test_plots_import_exactly_what_their_extra_declares() -> None:
-    assert imported(PROJECT / "docs") - {"benchmarks", "research"} - declared() == declared("plots")
+    assert imported(PROJECT / "docs") - {"benchmarks", "research", "simulator"} - declared() == declared("plots")
 
 
 def test_no_extra_is_unused() -> None:

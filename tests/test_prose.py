@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
-CODE = sorted(path for room in ("p2p_diloco", "benchmarks", "research") for path in (PROJECT / room).rglob("*.py"))
+CODE = sorted(
+    path for room in ("p2p_diloco", "simulator", "benchmarks", "research") for path in (PROJECT / room).rglob("*.py")
+)
 PAGES = sorted(
     path
     for pattern in (
@@ -26,7 +28,7 @@ PAGES = sorted(
 )
 MODULES = [
     path.relative_to(PROJECT).as_posix()
-    for room in ("p2p_diloco", "benchmarks", "research", "tests", "docs", "examples", "bootstrap")
+    for room in ("p2p_diloco", "simulator", "benchmarks", "research", "tests", "docs", "examples", "bootstrap")
     for path in (PROJECT / room).rglob("*.py")
 ]
 HISTORY = ("lab-log.md", "CHANGELOG.md")

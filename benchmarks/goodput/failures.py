@@ -21,11 +21,11 @@ from typing import Any
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.testing.island import TOKENS_PER_STEP
-from p2p_diloco.testing.network import OPEN
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.scale import CODECS, STEP_SECONDS, standing_swarm
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.island import TOKENS_PER_STEP
+from simulator.network import OPEN
+from simulator.run import run_rules
+from simulator.scale import CODECS, STEP_SECONDS, standing_swarm
+from simulator.simulation import Simulation, play
 
 FRAGMENTS = 4
 GROUP_SIZE = 16

@@ -9,8 +9,8 @@ import pytest
 from p2p_diloco.bandwidth.forecast import Forecast, cap_notices, forecast, month_sentence, traffic_notice
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.testing.run import run_rules
 from p2p_diloco.transport.link import TransportLimits
+from simulator.run import run_rules
 
 PARAMETERS = 128_000_000
 FRAGMENTS = 4

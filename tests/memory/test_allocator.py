@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.memory import allocator
 from p2p_diloco.memory.allocator import TRIM_SECONDS, share_one_arena, trim_now_and_then
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 # malloc_info lists the heaps, one <heap> for each arena.
 ARENAS = """

@@ -27,7 +27,7 @@ from p2p_diloco.protocol.wire.messages import (
     RosterRequest,
     SpanVector,
 )
-from p2p_diloco.testing.run import run_rules
+from simulator.run import run_rules
 
 ANN, BEN = PeerId(sha256(b"ann")), PeerId(sha256(b"ben"))
 LINE = ("refused", "no")

@@ -22,7 +22,7 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.transport.link import Lane, SilentListener, Transport
 from p2p_diloco.transport.memory import MemoryNetwork
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
 ME, BOOTSTRAP, SECOND, STRANGER = (PeerId(sha256(name)) for name in (b"me", b"boot", b"second", b"stranger"))

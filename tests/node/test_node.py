@@ -28,14 +28,14 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.span import pieces
 from p2p_diloco.span.vector_work import content_digests, state_bytes
-from p2p_diloco.testing.hostility import Caller
-from p2p_diloco.testing.inspector import Violated
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.process import run_in
-from p2p_diloco.testing.run import MANIFEST, run_rules
-from p2p_diloco.testing.simulation import Simulation, play
 from p2p_diloco.transport.directory import decode_record
 from p2p_diloco.transport.link import Lane
+from simulator.hostility import Caller
+from simulator.inspector import Violated
+from simulator.machine import Machine
+from simulator.process import run_in
+from simulator.run import MANIFEST, run_rules
+from simulator.simulation import Simulation, play
 
 SPAN = SpanId(0, 1)
 RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0, span_elements=64)

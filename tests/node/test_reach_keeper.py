@@ -17,7 +17,7 @@ from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest, decode_m
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, now
 
 HOST = "45.10.0.2"

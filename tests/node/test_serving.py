@@ -14,10 +14,10 @@ from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
 from p2p_diloco.span import pieces, versions
 from p2p_diloco.span.vector_work import state_bytes
-from p2p_diloco.testing.hostility import Caller
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.process import run_in
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.hostility import Caller
+from simulator.machine import Machine
+from simulator.process import run_in
+from simulator.simulation import Simulation, play
 from tests.node.test_node import RULES, SPAN, act, node_of
 
 HOUR = 3600.0

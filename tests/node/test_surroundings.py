@@ -11,7 +11,7 @@ from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.testing.machine import Machine
+from simulator.machine import Machine
 
 
 @pytest.mark.parametrize(

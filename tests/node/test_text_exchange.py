@@ -28,7 +28,7 @@ from p2p_diloco.protocol.wire.messages import (
 from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
 from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
 from p2p_diloco.transport.memory import MemoryNetwork
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"a run")
 NUM_PIECES = 6

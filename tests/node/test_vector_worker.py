@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from p2p_diloco.node.vector_worker import AtOnce, VectorWorker
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 
 def test_results_are_delivered_in_the_loop_and_in_order() -> None:

@@ -27,7 +27,7 @@ from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.memory import MemoryNetwork
-from p2p_diloco.transport.virtual_time import VirtualTimeLoop
+from simulator.virtual_time import VirtualTimeLoop
 
 _T = TypeVar("_T")
 

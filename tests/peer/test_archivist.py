@@ -37,7 +37,7 @@ from p2p_diloco.storage.export_folder import WORD_FILE
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.storage.text_copy import TextStore, list_own_text
 from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 Patch = pytest.MonkeyPatch
 EVERY = 2

@@ -21,7 +21,7 @@ from p2p_diloco.peer.last_round import (
     wait_until_over,
 )
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 PLAN = small_plan()
 HERE, THERE = sha256(b"here"), sha256(b"there")

@@ -18,7 +18,7 @@ from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
 from p2p_diloco.training.data import BatchStream, open_corpus
 from p2p_diloco.training.data import Text as AnyText
 from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source, TokenText
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 RUN, ME = sha256(b"run"), PeerId(bytes(32))
 CONTEXT, BATCH = 32, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from p2p_diloco.peer.stop import StopRequest
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 
 def test_nothing_stops_without_a_request() -> None:

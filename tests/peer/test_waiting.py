@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.peer.waiting import first_error, result_before, wait_for_first
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 
 def test_the_first_to_end_ends_the_wait_and_the_others() -> None:

@@ -2,7 +2,7 @@
 
 Its order names one of `CRASHES`. All peers of a swarm share the folder above their own. Once the file `armed` is there,
 the first of them that reaches the step in the crash's role writes its name into the file `crashed`, and fails there. No
-shipped code knows of this: functions are replaced from outside, as in p2p_diloco/testing/failpoints.py.
+shipped code knows of this: functions are replaced from outside, as in simulator/failpoints.py.
 """
 
 from __future__ import annotations

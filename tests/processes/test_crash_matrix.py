@@ -1,6 +1,6 @@
 """Twelve cells of the crash matrix on real processes: a peer is killed or stopped exactly at a step of a round.
 
-The simulator plays all cells (tests/testing/test_crashes.py). `make crash-matrix` plays these ten times in a row and
+The simulator plays all cells (tests/simulator/test_crashes.py). `make crash-matrix` plays these ten times in a row and
 prints how soon the others and the failed peer were back.
 """
 
@@ -23,7 +23,7 @@ ROUND_SECONDS = 1.5
 PATIENCE_SECONDS = 180.0
 DOWN_ROUNDS = 4
 MOST_CYCLES_WITHOUT = 6
-"""As in p2p_diloco/testing/liveness.py."""
+"""As in simulator/liveness.py."""
 FROZEN_ROUNDS = (MOST_CYCLES_WITHOUT + 1) * FRAGMENTS
 REACHED_SECONDS = 180.0
 """The newcomer is listed, comes to count, and then may average; checkpoints are written every minute."""

@@ -15,8 +15,8 @@ from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply, encode_message
 from p2p_diloco.span import pieces, versions
 from p2p_diloco.span.pieces import Pieces
-from p2p_diloco.testing.simulation import play
 from p2p_diloco.transport.byte_stream import FIRST_BYTES
+from simulator.simulation import play
 
 ASKER, OTHER = PeerId(b"a" * 32), PeerId(b"o" * 32)
 SPAN = SpanId(0, 0)

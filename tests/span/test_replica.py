@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.testing.island import SimulatedIsland
-from p2p_diloco.testing.maths import SharedMaths
-from p2p_diloco.testing.process import SimulationLoop
-from p2p_diloco.testing.run import codecs_of
+from simulator.island import SimulatedIsland
+from simulator.maths import SharedMaths
+from simulator.process import SimulationLoop
+from simulator.run import codecs_of
 from tests.swarm.replica_contract import ReplicaContract, ReplicaInTest
 
 SPANS = tuple(SpanId(fragment, index) for fragment in range(2) for index in range(3))

@@ -16,7 +16,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 PLAN = small_plan()
 

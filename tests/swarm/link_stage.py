@@ -12,7 +12,7 @@ from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
 ANN, BEN, CLEO, DAN, EVE = (SigningKey(sha256(name)) for name in (b"ann", b"ben", b"cleo", b"dan", b"eve"))

@@ -12,10 +12,10 @@ from statistics import fmean
 import pytest
 
 from p2p_diloco.bandwidth.line import LineWatch
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.machine import Machine
+from simulator.network import OPEN, OUTBOUND_ONLY
+from simulator.run import run_rules
+from simulator.simulation import Simulation, play
 
 FRAGMENTS = 2
 RULES = run_rules(

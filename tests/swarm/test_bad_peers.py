@@ -23,11 +23,11 @@ from p2p_diloco.protocol.wire.messages import (
     is_bulk,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
-from p2p_diloco.testing.hostility import Caller
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.run import SPAN_ELEMENTS, run_rules, sign_as
-from p2p_diloco.testing.simulation import Simulation, play
 from p2p_diloco.transport.link import Lane
+from simulator.hostility import Caller
+from simulator.machine import Machine
+from simulator.run import SPAN_ELEMENTS, run_rules, sign_as
+from simulator.simulation import Simulation, play
 
 NUM_PEERS = 4
 VILLAIN = "p3"

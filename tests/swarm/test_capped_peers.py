@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow, upload_needed
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import Simulation, play
 from p2p_diloco.transport.link import TransportLimits
 from p2p_diloco.transport.rate_limit import WIRE_SHARE
+from simulator.machine import Machine
+from simulator.network import OPEN, OUTBOUND_ONLY
+from simulator.run import run_rules
+from simulator.simulation import Simulation, play
 
 ELEMENTS = 16384
 """Elements per span: vectors outweigh heartbeats, as in real runs."""

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.wall_clock
 PARENT = """
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from p2p_diloco.testing.cores import end_with_parent
+from simulator.cores import end_with_parent
 context = multiprocessing.get_context({method!r})
 if __name__ == "__main__":
     with ProcessPoolExecutor(2, mp_context=context, initializer=end_with_parent) as pool:

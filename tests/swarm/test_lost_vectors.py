@@ -8,11 +8,11 @@ import pytest
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.wire.messages import Message, SpanVector, encode_message
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.network import Mutator
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import Simulation, play
 from p2p_diloco.transport.link import Lane
+from simulator.machine import Machine
+from simulator.network import Mutator
+from simulator.run import run_rules
+from simulator.simulation import Simulation, play
 
 NUM_SPANS = 8
 NUM_ROUNDS = 8

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.network import OPEN, OUTBOUND_ONLY
+from simulator.run import run_rules
+from simulator.simulation import Simulation, play
 
 NUM_PEERS, NUM_LATE, GROUP_SIZE, NUM_ROWS = 20, 2, 4, 4
 

@@ -26,10 +26,10 @@ from p2p_diloco.protocol.wire.messages import (
     encode_message,
 )
 from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from_bytes
-from p2p_diloco.testing.hostility import Caller
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.run import SPAN_ELEMENTS, key_named, run_rules, signer
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.hostility import Caller
+from simulator.machine import Machine
+from simulator.run import SPAN_ELEMENTS, key_named, run_rules, signer
+from simulator.simulation import Simulation, play
 
 NUM_SPANS = 8
 NAMES = ("p0", "p1", "p2", "p3")

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from p2p_diloco.testing.network import OPEN, OUTBOUND_ONLY
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.network import OPEN, OUTBOUND_ONLY
+from simulator.run import run_rules
+from simulator.simulation import Simulation, play
 
 WEEKEND_SECONDS = 60 * 3600.0
 CASES = [(count, who) for count in (1, 2, 3) for who in ("all", "one", "none")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.span import pieces
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.machine import Machine
+from simulator.run import run_rules
+from simulator.simulation import Simulation, play
 
 ELEMENTS = 4096
 """Elements per span: its state is about ten times as long as its entries, as in real runs, and is sent in pieces."""

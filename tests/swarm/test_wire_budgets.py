@@ -25,10 +25,10 @@ from p2p_diloco.protocol.wire.messages import (
     SpanReply,
     SpanRequest,
 )
-from p2p_diloco.testing.hostility import Caller
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.run import MANIFEST, RUN, key_named
-from p2p_diloco.testing.simulation import Simulation, play
+from simulator.hostility import Caller
+from simulator.machine import Machine
+from simulator.run import MANIFEST, RUN, key_named
+from simulator.simulation import Simulation, play
 from tests.node.test_node import RULES, act
 
 SPAN = SpanId(0, 1)

@@ -11,11 +11,11 @@ import pytest
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.wire.messages import Message, Ping, Pong
-from p2p_diloco.testing.hostility import Caller
-from p2p_diloco.testing.machine import Machine
-from p2p_diloco.testing.network import OUTBOUND_ONLY
-from p2p_diloco.testing.run import run_rules
-from p2p_diloco.testing.simulation import START_SECONDS, Simulation, play
+from simulator.hostility import Caller
+from simulator.machine import Machine
+from simulator.network import OUTBOUND_ONLY
+from simulator.run import run_rules
+from simulator.simulation import START_SECONDS, Simulation, play
 
 HOUR, DAY = 3600.0, 86_400.0
 NIGHT = 8 * HOUR

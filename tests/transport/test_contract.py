@@ -9,7 +9,7 @@ from typing import Any
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.transport.link import Transport, TransportLimits
 from p2p_diloco.transport.memory import MemoryNetwork
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 from tests.transport.contract import LinkContract
 from tests.transport.failure_contract import FailureContract
 from tests.transport.rate_contract import RateContract

@@ -13,7 +13,7 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.framing import END, READ_MODULUS, greet, read_frame, reading_of, write_frame
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 PEER = PeerId(sha256(b"peer"))
 PATIENT = TransportLimits()

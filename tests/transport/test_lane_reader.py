@@ -15,7 +15,7 @@ from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.rate_limit import WIRE_SHARE
 from p2p_diloco.transport.stream_link import LaneStream
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 PEER = PeerId(sha256(b"peer"))
 RATE = 100.0 * KIB

@@ -17,7 +17,7 @@ from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.rate_limit import WIRE_SHARE
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 RATE = 100.0 * KIB
 LIMITS = TransportLimits(frame_seconds=10.0, slowest_bytes_per_second=64.0 * KIB)

@@ -17,7 +17,7 @@ from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.directory_shards import SHARDS, directory_keys, shard_of
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, _group_by_peer
 from p2p_diloco.transport.memory import MemoryNetwork
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
 KEY = SigningKey(sha256(b"key"))

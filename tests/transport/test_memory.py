@@ -11,7 +11,7 @@ from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.transport.link import MIB, Lane
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 from tests.transport.stage import RUN, Recorder, in_seconds
 
 Scene = Callable[[MemoryNetwork, list[MemoryTransport], list[Recorder]], Awaitable[None]]

@@ -10,7 +10,7 @@ from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, 
 from p2p_diloco.transport.link import Lane, LaneCounters
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.stream_link import SAY_AGAIN_SECONDS, LaneStream, StreamLink
-from p2p_diloco.transport.virtual_time import run_virtual
+from simulator.virtual_time import run_virtual
 
 
 class FakeWriter:

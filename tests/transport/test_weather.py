@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.transport.virtual_time import run_virtual
 from p2p_diloco.transport.weather import Weather
+from simulator.virtual_time import run_virtual
 
 A, B, C = (PeerId(bytes([letter]) * 32) for letter in b"abc")
 
