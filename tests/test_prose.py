@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PROJECT = Path(__file__).resolve().parent.parent
 CODE = sorted(
     path for room in ("p2p_diloco", "simulator", "benchmarks", "research") for path in (PROJECT / room).rglob("*.py")
@@ -50,34 +48,43 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                         yield line, text.strip()
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_docstrings_begin_with_a_noun_or_an_imperative(path: Path) -> None:
-    assert [f"line {line}: {text.splitlines()[0]}" for line, text in docstrings(path) if HEADLESS.match(text)] == []
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_pages_have_lines_that_people_can_read(path: Path) -> None:
-    in_code, long = False, []
+def lines_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a page, each with the place that a failure names."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        in_code ^= line.startswith("```")
-        if len(line) > LONGEST_LINE and not in_code and not line.startswith("|"):
-            long.append(number)
+        yield f"{path.relative_to(PROJECT)}:{number}", line
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
+    assert [
+        f"{path.relative_to(PROJECT)}:{line}: {text.splitlines()[0]}"
+        for path in CODE
+        for line, text in docstrings(path)
+        if HEADLESS.match(text)
+    ] == []
+
+
+def test_pages_have_lines_that_people_can_read() -> None:
+    long = []
+    for path in PAGES:
+        in_code = False
+        for place, line in lines_of(path):
+            in_code ^= line.startswith("```")
+            if len(line) > LONGEST_LINE and not in_code and not line.startswith("|"):
+                long.append(place)
     assert long == []
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in PAGES if path.name not in HISTORY], ids=lambda path: str(path.relative_to(PROJECT))
-)
-def test_pages_name_modules_that_exist(path: Path) -> None:
-    named = re.findall(r"`([\w./-]+\.py)(?:::[^`]*)?`", path.read_text(encoding="utf-8"))
-    assert [name for name in named if not any(f"/{module}".endswith(f"/{name}") for module in MODULES)] == []
+def test_pages_name_modules_that_exist() -> None:
+    named = {
+        (place, name)
+        for path in PAGES
+        if path.name not in HISTORY
+        for place, line in lines_of(path)
+        for name in re.findall(r"`([\w./-]+\.py)(?:::[^`]*)?`", line)
+    }
+    assert [one for one in named if not any(f"/{module}".endswith(f"/{one[1]}") for module in MODULES)] == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PAGES if path.name not in HISTORY and path.parent.name != "decisions"],
-    ids=lambda path: str(path.relative_to(PROJECT)),
-)
-def test_pages_for_users_are_in_plain_english(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert [f"line {number}: {line}" for number, line in enumerate(lines, 1) if DIALECT.search(line)] == []
+def test_pages_for_users_are_in_plain_english() -> None:
+    pages = [path for path in PAGES if path.name not in HISTORY and path.parent.name != "decisions"]
+    assert [f"{place}: {line}" for path in pages for place, line in lines_of(path) if DIALECT.search(line)] == []
