@@ -1,5 +1,7 @@
 # make demo       a swarm on this machine: a bootstrap peer and volunteers, one killed, one late; prints a table and a report
-# make test       all tests except the long ones below; ten minutes on two cores
+# make test       what every change must keep; five minutes on two cores
+# make test-long  further cases of simulated stories, more real processes, tests of benchmarks and research; fifteen minutes
+# make coverage   the pure packages, with every line and branch covered; nightly
 # make faults     real processes, killed and frozen at many moments; needs an otherwise idle machine; 17 minutes
 # make repair     real processes and thin lines: all killed at once, damaged memory, joining at 1.5 x the rate of entries
 # make caps       caps on a line, held for minutes on loopback and between two networks; averaging on a thin line with and
@@ -62,30 +64,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# One worker per core. An idle worker takes over tests of the others, so that the run does not wait for one long test.
-IN_PARALLEL := -n auto --dist worksteal
+# One worker more than cores, because tests of real processes mostly wait. An idle worker takes over tests of the others.
+IN_PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
-# Tests of real processes without rounds that have deadlines.
-PATIENT_TESTS := $(addprefix tests/swarm/test_,libp2p.py libp2p_directory.py p2pd.py transport_contract.py ranks.py \
-  rank_steps.py cli_rank_group.py cli_parent.py cli_child_processes.py reach_probe.py local_swarm.py)
 PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test pure faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
 	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
 
-# First the pure packages, with every line and branch covered. Whole swarms run in another session without coverage, which
-# makes them three times as slow even where pytest-cov pauses it. Last the tests on the wall clock: those
-# that mostly wait in parallel; whole swarms one at a time, because their rounds have deadlines.
-test: pure
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long and not wall_clock" tests $(addprefix --ignore=,$(PURE_TESTS)) $(TEST_FLAGS)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "wall_clock and not long" $(PATIENT_TESTS) $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "wall_clock and not long" tests/swarm $(addprefix --ignore=,$(PATIENT_TESTS)) $(TEST_FLAGS)
+# Whole swarms of real processes run alone, because their rounds have deadlines.
+test: $(STAMP)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not (long or slow or wall_clock)" tests $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm $(TEST_FLAGS)
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not (long or wall_clock)" tests $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "slow and wall_clock and not long" tests $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
@@ -151,10 +151,10 @@ gpu: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py tests/research/test_stack.py $(TEST_FLAGS)
 
 rivals: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_averaging_*.py tests/swarm/test_bench_*.py tests/swarm/test_training_*.py tests/swarm/test_state_*.py) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "long or not long" tests/benchmarks/processes $(TEST_FLAGS)
 
 footprint: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/swarm/test_footprint_*.py) $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/benchmarks/processes/test_footprint_*.py) $(TEST_FLAGS)
 
 size: $(STAMP)
 	$(BIN)/python -m pytest -s -m long tests/simulator tests/research tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
@@ -278,9 +278,8 @@ $(EXTRAS_STAMP): $(STAMP)
 	$(EXTRAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e ".[$(EXTRAS)]"
 	@touch $@
 
-pure: $(STAMP)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not no_cover and not long" $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "no_cover and not long" $(PURE_TESTS) $(TEST_FLAGS)
+coverage: $(STAMP)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long" $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

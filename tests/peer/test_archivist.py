@@ -68,6 +68,7 @@ class Swarm:
         return self.start(name, trains=False, exports=ExportPlan(folder=into, every=EVERY, keep=keep))
 
 
+@pytest.mark.slow
 def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage = SessionStage(tmp_path)

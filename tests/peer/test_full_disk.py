@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).with_name("fill_the_disk.py")
 PROJECT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, to mount a small file system of its own")
 def test_a_full_file_system_loses_nothing_agreed(tmp_path: Path) -> None:
     command = ["unshare", "--mount", sys.executable, str(SCRIPT), str(tmp_path)]

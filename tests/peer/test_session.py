@@ -66,6 +66,7 @@ def test_all_end_after_one_round_with_the_same_bytes(tmp_path: Path, monkeypatch
     run_stage(monkeypatch, scene)
 
 
+@pytest.mark.slow
 def test_a_bootstrap_peer_reduces_for_peers_that_cannot_be_dialled(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage = SessionStage(tmp_path)
@@ -440,6 +441,7 @@ class ForgetfulTraining(LoopTraining):
         super()._reach_border()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("ada",), ("ada", "ben")])
 def test_a_span_with_damaged_memory_is_rebuilt_and_training_continues(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: Patch

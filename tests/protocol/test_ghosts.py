@@ -10,8 +10,9 @@ from swarm_driver import Swarm
 
 from p2p_diloco.ids import PeerId
 
+pytestmark = pytest.mark.story
+
 # Counting lines makes a swarm three times as slow, and these tests cover no further lines.
-pytestmark = pytest.mark.no_cover
 GHOSTS = [peer_id(f"ghost {number}") for number in range(8)]
 
 

@@ -486,7 +486,6 @@ def insist(swarm: Swarm, names: list[str], lies: Sequence[CertifiedRoster], liar
 HONEST = ["p0", "p1", "p2"]
 
 
-@pytest.mark.no_cover
 def test_a_degraded_roster_certified_by_one_member_is_not_in_force_while_entries_are_made() -> None:
     swarm = founded(4)
     swarm.run(4 * CYCLE_SECONDS)
@@ -497,7 +496,6 @@ def test_a_degraded_roster_certified_by_one_member_is_not_in_force_while_entries
     assert "roster-refused" in swarm.machines["p0"].topics()
 
 
-@pytest.mark.no_cover
 def test_a_degraded_roster_certified_by_a_former_member_is_not_in_force() -> None:
     swarm = founded(4)
     with_p3 = swarm.machines["p0"].roster
@@ -512,7 +510,6 @@ def test_a_degraded_roster_certified_by_a_former_member_is_not_in_force() -> Non
 
 
 @pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.no_cover
 def test_a_degraded_child_of_an_old_roster_is_not_in_force(k: int) -> None:
     swarm = founded(4)
     swarm.run(2 * MINUTE)
@@ -524,7 +521,6 @@ def test_a_degraded_child_of_an_old_roster_is_not_in_force(k: int) -> None:
     assert all("branch" not in swarm.machines[name].topics() for name in HONEST)
 
 
-@pytest.mark.no_cover
 def test_one_liar_among_four_restarted_members_misleads_no_other() -> None:
     swarm = founded(4)
     swarm.run(2 * MINUTE)
@@ -541,7 +537,6 @@ def test_one_liar_among_four_restarted_members_misleads_no_other() -> None:
     assert num_degraded(swarm, HONEST) == {0}
 
 
-@pytest.mark.no_cover
 def test_a_joiner_that_hears_a_liar_first_ends_on_the_others_roster() -> None:
     swarm = founded(4)
     swarm.run(MINUTE)

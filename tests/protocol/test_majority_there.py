@@ -12,8 +12,9 @@ from swarm_driver import Swarm
 
 from p2p_diloco.protocol.wire.entry import Entry, included_places, places_in
 
+pytestmark = pytest.mark.story
+
 # Counting lines makes a swarm three times as slow, and these tests cover no further lines.
-pytestmark = pytest.mark.no_cover
 SMALL = [(1, "all"), (2, "all"), (2, "one"), (3, "all"), (3, "one"), (4, "all"), (5, "half")]
 
 

@@ -16,8 +16,9 @@ from p2p_diloco.protocol.wire.ballot import Promised, Proposal
 from p2p_diloco.protocol.wire.entry import next_head
 from p2p_diloco.protocol.wire.messages import Message, RosterReply
 
+pytestmark = pytest.mark.story
+
 # Counting lines makes a swarm three times as slow, and these tests cover no further lines.
-pytestmark = pytest.mark.no_cover
 Certificate = RosterReply
 
 

@@ -58,7 +58,7 @@ def chain_of(num_members: int, length: int) -> list[CertifiedRoster]:
     return chain
 
 
-@pytest.mark.parametrize("num_members", [3, 130, 512, pytest.param(MOST_MEMBERS, marks=pytest.mark.no_cover)])
+@pytest.mark.parametrize("num_members", [3, 130, 512, pytest.param(MOST_MEMBERS, marks=pytest.mark.slow)])
 def test_a_joiner_gets_the_whole_chain_in_replies_that_fit_a_frame(num_members: int) -> None:
     chain = chain_of(num_members, 30)
     donor = book_with(*chain)

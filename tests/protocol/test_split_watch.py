@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fake_run import CYCLE_SECONDS, MINUTE, peer_id, run_rules, verify
 from founded_swarms import founded, recovers
 from made import book_with, certify, child_of, founding, heartbeat, ids, member, membership_of, roster_1, self_of
@@ -104,7 +103,6 @@ def test_in_a_grid_a_peer_needs_a_majority_of_its_row_and_column() -> None:
     assert reports_of(lonely) == []
 
 
-@pytest.mark.no_cover
 def test_both_sides_of_a_long_split_report_it_and_the_winning_side() -> None:
     swarm = founded(4)
     swarm.run_until(lambda: len(swarm.machines["p0"].roster.voters) == 4, 10 * MINUTE)

@@ -112,7 +112,6 @@ def test_a_peer_alone_on_another_child_follows_the_majority_even_if_its_own_woul
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_peers", [2, 4])
-@pytest.mark.no_cover
 def test_all_killed_at_different_tips_and_started_from_their_disks_agree_again(num_peers: int, seed: int) -> None:
     swarm = founded(num_peers, seed=seed)
     swarm.run(40.0 + seed)

@@ -12,7 +12,8 @@ from swarm_driver import Swarm
 from p2p_diloco.protocol.wire.entry import included_places
 from p2p_diloco.protocol.wire.grid import fold_roster
 
-# Counting lines makes a swarm three times as slow; tests that cover no further lines run without (no_cover).
+pytestmark = pytest.mark.story
+
 CASES = [(1, "all"), (1, "none"), (2, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none"), (4, "one")]
 
 
@@ -75,7 +76,6 @@ def test_of_two_without_a_bootstrap_the_survivor_continues_alone_after_a_stall()
 
 
 @pytest.mark.parametrize(("num_peers", "who"), [(1, "all"), (2, "one"), (2, "none"), (3, "all"), (3, "none")])
-@pytest.mark.no_cover
 def test_a_swarm_that_slept_through_a_weekend_continues_under_the_same_roster(num_peers: int, who: str) -> None:
     swarm = founded(num_peers, who)
     for name in swarm.machines:
@@ -93,7 +93,6 @@ def test_a_swarm_that_slept_through_a_weekend_continues_under_the_same_roster(nu
     ("num_peers", "who", "polite"),
     [(1, "none", True), (2, "all", False), (2, "none", True), (3, "all", True), (3, "one", False)],
 )
-@pytest.mark.no_cover
 def test_a_swarm_that_was_switched_off_comes_back(num_peers: int, who: str, polite: bool) -> None:
     swarm = founded(num_peers, who)
     swarm.run(30.0)
@@ -122,7 +121,6 @@ def test_after_roster_1_the_bootstrap_is_not_needed(num_peers: int, who: str) ->
 
 
 @pytest.mark.parametrize("who", ["all", "none"])
-@pytest.mark.no_cover
 def test_when_half_are_gone_at_once_the_rest_certify_a_degraded_roster(who: str) -> None:
     swarm = voting(founded(4, who))
     for name in ("p2", "p3"):
@@ -145,7 +143,6 @@ def test_a_short_split_never_forks_and_the_majority_continues() -> None:
     assert num_degraded(swarm, "p0") == 0
 
 
-@pytest.mark.no_cover
 def test_after_a_long_split_all_peers_follow_one_branch() -> None:
     swarm = voting(founded(4))
     swarm.partition(["p0", "p1", "boot"], ["p2", "p3"])
@@ -158,7 +155,6 @@ def test_after_a_long_split_all_peers_follow_one_branch() -> None:
     assert any("branch" in machine.topics() for machine in swarm.running())
 
 
-@pytest.mark.no_cover
 def test_a_lone_member_whose_branch_is_junior_adopts_the_other() -> None:
     swarm = founded(3)
     swarm.partition(["p0", "boot"], ["p1", "p2"])
@@ -237,7 +233,6 @@ def wake(swarm: Swarm, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 22, 39, 114])
-@pytest.mark.no_cover
 def test_all_peers_agree_and_continue_once_faults_stop(seed: int) -> None:
     chance = random.Random(seed)
     num_peers = chance.choice([2, 3, 4])
@@ -277,7 +272,6 @@ def included_share(swarm: Swarm, since: float) -> float:
 
 
 @pytest.mark.parametrize(("num_peers", "who"), [(6, "all"), (9, "all"), (13, "two of three")])
-@pytest.mark.no_cover
 def test_in_a_grid_every_member_is_in_every_entry_and_all_hold_the_same_bytes(num_peers: int, who: str) -> None:
     swarm = grid_swarm(num_peers, who)
     swarm.run_to_cycle_end()
@@ -293,7 +287,7 @@ def test_in_a_grid_every_member_is_in_every_entry_and_all_hold_the_same_bytes(nu
     recovers(swarm, MINUTE)
 
 
-@pytest.mark.no_cover
+@pytest.mark.slow
 def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
     swarm = grid_swarm(9)
     for place in range(7):
@@ -308,7 +302,6 @@ def test_a_grid_grows_from_one_row_and_shrinks_to_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.no_cover
 def test_in_a_grid_dead_reducers_cost_only_their_own_spans(seed: int) -> None:
     swarm = grid_swarm(9, seed=seed)
     for name in swarm.random.sample(sorted(n for n in swarm.machines if n not in ("boot", "p0")), 2):
@@ -317,7 +310,6 @@ def test_in_a_grid_dead_reducers_cost_only_their_own_spans(seed: int) -> None:
     assert all(num_degraded(swarm, machine.name) == 0 for machine in swarm.running())
 
 
-@pytest.mark.no_cover
 def test_a_hung_peer_does_not_block_a_grid() -> None:
     swarm = grid_swarm(9)
     swarm.pause("p4")
@@ -327,7 +319,6 @@ def test_a_hung_peer_does_not_block_a_grid() -> None:
 
 
 @pytest.mark.parametrize(("num_peers", "group_size"), [(6, 16), (13, 2)], ids=["one row", "a grid"])
-@pytest.mark.no_cover
 def test_a_peer_on_a_thin_line_averages_less_and_nothing_is_lost(num_peers: int, group_size: int) -> None:
     swarm = voting(founded(num_peers, "all", group_size=group_size))
     swarm.machines["p1"].rules_engine.membership.share = 1
@@ -352,7 +343,7 @@ def test_a_peer_on_a_thin_line_averages_less_and_nothing_is_lost(num_peers: int,
     recovers(swarm, MINUTE)
 
 
-@pytest.mark.no_cover
+@pytest.mark.slow
 def test_a_grid_that_loses_messages_continues() -> None:
     swarm = grid_swarm(12)
     swarm.loss = 0.1

@@ -102,6 +102,7 @@ def test_scale_prints_only_figures_on_standard_output(capsys: pytest.CaptureFixt
     assert all(row["replicas_equal"] for row in rows)
 
 
+@pytest.mark.slow
 def test_split_runs_from_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "splits_of", lambda *asked: splits_of(*asked)[:1])
     assert main(["split", "--peers", "4"]) == 0

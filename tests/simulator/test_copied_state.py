@@ -10,6 +10,8 @@ from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 OTHERS = ("p0", "p1", "p2", "p3")
 RULES = run_rules(num_spans=(2, 2), heartbeat_seconds=2.0)
 
@@ -54,6 +56,7 @@ def test_two_machines_with_one_identity_harm_no_others_and_both_report_it(place:
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_state_folder_restored_from_a_backup_harms_no_peer_and_is_reported() -> None:
     """Since the backup, its peer has voted for rosters that it no longer knows."""
 

@@ -13,6 +13,8 @@ from simulator.crashes import MATRIX, TWO, Case, Moment, Role, Step, cells, play
 from simulator.failpoints import Kind
 from simulator.mistakes import MISTAKES
 
+pytestmark = pytest.mark.story
+
 CELLS = {str(cell): cell for cell in cells()}
 SAMPLE = (
     "contributor killed middle contribute, two",

@@ -22,6 +22,8 @@ from simulator.network import OUTBOUND_ONLY, Mutator
 from simulator.run import RUN, key_named, run_rules, sign_as
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 HONEST = ("p0", "p1", "p2", "p3")
 
 

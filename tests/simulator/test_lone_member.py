@@ -34,6 +34,8 @@ from simulator.machine import Machine
 from simulator.run import run_rules, sign_as
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 RULES = run_rules(num_spans=(2, 2), heartbeat_seconds=2.0)
 PATIENT_ROUNDS = (RULES.stalled_cycles + 1) * RULES.clock.num_fragments
 """Duration of a stall, plus a cycle in which a roster lists the restarted member."""

@@ -11,6 +11,8 @@ from p2p_diloco.span import vector_work
 from simulator.command import catch, is_caught
 from simulator.mistakes import MISTAKES
 
+pytestmark = pytest.mark.story
+
 FIRST = {
     "plain-for-radial": 1,
     "row-counted-twice": 11,

@@ -8,14 +8,13 @@ from simulator.campaign import CampaignPlan, run_campaign
 from simulator.command import MOST_SKIPPED_SHARE
 from simulator.troubles import KINDS
 
+pytestmark = pytest.mark.story
+
 SEEDS_OF_ONE_TEST, SEEDS = 4, 24
 
 
-@pytest.mark.parametrize(
-    "first",
-    # `make size` plays all of them, `make disasters` ten thousand others.
-    [pytest.param(first, marks=[pytest.mark.long] if first else []) for first in range(0, SEEDS, SEEDS_OF_ONE_TEST)],
-)
+# `make disasters` plays ten thousand others.
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_ONE_TEST))
 def test_every_invariant_holds(first: int) -> None:
     plan = CampaignPlan(peers=(3, 12), kinds=frozenset(KINDS))
     result = run_campaign(plan, range(first, first + SEEDS_OF_ONE_TEST), processes=1)

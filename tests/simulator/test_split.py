@@ -10,6 +10,8 @@ import pytest
 from simulator.simulation import Simulation
 from simulator.split import SplitPlan, play_split, splits_of
 
+pytestmark = pytest.mark.story
+
 
 @pytest.mark.parametrize("share", [0.5, pytest.param(0.25, marks=pytest.mark.long)])
 def test_a_short_split_heals_without_a_fork(share: float) -> None:
@@ -21,6 +23,7 @@ def test_a_short_split_heals_without_a_fork(share: float) -> None:
     assert row.kept_its_promise
 
 
+@pytest.mark.slow
 def test_after_a_long_split_all_peers_hold_the_state_of_one_side() -> None:
     row = play_split(SplitPlan(peers=6, share=0.5, cycles=12.0, may_fork=True, seed=1))
     assert row.degraded >= 1
@@ -31,12 +34,14 @@ def test_after_a_long_split_all_peers_hold_the_state_of_one_side() -> None:
     assert row.kept_its_promise
 
 
+@pytest.mark.slow
 def test_a_fork_that_is_not_allowed_breaks_the_promise() -> None:
     row = play_split(SplitPlan(peers=4, share=0.5, cycles=12.0, may_fork=False, seed=1))
     assert row.degraded >= 1
     assert not row.kept_its_promise
 
 
+@pytest.mark.slow
 def test_a_swarm_that_never_heals_is_reported_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulation, "heal", lambda self: None)
     row = play_split(SplitPlan(peers=4, share=0.5, cycles=1.0, may_fork=True, seed=1))

@@ -12,6 +12,8 @@ from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import ROUND_SECONDS, run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 REDUCES_AFTER = 12 * ROUND_SECONDS
 """Cycles of one round: after eight of them, all reachable members reduce."""
 Story = Callable[[Simulation], Awaitable[None]]
@@ -142,6 +144,7 @@ def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(nu
     tell(story, num_spans=(2, 2), group_size=2, stalled_cycles=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("founder_lives", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_lives: bool) -> None:
     """The others promised it their votes but never received a proposal, and the bootstrap left the lead to it."""
@@ -184,6 +187,7 @@ def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: i
     tell(story, num_spans=(2,), group_size=2, stalled_cycles=1, heartbeat_seconds=2.0)
 
 
+@pytest.mark.slow
 def test_two_branches_with_grids_merge_again() -> None:
     """Each branch kept links with its own members only and never learned of the other."""
 

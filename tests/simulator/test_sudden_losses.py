@@ -18,6 +18,8 @@ from simulator.network import OPEN, OUTBOUND_ONLY, Mutator
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 MOST_CYCLES = 6
 WATCHED_ROUNDS = 20
 """Ten cycles."""

@@ -7,6 +7,8 @@ import pytest
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 RULES = run_rules(num_spans=(2, 2), heartbeat_seconds=2.0, scrub_cycles=2)
 SCRUB_SECONDS = RULES.scrub_cycles * RULES.cycle_seconds
 

@@ -17,6 +17,8 @@ from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 FRAGMENTS = 2
 RULES = run_rules(
     num_spans=(6,) * FRAGMENTS, stalled_cycles=8, heartbeat_seconds=8.0, round_seconds=16.0, span_elements=16384
@@ -43,6 +45,7 @@ def moved(machine: Machine) -> tuple[int, int]:
     return traffic.sent["vectors"], traffic.received["vectors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("islands", "reachable"),
     [(1, 1), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((3, 3), (2, 1), (4, 1)))],

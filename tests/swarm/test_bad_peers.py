@@ -29,6 +29,8 @@ from simulator.machine import Machine
 from simulator.run import SPAN_ELEMENTS, run_rules, sign_as
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 NUM_PEERS = 4
 VILLAIN = "p3"
 VERSION = bytes((PROTOCOL_VERSION,))

@@ -12,6 +12,8 @@ from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 ELEMENTS = 16384
 """Elements per span: vectors outweigh heartbeats, as in real runs."""
 SPANS = 8
@@ -52,6 +54,7 @@ async def begin(swarm: Simulation, *, share: float, dialable: bool) -> tuple[Mac
     return late, first
 
 
+@pytest.mark.slow
 def test_a_peer_that_only_contributes_sends_the_share_that_its_cap_allows_and_no_span_is_skipped() -> None:
     async def scene() -> None:
         async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
@@ -74,6 +77,7 @@ def test_a_peer_that_only_contributes_sends_the_share_that_its_cap_allows_and_no
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_reducing_peer_sends_its_entries_before_it_contributes() -> None:
     async def scene() -> None:
         async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:

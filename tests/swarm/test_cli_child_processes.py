@@ -15,8 +15,6 @@ import pytest
 
 from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
 
-pytestmark = pytest.mark.wall_clock
-
 # Starts a grandchild in its own session, as peers start their daemon, and prints its process id.
 FAMILY = (
     sys.executable,

@@ -7,9 +7,6 @@ import subprocess
 import sys
 
 import psutil
-import pytest
-
-pytestmark = pytest.mark.wall_clock
 
 CHILD = "import time; from p2p_diloco.cli.parent import end_with_parent; end_with_parent(); print('up', flush=True); "
 WAIT = "time.sleep(60)"

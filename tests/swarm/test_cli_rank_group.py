@@ -16,8 +16,6 @@ from p2p_diloco.cli import rank_group
 from p2p_diloco.cli.rank_group import RankGroup
 from p2p_diloco.errors import RANK_LOST_CODE
 
-pytestmark = pytest.mark.wall_clock
-
 SAY = "import os, sys, pathlib, time; rank = os.environ['RANK']; folder = pathlib.Path(sys.argv[1])\n"
 """Begin of each program: notes of each start are files in the folder."""
 

@@ -27,8 +27,6 @@ from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.stream_link import StreamPair
 from tests.transport.stage import RUN, Recorder, in_seconds, link
 
-pytestmark = pytest.mark.wall_clock
-
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 GREETING = bytes(4)
 

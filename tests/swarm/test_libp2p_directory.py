@@ -27,8 +27,6 @@ from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from tests.transport.stage import RUN, in_seconds
 
-pytestmark = pytest.mark.wall_clock
-
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 

@@ -19,7 +19,7 @@ lightning = pytest.importorskip("lightning", reason="needs lightning: make examp
 
 from p2p_diloco.callbacks.lightning import SwarmCallback, count_tokens  # noqa: E402
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 UNTIL_ROUND = 24
 FIRST_ROUND = 2 / 4000

@@ -13,8 +13,6 @@ import torch
 import p2p_diloco
 from p2p_diloco.testing import local_swarm
 
-pytestmark = pytest.mark.wall_clock
-
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "own-loop.md"
 PATIENCE_SECONDS = 120.0
 

@@ -14,6 +14,8 @@ from simulator.network import Mutator
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 NUM_SPANS = 8
 NUM_ROUNDS = 8
 LATE_SECONDS = 11.0

@@ -31,6 +31,8 @@ from simulator.machine import Machine
 from simulator.run import SPAN_ELEMENTS, key_named, run_rules, signer
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 NUM_SPANS = 8
 NAMES = ("p0", "p1", "p2", "p3")
 LIAR, HONEST = "p3", ("p0", "p1", "p2")
@@ -297,6 +299,7 @@ def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -
     play(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest_link", ["p0", "p5"])
 def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_state(honest_link: str) -> None:
     """The honest one forwards the signed answers of the voters that the joiner cannot reach."""

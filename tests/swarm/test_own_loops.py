@@ -21,8 +21,6 @@ from p2p_diloco import api
 from p2p_diloco.guest.control_file import new_number, read_control, write_control
 from p2p_diloco.testing import local_swarm
 
-pytestmark = pytest.mark.wall_clock
-
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
 UNTIL_ROUND = 16
 PATIENCE_SECONDS = 90.0

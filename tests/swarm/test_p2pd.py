@@ -24,8 +24,6 @@ from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import p2pd
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings, check_ports_are_free, find_p2pd
 
-pytestmark = pytest.mark.wall_clock
-
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PARENT = """
 import asyncio, sys

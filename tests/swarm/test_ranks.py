@@ -19,8 +19,6 @@ from p2p_diloco.training.shards import reshard
 from tests.swarm.island_rank import make_net, wrapped
 from tests.swarm.rank_processes import rank_processes
 
-pytestmark = pytest.mark.wall_clock
-
 ROUNDS = {"round_seconds": 1.0, "fragments": 2, "spans_per_fragment": 3}
 
 

@@ -15,8 +15,6 @@ from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.reach_probe import is_own_host, probe_identity
 
-pytestmark = pytest.mark.wall_clock
-
 SOMEBODY = PeerId(bytes(32))
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -10,6 +10,8 @@ from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 WEEKEND_SECONDS = 60 * 3600.0
 CASES = [(count, who) for count in (1, 2, 3) for who in ("all", "one", "none")]
 COMPANY = [(count, who) for count, who in CASES if count > 1]

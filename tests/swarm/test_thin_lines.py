@@ -9,6 +9,8 @@ from simulator.machine import Machine
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
+pytestmark = pytest.mark.story
+
 ELEMENTS = 4096
 """Elements per span: its state is about ten times as long as its entries, as in real runs, and is sent in pieces."""
 PIECE_BYTES = 2048
@@ -41,6 +43,7 @@ def transferred(machine: Machine) -> int:
     return machine.node.traffic.received["transfer"]
 
 
+@pytest.mark.slow
 def test_a_joiner_whose_line_exceeds_the_rate_of_entries_becomes_ready() -> None:
     async def scene() -> None:
         async with Simulation(seed=11, rules=RULES, as_bytes=False) as swarm:

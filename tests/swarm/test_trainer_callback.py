@@ -20,7 +20,7 @@ pytest.importorskip("accelerate", reason="needs accelerate: make examples brings
 
 from p2p_diloco.callbacks.transformers import SwarmCallback  # noqa: E402
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 UNTIL_ROUND = 24
 LENGTH, BATCH = 16, 4

@@ -25,9 +25,6 @@ from tests.transport.stage import RUN, Remote, Stage, act
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
-pytestmark = pytest.mark.wall_clock
-
-
 @dataclass
 class Libp2pStage(Stage):
     """Peers with their own daemons, all in this process; remotes are in their own processes."""

@@ -17,6 +17,8 @@ from simulator.network import OUTBOUND_ONLY
 from simulator.run import run_rules
 from simulator.simulation import START_SECONDS, Simulation, play
 
+pytestmark = pytest.mark.story
+
 HOUR, DAY = 3600.0, 86_400.0
 NIGHT = 8 * HOUR
 RULES = run_rules(num_spans=(4, 4), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)

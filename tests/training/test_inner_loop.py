@@ -50,6 +50,7 @@ def test_steps_learn_the_small_language(shape: ModelShape, corpus: Corpus) -> No
     assert held_out_loss(loop.model, corpus) < 2.0
 
 
+@pytest.mark.slow
 def test_the_tiny_model_learns_python_within_a_hundred_steps() -> None:
     corpus = open_corpus(None)
     loop = loop_of(MODEL_SIZES["tiny"], corpus, InnerRule())

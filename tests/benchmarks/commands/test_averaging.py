@@ -1,4 +1,4 @@
-"""`python -m benchmarks averaging`: what it prints and refuses; real processes play in tests/swarm."""
+"""`python -m benchmarks averaging`: what it prints and refuses; real processes play in tests/benchmarks/processes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.memory_watch import MemoryWatch
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")
 
 MIB = 1024 * 1024
 HOLDER = """

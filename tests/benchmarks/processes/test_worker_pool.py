@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.worker_pool import WorkerPool
 from p2p_diloco.errors import NetworkError, PeerError, StateError
-from tests.swarm.bench_processes import Witness, is_alive
+from tests.benchmarks.processes.bench_processes import Witness, is_alive
 
 pytestmark = [
     pytest.mark.wall_clock,

@@ -11,7 +11,7 @@ from benchmarks.training.figures import BLOCKING, OURS, document_of
 from benchmarks.training.our_run import RunShape
 from benchmarks.training.play import TrainingPlan, play_training
 from benchmarks.training.uplinks import Uplink
-from tests.swarm.bench_processes import Witness
+from tests.benchmarks.processes.bench_processes import Witness
 
 pytestmark = [
     pytest.mark.wall_clock,

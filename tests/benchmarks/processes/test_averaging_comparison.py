@@ -12,7 +12,7 @@ from benchmarks.averaging.comparison import ComparisonPlan, run_comparison
 from benchmarks.averaging.figures import document_of
 from benchmarks.averaging.systems import GLOO, OURS
 from p2p_diloco.errors import PeerError
-from tests.swarm.bench_processes import Witness
+from tests.benchmarks.processes.bench_processes import Witness
 
 pytestmark = [
     pytest.mark.wall_clock,

@@ -10,9 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.swarm.bench_processes import is_alive
-
-pytestmark = pytest.mark.wall_clock
+from tests.benchmarks.processes.bench_processes import is_alive
 
 PARENT = """
 import multiprocessing, os, time

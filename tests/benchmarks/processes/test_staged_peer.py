@@ -9,8 +9,6 @@ import pytest
 from benchmarks.staged_peer import StageClock, StagedSwarmClock
 from p2p_diloco.ids import PeerId
 
-pytestmark = pytest.mark.wall_clock
-
 
 def test_swarm_time_runs_from_an_agreed_moment() -> None:
     stage = StageClock(100.0)

@@ -10,8 +10,6 @@ from benchmarks.footprint.peer import SwarmPeer
 from benchmarks.footprint.play import FootprintPlan, orders_of
 from p2p_diloco.errors import ConfigError, NetworkError
 
-pytestmark = pytest.mark.wall_clock
-
 ORDER = orders_of(FootprintPlan(num_peers=1, parameters=(200_000,)), 200_000)[0]
 
 

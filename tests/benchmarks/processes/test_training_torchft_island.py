@@ -12,7 +12,7 @@ from benchmarks.training.play import TrainingPlan, ready_islands
 from benchmarks.training.torchft_environment import torchft_interpreter
 from benchmarks.training.uplinks import Uplink
 from p2p_diloco.errors import ConfigError
-from tests.swarm.bench_processes import Witness
+from tests.benchmarks.processes.bench_processes import Witness
 
 pytestmark = [
     pytest.mark.wall_clock,

@@ -13,7 +13,7 @@ from benchmarks import private_network
 from benchmarks.star_network import StarNetwork
 from p2p_diloco.errors import ConfigError
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 
 SINK = """
 import socket, sys

@@ -10,7 +10,7 @@ from benchmarks.training.figures import BLOCKING, OURS, OWN_LOOP, Window, steps_
 from benchmarks.training.our_run import RunShape
 from benchmarks.training.play import TrainingPlan, ready_islands
 from benchmarks.training.uplinks import Uplink
-from tests.swarm.bench_processes import Witness
+from tests.benchmarks.processes.bench_processes import Witness
 
 pytestmark = [
     pytest.mark.wall_clock,

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.footprint.figures import MIB
 from benchmarks.footprint.play import FRAGMENTS, ROUNDS_FIRST, ROUNDS_MORE, FootprintPlan, measure_footprints
-from tests.swarm.bench_processes import Witness
+from tests.benchmarks.processes.bench_processes import Witness
 
 pytestmark = [
     pytest.mark.wall_clock,

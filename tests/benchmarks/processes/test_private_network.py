@@ -11,7 +11,7 @@ from benchmarks import private_network
 from benchmarks.meters import loopback_bytes
 from benchmarks.private_network import PrivateNetwork
 
-pytestmark = [pytest.mark.wall_clock, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 
 TALKER = (
     "import socket; "

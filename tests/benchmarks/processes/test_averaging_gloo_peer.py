@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.averaging.comparison import ComparisonPlan, play_turn, ready_pool
 from benchmarks.averaging.systems import GLOO, OURS
-from tests.swarm.bench_processes import Witness
+from tests.benchmarks.processes.bench_processes import Witness
 
 pytestmark = [
     pytest.mark.wall_clock,
