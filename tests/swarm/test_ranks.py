@@ -66,7 +66,12 @@ def test_slices_of_all_ranks_are_those_of_the_plain_model(tmp_path: Path, kind: 
             "parameter first.weight has other values on rank 1 than on rank 0",
             marks=pytest.mark.long,
         ),
-        ("rest", "fsdp", "tensor scale, which is not trained, has other values on rank 1 than on rank 0"),
+        pytest.param(
+            "rest",
+            "fsdp",
+            "tensor scale, which is not trained, has other values on rank 1 than on rank 0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_ranks_with_different_models_are_refused(tmp_path: Path, differs: str, kind: str, expected: str) -> None:
