@@ -70,7 +70,7 @@ def make_app() -> App:
         parameters
             length of the vector, like 10M
         codec
-            codec of p2p_diloco's contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
+            codec of p2p_diloco's contributions and entries: int4, int8, bfloat16, float32
         against
             hivemind (its averager, float32 and float16), gloo (torch.distributed, float32), both, or none
         repeat
@@ -214,7 +214,7 @@ def make_app() -> App:
             own-loop (steps as Swarm.step makes them), blocking (waits for each exchange), torchft (its DiLoCo over
             gloo), or none; separate several with commas
         codec
-            codec of contributions and entries: int4, int8, bfloat16, float32; topk2 for contributions
+            codec of contributions and entries: int4, int8, bfloat16, float32
         fragments
             parts of the model, exchanged in turn; more parts mean shorter rounds, and a step must fit into a round
         spans

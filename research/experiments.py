@@ -101,15 +101,12 @@ _VARIATIONS = {
             "int8": {"contribution": "int8", "entry": "int8"},
             "int4-up-float32-down": {"entry": "float32"},
             "int4-entries-to-nearest": {"rounds_stochastically": False},
-            "topk2-up": {"contribution": "topk2"},
         },
     ),
     "residual": Variations(
         question="where should the codec's residual of a contribution be kept?",
         rows={
-            f"{codec}-{place}": {"contribution": codec, "residual": place}
-            for codec in ("int4", "topk2")
-            for place in ("weights", "buffer", "dropped")
+            f"int4-{place}": {"contribution": "int4", "residual": place} for place in ("weights", "buffer", "dropped")
         },
         seeds=FEW,
     ),

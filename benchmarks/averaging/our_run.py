@@ -6,11 +6,11 @@ import secrets
 import time
 from typing import Any
 
+from p2p_diloco.codec.codec import CODEC_NAMES
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.signing import SigningKey
 
-CODECS = ("float32", "bfloat16", "int8", "int4", "topk2")
 _NEVER = 2**20
 
 
@@ -18,7 +18,7 @@ def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]
     """Return the configuration of our peers: the signed manifest and the organiser's key, in hexadecimal.
 
     Args:
-        codec: codec of contributions and entries. topk2 is for contributions only; entries are then int4.
+        codec: codec of contributions and entries.
         turn_seconds: longest time of a turn. Contributions are accepted until the middle of a round.
     Raises:
         ConfigError: the codec is unknown, or the number of spans is invalid.
@@ -31,7 +31,7 @@ def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]
         now_seconds=time.time(),
         name="bench",
         values={
-            "codec": {"contribution": codec, "entry": "int4" if codec == "topk2" else codec},
+            "codec": {"contribution": codec, "entry": codec},
             "rounds": {"round_seconds": round_seconds, "fragments": 1, "spans_per_fragment": spans},
             "membership": {"heartbeat_seconds": min(round_seconds, 3600.0), "stalled_cycles": _NEVER},
             "limits": {"scrub_cycles": _NEVER},
@@ -46,5 +46,5 @@ def check_codec(codec: str) -> None:
     Raises:
         ConfigError: the codec is unknown.
     """
-    if codec not in CODECS:
-        raise ConfigError(f"--codec is {codec!r}; expected one of {', '.join(CODECS)}")
+    if codec not in CODEC_NAMES:
+        raise ConfigError(f"--codec is {codec!r}; expected one of {', '.join(CODEC_NAMES)}")

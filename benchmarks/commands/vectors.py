@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
+from benchmarks.averaging.our_run import check_codec
 from benchmarks.commands.document import bench_document
 from benchmarks.machine import describe_machine
 from benchmarks.vectors import PARTS, StepFigures, measure_vectors
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.config.manifest import DenseCodecName
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import count_named
-
-CODECS: tuple[str, ...] = get_args(DenseCodecName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +42,7 @@ def bench_vectors(options: VectorsOptions) -> int:
     elements = count_named(options.parameters)
     if options.repeat < 1:
         raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
-    if options.codec not in CODECS:
-        raise ConfigError(
-            f"--codec is {options.codec!r}; expected one of {', '.join(CODECS)}, because entries use it too"
-        )
+    check_codec(options.codec)
     check_target(options.json)
     machine = describe_machine()
     steps = measure_vectors(codec_name=options.codec, elements=elements, repeats=options.repeat)

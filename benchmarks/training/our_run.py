@@ -57,7 +57,7 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
             "model": {"size": shape.model, "context": CONTEXT},
             # AdamW as in torchft; with so few tokens, Muon's orthogonalisation would be most of a step.
             "inner": {"step_tokens": BATCH * CONTEXT, "optimizer": "adamw", "learning_rate": 1e-3},
-            "codec": {"contribution": shape.codec, "entry": "int4" if shape.codec == "topk2" else shape.codec},
+            "codec": {"contribution": shape.codec, "entry": shape.codec},
             "rounds": {
                 "round_seconds": round_seconds,
                 "fragments": shape.fragments,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,6 @@ class Bfloat16Codec(Codec):
     """Little-endian bfloat16. Both bounds on magnitudes are powers of two, so rounding never crosses them."""
 
     name: str = "bfloat16"
-    block_elements: int = 1
 
     def encoded_bytes(self, elements: int) -> int:
         """Return the exact size of an encoded vector: 2 bytes per element."""
@@ -56,6 +56,11 @@ class Bfloat16Codec(Codec):
         vector_N = widened_N.view(np.float32)
         refuse_frame_out_of_bounds(self.name, vector_N)
         return vector_N
+
+    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
+        """Read slice by slice; see `Codec.reader`."""
+        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
+        return lambda here: self.decode(received[2 * here.start : 2 * here.stop].tobytes(), here.stop - here.start)
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact squared norm; see `Codec.squared_norm`."""

@@ -7,14 +7,11 @@ from p2p_diloco.codec.float32 import Float32Codec
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.int8 import Int8Codec
 from p2p_diloco.codec.interface import Codec
-from p2p_diloco.codec.topk2 import TopK2Codec
 from p2p_diloco.errors import ConfigError
 
 __all__ = ["CODEC_NAMES", "Codec", "codec_named"]
 
-_CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (Float32Codec(), Bfloat16Codec(), Int8Codec(), Int4Codec(), TopK2Codec())
-}
+_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Float32Codec(), Bfloat16Codec(), Int8Codec(), Int4Codec())}
 
 CODEC_NAMES = tuple(_CODECS)
 """Codec names for manifests, from the widest to the narrowest."""

@@ -23,7 +23,6 @@ class Float32Codec(Codec):
     """Little-endian IEEE 754 single precision. Lossless, so a rounding seed has no effect."""
 
     name: str = "float32"
-    block_elements: int = 1
 
     def encoded_bytes(self, elements: int) -> int:
         """Return the exact size of an encoded vector: 4 bytes per element."""

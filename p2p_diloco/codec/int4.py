@@ -21,7 +21,6 @@ class Int4Codec(BlockCodec):
     """
 
     name: str = "int4"
-    block_elements: int = BLOCK_ELEMENTS
     code_bits: int = 4
     largest_code: int = 7
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import BLOCK_ELEMENTS, BlockCodec, Bytes, Codes
+from p2p_diloco.codec.blocks import BlockCodec, Bytes, Codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,6 @@ class Int8Codec(BlockCodec):
     """Codes -127 to 127, one per byte, two's complement; -128 is refused."""
 
     name: str = "int8"
-    block_elements: int = BLOCK_ELEMENTS
     code_bits: int = 8
     largest_code: int = 127
 

@@ -26,16 +26,13 @@ Encoded: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec(ABC):
-    """Turns a span's vector into bytes and back.
+    """Turns a span's vector into bytes and back. Any number of elements can be encoded; the last block may be short.
 
     Attributes:
         name: name in manifests.
-        block_elements: spans are split at multiples of it, so that no block belongs to two spans. Any number of
-            elements can be encoded; the last block may be short.
     """
 
     name: str
-    block_elements: int
 
     @abstractmethod
     def encoded_bytes(self, elements: int) -> int:
@@ -51,13 +48,11 @@ class Codec(ABC):
             vector_N: float32, shape (N,). Not changed.
             rounding_seed: None rounds to nearest, ties to even. With a seed, rounding is stochastic: a value between
                 two codes becomes the upper one with a probability equal to its distance from the lower one, so that
-                errors are zero on average. The same vector and seed give the same bytes (see `rounding.py`). A codec
-                that omits elements (`topk2.py`) accepts no seed: its errors would not average out.
+                errors are zero on average. The same vector and seed give the same bytes (see `rounding.py`).
         Returns:
             Exactly `encoded_bytes(N)` bytes for `decode`.
         Raises:
             NonFiniteUpdate: `vector_N` holds a NaN or an infinity.
-            ValueError: the codec accepts no seed; manifests do not allow this case.
         """
 
     @abstractmethod
@@ -74,15 +69,13 @@ class Codec(ABC):
                 code.
         """
 
+    @abstractmethod
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
         """Return a function that decodes a slice of the elements; slices begin and end at blocks, or at the end.
-
-        A codec whose slices cannot be decoded separately decodes everything here.
 
         Raises:
             FrameError: as for `decode`; either here, or when the invalid part is read.
         """
-        return self.decode(encoded, elements).__getitem__
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
         """Return Σ share · decoded values, in order.

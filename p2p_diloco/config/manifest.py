@@ -76,9 +76,7 @@ def _split_words(words: object) -> object:
 
 DigestText = Annotated[str, AfterValidator(_digest_text)]
 PeerText = Annotated[str, AfterValidator(_peer_text)]
-CodecName = Literal["float32", "bfloat16", "int8", "int4", "topk2"]
-# What a contribution omits is part of the next one. What a mean or an entry omits is lost.
-DenseCodecName = Literal["float32", "bfloat16", "int8", "int4"]
+CodecName = Literal["float32", "bfloat16", "int8", "int4"]
 WideCodecName = Literal["float32", "bfloat16", "int8"]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -347,13 +345,13 @@ class OuterSection(Section):
 
 
 class CodecSection(Section):
-    """Format on the wire: float32, bfloat16, int8 or int4; contributions also topk2 (one element of 32)."""
+    """Format on the wire: float32, bfloat16, int8 or int4."""
 
     contribution: CodecName = Field("int4", description="from a peer to a reducer")
     row_mean: WideCodecName = Field(
         "int8", description="mean of a row, from its reducer to the owner of the span: 8 bits or wider"
     )
-    entry: DenseCodecName = Field("int4", description="from the owner of a span to all peers")
+    entry: CodecName = Field("int4", description="from the owner of a span to all peers")
     entry_rounding: Literal["nearest", "stochastic"] = Field(
         "stochastic", description="nearest | stochastic (seeded, so that anyone can repeat it)"
     )
@@ -485,15 +483,6 @@ class RunManifest(Section):
             raise ValueError(
                 "data.share = true only applies to models that `join` trains; your own training loop reads its own "
                 "text, so leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _what_a_contribution_leaves_out_comes_later(self) -> Self:
-        if self.codec.contribution == "topk2" and self.outer.merge != "keep":
-            raise ValueError(
-                f'codec.contribution = "topk2" sends one parameter of 32; with outer.merge = "{self.outer.merge}" the '
-                'others are forgotten; set merge = "keep" or contribution = "int4"'
             )
         return self
 

@@ -135,11 +135,11 @@ def plan_tensors(
         entry=codec_named(manifest.codec.entry),
         rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
     )
-    block = max(RADIAL_BLOCK, *(codec.block_elements for codec in (codecs.contribution, codecs.row_mean, codecs.entry)))
+    num_spans = manifest.rounds.spans_per_fragment
     places = {
         SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
         for fragment in fragments
-        for index, (start, stop) in enumerate(plan_spans(fragment.elements, manifest.rounds.spans_per_fragment, block))
+        for index, (start, stop) in enumerate(plan_spans(fragment.elements, num_spans, RADIAL_BLOCK))
     }
     outer = manifest.outer
     if outer.mean == "radial":

@@ -203,7 +203,7 @@ def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:
 def _mean_of(
     parts: Sequence[Part], stage: Stage, codec: Codec, elements: int, is_radial_B: RadialBlocks | None
 ) -> Vector:
-    """Return the mean of the decoded parts. No part is in memory as a whole, unless its codec cannot decode slices."""
+    """Return the mean of the decoded parts. No part is in memory as a whole."""
     weights = _weights_of(parts, stage)
     if is_radial_B is not None:
         return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)

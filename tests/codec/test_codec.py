@@ -10,7 +10,7 @@ from p2p_diloco.errors import ConfigError, FrameError
 
 
 def test_every_name_finds_its_codec() -> None:
-    assert CODEC_NAMES == ("float32", "bfloat16", "int8", "int4", "topk2")
+    assert CODEC_NAMES == ("float32", "bfloat16", "int8", "int4")
     for name in CODEC_NAMES:
         assert codec_named(name).name == name
         assert codec_named(name) is codec_named(name)
@@ -20,12 +20,10 @@ def test_every_name_finds_its_codec() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         codec_named(name)
-    assert str(error.value) == f"unknown codec {name!r}; expected one of float32, bfloat16, int8, int4, topk2"
+    assert str(error.value) == f"unknown codec {name!r}; expected one of float32, bfloat16, int8, int4"
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8.25), ("int4", 4.25), ("topk2", 0.4453125)]
-)
+@pytest.mark.parametrize(("name", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8.25), ("int4", 4.25)])
 def test_bits_per_parameter_are_as_documented(name: str, bits: float) -> None:
     assert codec_named(name).encoded_bytes(1_024_000) * 8 / 1_024_000 == bits
 

@@ -40,7 +40,3 @@ def test_a_frame_with_a_value_that_is_not_finite_is_refused(value: float) -> Non
 
 def test_norm_of_three_and_four_is_twenty_five() -> None:
     assert CODEC.squared_norm(struct.pack("<2f", 3.0, -4.0), 2) == 25.0
-
-
-def test_spans_may_be_cut_anywhere() -> None:
-    assert CODEC.block_elements == 1

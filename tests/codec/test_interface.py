@@ -1,4 +1,4 @@
-"""The contract of `Codec`, checked for all codecs, and what only dense codecs can promise."""
+"""The contract of `Codec`, checked for all codecs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from p2p_diloco.errors import FrameError, NonFiniteUpdate
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 all_codecs = pytest.mark.parametrize("codec", [codec_named(name) for name in CODEC_NAMES], ids=CODEC_NAMES)
-# Codecs that send every element. topk2 sends one of 32 and its place: its zeros take bytes, its errors are as large as
-# the elements it omits, and it takes no seed. Its own claims are in test_topk2.py.
-DENSE_NAMES = ("float32", "bfloat16", "int8", "int4")
-dense_codecs = pytest.mark.parametrize("codec", [codec_named(name) for name in DENSE_NAMES], ids=DENSE_NAMES)
 # One element, around a pair, around a block, and around the 2^15 elements of one chunk.
 SIZES = (1, 2, 3, 63, 64, 65, 127, 128, 129, 1000, 2**15 - 1, 2**15, 2**15 + 1, 2**16 + 67)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -39,10 +35,6 @@ def fixed_vector(elements: int, exponents: int = 7) -> Vector:
     return np.ldexp(mantissa_N, (index_N % np.uint64(exponents)).astype(np.int32) - 30).astype(np.float32)
 
 
-def seed_for(codec: Codec, seed: bytes | None) -> bytes | None:
-    return seed if codec.name in DENSE_NAMES else None
-
-
 def exact_squared_norm(values_N: Vector) -> float:
     return math.fsum(value * value for value in values_N.astype(np.float64).tolist())
 
@@ -51,7 +43,7 @@ def exact_squared_norm(values_N: Vector) -> float:
 @pytest.mark.parametrize("elements", SIZES)
 def test_encoded_size_is_known_from_the_number_of_elements(codec: Codec, elements: int) -> None:
     for seed in (None, b"seed"):
-        encoded = codec.encode(fixed_vector(elements), rounding_seed=seed_for(codec, seed))
+        encoded = codec.encode(fixed_vector(elements), rounding_seed=seed)
         assert type(encoded) is bytes
         assert len(encoded) == codec.encoded_bytes(elements)
         decoded_N = codec.decode(encoded, elements)
@@ -71,7 +63,7 @@ def test_no_elements_take_no_bytes(codec: Codec) -> None:
 @given(vector_N=finite_vectors, seed=seeds)
 @reproducible
 def test_every_finite_vector_decodes_to_finite_values(codec: Codec, vector_N: Vector, seed: bytes | None) -> None:
-    encoded = codec.encode(vector_N, rounding_seed=seed_for(codec, seed))
+    encoded = codec.encode(vector_N, rounding_seed=seed)
     assert len(encoded) == codec.encoded_bytes(vector_N.size)
     assert np.isfinite(codec.decode(encoded, vector_N.size)).all()
 
@@ -82,7 +74,7 @@ def test_every_finite_vector_decodes_to_finite_values(codec: Codec, vector_N: Ve
 def test_squared_norm_is_the_exact_norm_of_the_decoded_values(
     codec: Codec, vector_N: Vector, seed: bytes | None
 ) -> None:
-    encoded = codec.encode(vector_N, rounding_seed=seed_for(codec, seed))
+    encoded = codec.encode(vector_N, rounding_seed=seed)
     decoded_N = codec.decode(encoded, vector_N.size)
     exact = sum(Fraction(value) ** 2 for value in decoded_N.tolist())
     # Exact rationals: float64 can hold squares of the smallest float32 values, but this proof is shorter.
@@ -163,7 +155,7 @@ def test_a_vector_that_is_not_finite_is_not_encoded(codec: Codec, bits: int, ele
         codec.encode(vector_N)
 
 
-@dense_codecs
+@all_codecs
 def test_stochastic_bytes_depend_on_the_seed_alone(codec: Codec) -> None:
     vector_N = fixed_vector(5000)
     first = codec.encode(vector_N, rounding_seed=b"round 7, span 3")
@@ -179,7 +171,7 @@ def test_encoding_changes_neither_the_vector_nor_the_global_random_state(codec: 
     before = vector_N.tobytes()
     vector_N.flags.writeable = False
     state_before = repr(np.random.get_state())
-    codec.encode(vector_N, rounding_seed=seed_for(codec, b"seed"))
+    codec.encode(vector_N, rounding_seed=b"seed")
     assert repr(np.random.get_state()) == state_before
     assert vector_N.tobytes() == before
 
@@ -204,7 +196,7 @@ def test_any_buffer_of_bytes_decodes_alike_and_the_result_owns_its_memory(codec:
     assert shifted == encoded
 
 
-@dense_codecs
+@all_codecs
 def test_zeros_encode_to_zero_bytes_and_decode_to_zeros_with_any_seed(codec: Codec) -> None:
     zeros_N = np.zeros(200, dtype=np.float32)
     for seed in (None, b"a", b"b"):
@@ -213,7 +205,7 @@ def test_zeros_encode_to_zero_bytes_and_decode_to_zeros_with_any_seed(codec: Cod
         assert codec.decode(encoded, 200).tobytes() == zeros_N.tobytes()
 
 
-@dense_codecs
+@all_codecs
 @pytest.mark.parametrize("seed", [None, b"seed"])
 def test_extreme_vectors_keep_their_size_within_the_bounds_of_an_update(codec: Codec, seed: bytes | None) -> None:
     smallest = float(np.finfo(np.float32).smallest_subnormal)
@@ -245,7 +237,6 @@ FIRST_VERSION = {
     ("int8", b"golden"): "2b4d684aeeeb7860",
     ("int4", None): "eb8fdbad1414379b",
     ("int4", b"golden"): "0c7d8aeccfd41738",
-    ("topk2", None): "37ff9482aab4269b",
 }
 
 

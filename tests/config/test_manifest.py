@@ -17,7 +17,6 @@ from p2p_diloco.codec.codec import CODEC_NAMES, codec_named
 from p2p_diloco.config.manifest import (
     MAX_MANIFEST_BYTES,
     CodecName,
-    DenseCodecName,
     InnerSection,
     ModelSection,
     OuterSection,
@@ -139,11 +138,6 @@ def test_every_field_has_a_description() -> None:
 def test_codec_names_are_those_that_exist() -> None:
     assert [codec_named(name).name for name in get_args(CodecName)] == list(get_args(CodecName))
     assert get_args(CodecName) == CODEC_NAMES
-    assert get_args(DenseCodecName) == tuple(name for name in CODEC_NAMES if name != "topk2")
-
-
-def test_contributions_may_use_a_sparse_codec() -> None:
-    assert changed(**{"codec.contribution": "topk2"}).codec.contribution == "topk2"
 
 
 def test_rules_of_other_packages_have_the_same_names_and_defaults() -> None:
@@ -181,12 +175,12 @@ def test_a_model_section_lists_its_differences_from_its_size() -> None:
             "or leave it out",
         ),
         (
-            {"codec.row_mean": "topk2"},
-            "codec.row_mean = \"topk2\" in the new run: should be 'float32', 'bfloat16' or 'int8'",
+            {"codec.row_mean": "int4"},
+            "codec.row_mean = \"int4\" in the new run: should be 'float32', 'bfloat16' or 'int8'",
         ),
         (
-            {"codec.entry": "topk2"},
-            "codec.entry = \"topk2\" in the new run: should be 'float32', 'bfloat16', 'int8' or 'int4'",
+            {"codec.entry": "int3"},
+            "codec.entry = \"int3\" in the new run: should be 'float32', 'bfloat16', 'int8' or 'int4'",
         ),
         ({"outer.momentum": 1.0}, "outer.momentum = 1.0 in the new run: should be less than 1"),
         (
@@ -199,11 +193,6 @@ def test_a_model_section_lists_its_differences_from_its_size() -> None:
         ),
         ({"rounds.fragments": 0}, "rounds.fragments = 0 in the new run: should be greater than or equal to 1"),
         ({"rounds.fragments": True}, "rounds.fragments = true in the new run: should be a valid integer"),
-        (
-            {"codec.contribution": "topk2", "outer.merge": "overwrite"},
-            'the new run: codec.contribution = "topk2" sends one parameter of 32; with outer.merge = "overwrite" the '
-            'others are forgotten; set merge = "keep" or contribution = "int4"',
-        ),
         (
             {"membership.heartbeat_seconds": 21},
             "the new run: membership.heartbeat_seconds = 21.0 is longer than a cycle of 20.0 s; members would never "

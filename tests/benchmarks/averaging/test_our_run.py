@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.averaging.our_run import CODECS, our_orders
+from benchmarks.averaging.our_run import our_orders
+from p2p_diloco.codec.codec import CODEC_NAMES
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.signing import SigningKey
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_its_manifest_is_signed_and_a_round_is_an_exchange_of_everything(codec: str) -> None:
     orders = our_orders(codec=codec, spans=8, turn_seconds=60.0)
     signed = decode_signed_manifest(bytes.fromhex(orders["manifest"]))

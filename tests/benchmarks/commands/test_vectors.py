@@ -42,7 +42,6 @@ def test_a_table_says_ratios_first_and_what_a_cycle_is_made_of() -> None:
         (["--parameters", "5"], "--parameters is '5'"),
         (["--repeat", "0"], "--repeat is 0; expected at least 1"),
         (["--codec", "int5"], "--codec is 'int5'; expected one of float32, bfloat16, int8, int4"),
-        (["--codec", "topk2"], "--codec is 'topk2'; expected one of float32, bfloat16, int8, int4"),
         (["--json", "nowhere/figures.json"], "nowhere"),
     ],
 )

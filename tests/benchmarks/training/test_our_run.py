@@ -32,11 +32,6 @@ def test_of_both_ways_a_peer_keeps_its_own_share(codec: str, bits: float) -> Non
     assert 8 * sent_bytes(plan, 2) / plan.num_parameters == pytest.approx(bits / 2, rel=0.02)
 
 
-def test_top_k_is_for_contributions_alone() -> None:
-    manifest = plan_of(RunShape(codec="topk2", fragments=2, spans_per_fragment=4, model="tiny")).manifest
-    assert (manifest.codec.contribution, manifest.codec.entry) == ("topk2", "int4")
-
-
 def test_one_fragment_that_moves_in_every_round_is_never_compared() -> None:
     one = plan_of(RunShape(codec="int4", fragments=1, spans_per_fragment=4, model="tiny"))
     assert one.rules.scrub_cycles > 1_000_000
