@@ -116,6 +116,6 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
         "measure entries": (1, lambda: codec.squared_norm(encoded, elements)),
         "decode entries": (1, lambda: codec.decode(encoded, elements)),
         "outer step": (1, lambda: apply_outer_step(state.anchor_N, state.momentum_N, decoded_N, rule)),
-        "merge": (1, lambda: merge_local(local_N, state.anchor_N, after_N, decoded_N, True, merge)),
+        "merge": (1, lambda: merge_local(local_N, state.anchor_N, after_N, decoded_N, merge)),
         "digest of the contents": (0, lambda: content_digest(state.anchor_N, state.momentum_N, ZERO_DIGEST)),
     }

@@ -171,10 +171,10 @@ class CentralDiloco(Algorithm):
     def _deliver(self, tick: int) -> None:
         while self._under_way and self._under_way[0][0] <= tick:
             _, fragment, anchor_N = self._under_way.pop(0)
-            blend = MergeRule(kind="blend", alpha=self._rule.local_share, late="drop")
+            blend = MergeRule(kind="blend", alpha=self._rule.local_share)
             for learner in range(len(self.learners)):
                 local_N = self.learners.read(learner, fragment)
-                merged_N = merge_local(local_N, anchor_N, anchor_N, None, False, blend)
+                merged_N = merge_local(local_N, anchor_N, anchor_N, None, blend)
                 self.learners.write(learner, fragment, merged_N)
 
 

@@ -87,8 +87,6 @@ _VARIATIONS = {
             "25%-lost": {"lost_share": 0.25},
             "none-lost": {},
             "50%-lost": {"lost_share": 0.5},
-            "25%-lost-late-keep": {"lost_share": 0.25, "late": "keep"},
-            "25%-lost-late-shrink": {"lost_share": 0.25, "late": "shrink"},
             "25%-lost-every-8": {"lost_share": 0.25, **_EVERY_8},
             "none-lost-every-8": _EVERY_8,
         },
@@ -137,7 +135,7 @@ _VARIATIONS = {
         rows={
             f"{kind}-delay-{delay}": {"merge": kind, "alpha": alpha, "delay": delay}
             for delay in (4, 0, 16)
-            for kind, alpha in (("keep", 0.0), ("overwrite", 0.0), ("blend", 0.5))
+            for kind, alpha in (("keep", 0.0), ("blend", 0.5))
         },
     ),
     "radial": Variations(

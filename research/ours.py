@@ -26,7 +26,7 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK
 from p2p_diloco.protocol.round.round import rounding_seed
-from p2p_diloco.protocol.wire.entry import Entry, included_places
+from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
@@ -109,7 +109,7 @@ class OurSwarm(Algorithm):
         self._beside: list[dict[int, Vector]] = [{} for _ in range(len(learners))]
         self._away: frozenset[int] = frozenset()
         self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
-        self._under_way: list[tuple[int, Entry, frozenset[int]]] = []
+        self._under_way: list[tuple[int, Entry]] = []
         self.entries: list[Entry] = []
         self.num_void = 0
 
@@ -171,8 +171,7 @@ class OurSwarm(Algorithm):
             self.num_void += 1
             return
         self.entries.append(entry)
-        included = frozenset(self._places[place] for place in included_places(entry))
-        self._under_way.append((tick + self._rule.delay, entry, included))
+        self._under_way.append((tick + self._rule.delay, entry))
         sent_bytes = sum(len(one.payload) for one in sent.values()) / len(self.learners)
         mean = self._codecs.row_mean.encoded_bytes(self.elements(fragment))
         self.sent_bytes += exchanged_bytes(len(self._places), self._rule.rows, sent_bytes, mean, len(entry.payload))
@@ -281,10 +280,10 @@ class OurSwarm(Algorithm):
 
     def _absorb_due(self, tick: int) -> None:
         while self._under_way and self._under_way[0][0] <= tick:
-            _, entry, included = self._under_way.pop(0)
-            self._absorb(entry, included)
+            _, entry = self._under_way.pop(0)
+            self._absorb(entry)
 
-    def _absorb(self, entry: Entry, included: frozenset[int]) -> None:
+    def _absorb(self, entry: Entry) -> None:
         fragment, rule = entry.span.fragment, self._rule
         before = self._states[fragment]
         update_N: Vector = rule.codecs.entry.decode(entry.payload, before.elements)
@@ -296,7 +295,6 @@ class OurSwarm(Algorithm):
                 self._in_flight[learner][fragment],
                 self.learners.read(learner, fragment),
                 advanced=after,
-                own_included=learner in included,
                 merge_rule=rule.merge,
             )
             self._in_flight[learner][fragment] = advance.in_flight

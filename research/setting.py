@@ -72,7 +72,7 @@ class Setting:
         delay: ticks from a contribution to its entry, τ.
         outer_rate, momentum: η and μ.
         outer_final_share: share of η that is left at the end of a trial; it falls over the last quarter.
-        merge, alpha, late: how θ follows an entry; for other systems, `alpha` is the local share.
+        merge, alpha: how θ follows an entry; for other systems, `alpha` is the local share.
         contribution, entry: codecs, for p2p_diloco only.
         rounds_stochastically: whether entries in few bits are rounded stochastically.
         residual: where the codec's residual of a contribution is kept: in θ, in a separate buffer, or nowhere.
@@ -112,9 +112,8 @@ class Setting:
     outer_rate: float = 1.0
     momentum: float = 0.5
     outer_final_share: float = 1.0
-    merge: Literal["keep", "blend", "overwrite"] = "keep"
+    merge: Literal["keep", "blend"] = "keep"
     alpha: float = 0.0
-    late: Literal["drop", "shrink", "keep"] = "drop"
     contribution: str = "int4"
     entry: str = "int4"
     rounds_stochastically: bool = True
@@ -392,7 +391,7 @@ def _ours(setting: Setting, learners: Learners, seed: int) -> Algorithm:
         sync_every=setting.sync_every,
         delay=setting.delay,
         outer=_outer(setting),
-        merge=MergeRule(kind=setting.merge, alpha=setting.alpha, late=setting.late),
+        merge=MergeRule(kind=setting.merge, alpha=setting.alpha),
         codecs=codecs,
         weights_by_tokens=setting.weights_by_tokens,
         is_radial=setting.mean == "radial",

@@ -244,7 +244,6 @@ class SimulatedIsland:
                     in_flight,
                     self.local[span],
                     advanced=advanced,
-                    own_included=update.own_included,
                     merge_rule=MERGE,
                 ),
             )

@@ -24,7 +24,7 @@ from p2p_diloco.span.vector_work import Codecs, state_bytes
 
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5, final_share=0.25, planned_entries=12)
 """The outer rate falls within the length of most simulations, and stays low in longer ones."""
-MERGE = MergeRule(kind="keep", alpha=0.0, late="drop")
+MERGE = MergeRule()
 
 
 class SharedMaths:

@@ -325,14 +325,10 @@ class OuterSection(Section):
     mean: Literal["radial", "plain"] = Field(
         "radial", description="radial (average lengths and directions apart, except in embedding and head) | plain"
     )
-    merge: Literal["keep", "blend", "overwrite"] = Field(
-        "keep",
-        description="keep | blend | overwrite: local parameters move with the anchor, mix with it, become it",
+    merge: Literal["keep", "blend"] = Field(
+        "keep", description="keep | blend: local parameters move with the anchor, or mix with it"
     )
     fragment_update_alpha: Share = Field(0.0, description="share of the local parameters when merge is blend")
-    late: Literal["drop", "shrink", "keep"] = Field(
-        "drop", description="drop, shrink (halve) or keep own contributions that came too late"
-    )
 
     @model_validator(mode="after")
     def _alpha_belongs_to_blend(self) -> Self:

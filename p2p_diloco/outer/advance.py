@@ -144,14 +144,14 @@ def advance_span(
     *,
     entry: AbsorbedEntry,
     update_N: Vector,
-    own_included: bool,
     outer_rule: OuterRule,
     merge_rule: MergeRule,
 ) -> SpanAdvance:
     """Absorb a valid entry atomically: outer step, resolve our contribution of its round, merge.
 
-    With `keep` and `late = drop` the residual is preserved, except for contributions of skipped rounds: they leave the
-    list, stay in θ, and so return to the residual. With `blend` the residual against φ_new is multiplied by alpha.
+    With `keep` the residual is preserved, whether or not the entry includes our contribution. Only contributions of
+    skipped rounds leave the list but stay in θ, and so return to the residual. With `blend` the residual against φ_new
+    is multiplied by alpha.
 
     Args:
         state: the entry's parent.
@@ -159,7 +159,6 @@ def advance_span(
         local_N: current θ, float32, shape (N,). Not changed.
         entry: the entry's values for the head.
         update_N: the decoded entry. Not changed.
-        own_included: whether the entry includes this island's contribution.
         outer_rule: from the manifest.
         merge_rule: from the manifest.
     Raises:
@@ -167,7 +166,7 @@ def advance_span(
         NonFiniteUpdate: the update or the step along it is not finite; the span is skipped.
     """
     advanced = absorb(state, entry=entry, update_N=update_N, rule=outer_rule)
-    return follow_entry(state, in_flight, local_N, advanced=advanced, own_included=own_included, merge_rule=merge_rule)
+    return follow_entry(state, in_flight, local_N, advanced=advanced, merge_rule=merge_rule)
 
 
 def follow_entry(
@@ -176,7 +175,6 @@ def follow_entry(
     local_N: Vector,
     *,
     advanced: SpanState,
-    own_included: bool,
     merge_rule: MergeRule,
 ) -> SpanAdvance:
     """Apply an already absorbed entry to θ and the list in flight: the second half of `advance_span`.
@@ -188,11 +186,10 @@ def follow_entry(
         in_flight: unresolved contributions.
         local_N: current θ, float32, shape (N,). Not changed.
         advanced: the span after the entry; its head has the entry's round.
-        own_included: whether the entry includes this island's contribution.
         merge_rule: from the manifest.
     """
     remaining, resolved_N = in_flight.resolve(advanced.head.round)
-    merged_N = merge_local(local_N, state.anchor_N, advanced.anchor_N, resolved_N, own_included, merge_rule)
+    merged_N = merge_local(local_N, state.anchor_N, advanced.anchor_N, resolved_N, merge_rule)
     return SpanAdvance(advanced, _share_in_flight(remaining, merge_rule), merged_N)
 
 
@@ -217,7 +214,7 @@ def replace_span(
     if replacement.elements != state.elements:
         raise StateError(f"a replacement of {replacement.elements} elements does not match a span of {state.elements}")
     emptied, leaving = in_flight.cleared()
-    merged_N = merge_local(local_N, state.anchor_N, replacement.anchor_N, _sum(leaving), True, merge_rule)
+    merged_N = merge_local(local_N, state.anchor_N, replacement.anchor_N, _sum(leaving), merge_rule)
     return SpanAdvance(replacement, emptied, merged_N)
 
 

@@ -2,7 +2,7 @@
 
 `keep` moves the local parameters along with the anchor and removes what was sent, whether or not it was included: what
 was not sent (codec error, clipped part, steps since the snapshot) stays in θ and is part of the next Δ. There is no
-error-feedback buffer: the residual is in the weights. `blend` mixes local and anchor; `overwrite` = `blend(0)`.
+error-feedback buffer: the residual is in the weights. `blend` mixes local and anchor; with alpha 0 it overwrites local.
 
 Legend: N = elements of one span.
 """
@@ -17,9 +17,7 @@ import numpy as np
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.vector import Vector, iterate_blocks, loops_for, read_only
 
-_KINDS = ("keep", "blend", "overwrite")
-_LATE = ("drop", "shrink", "keep")
-_SHRUNK = np.float32(0.5)
+_KINDS = ("keep", "blend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +25,16 @@ class MergeRule:
     """The rule by which local parameters follow the anchor; part of the manifest.
 
     Attributes:
-        kind: `keep`, `blend` or `overwrite`.
-        alpha: for `blend`, the *local* share (torchft's `fragment_update_alpha`); 0.0 with the other kinds.
-        late: for `keep`, what happens to a contribution that its round's entry did not include: `drop` removes it from
-            θ anyway, `keep` leaves it there although others moved, `shrink` leaves half of it (the latter two only for
-            comparison).
+        kind: `keep` or `blend`.
+        alpha: for `blend`, the *local* share (torchft's `fragment_update_alpha`); 0.0 with `keep`.
     """
 
-    kind: Literal["keep", "blend", "overwrite"] = "keep"
+    kind: Literal["keep", "blend"] = "keep"
     alpha: float = 0.0
-    late: Literal["drop", "shrink", "keep"] = "drop"
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"merge is {self.kind!r}; expected one of {', '.join(_KINDS)}")
-        if self.late not in _LATE:
-            raise ConfigError(f"late is {self.late!r}; expected one of {', '.join(_LATE)}")
         if not 0.0 <= self.alpha <= 1.0:
             raise ConfigError(f"fragment_update_alpha is {self.alpha}; expected 0 to 1, the local share")
         if self.kind != "blend" and self.alpha != 0.0:
@@ -57,12 +49,7 @@ class MergeRule:
 
 
 def merge_local(
-    local_N: Vector,
-    anchor_before_N: Vector,
-    anchor_after_N: Vector,
-    resolved_N: Vector | None,
-    was_included: bool,
-    rule: MergeRule,
+    local_N: Vector, anchor_before_N: Vector, anchor_after_N: Vector, resolved_N: Vector | None, rule: MergeRule
 ) -> Vector:
     """Move the local parameters along with the anchor by one entry (or by a replacement of the span).
 
@@ -73,40 +60,32 @@ def merge_local(
         local_N: θ, float32, shape (N,). Not changed.
         anchor_before_N: φ before the entry. Not changed.
         anchor_after_N: φ after the entry. Not changed.
-        resolved_N: our whole decoded contribution of the entry's round; None if there is none in flight.
-        was_included: whether the entry includes it.
+        resolved_N: our whole decoded contribution of the entry's round, included or not; None if none is in flight.
         rule: from the manifest.
     Returns:
         The next θ, freshly allocated.
     """
     if rule.kind != "keep":
         return _blend(local_N, anchor_after_N, rule.alpha)
-    leaving_N = _leaving(resolved_N, was_included, rule)
     merged_N = np.empty_like(local_N)
-    leaving = () if leaving_N is None else (leaving_N,)
+    leaving = () if resolved_N is None else (resolved_N,)
     loops = loops_for(local_N, anchor_before_N, anchor_after_N, *leaving)
     if loops is not None:
         three = (read_only(local_N), read_only(anchor_before_N), read_only(anchor_after_N))
-        if leaving_N is None:
+        if resolved_N is None:
             loops.follow(*three, merged_N)
         else:
-            loops.follow_without(*three, read_only(leaving_N), merged_N)
+            loops.follow_without(*three, read_only(resolved_N), merged_N)
         return merged_N
     with np.errstate(over="ignore", invalid="ignore"):  # a diverged θ is handled by its island, not by the merge
         for block in iterate_blocks(len(local_N)):
             merged_B = merged_N[block]
             np.subtract(anchor_after_N[block], anchor_before_N[block], out=merged_B)
             # Add the small terms first: c nearly cancels the anchor's move, so θ is rounded only once.
-            if leaving_N is not None:
-                np.add(merged_B, leaving_N[block], out=merged_B)
+            if resolved_N is not None:
+                np.add(merged_B, resolved_N[block], out=merged_B)
             np.add(local_N[block], merged_B, out=merged_B)
     return merged_N
-
-
-def _leaving(resolved_N: Vector | None, was_included: bool, rule: MergeRule) -> Vector | None:
-    if resolved_N is None or was_included or rule.late == "drop":
-        return resolved_N
-    return np.multiply(resolved_N, _SHRUNK) if rule.late == "shrink" else None
 
 
 def _blend(local_N: Vector, anchor_after_N: Vector, alpha: float) -> Vector:

@@ -157,7 +157,7 @@ def plan_tensors(
             final_share=outer.final_share,
             planned_entries=manifest.rounds.planned_cycles,
         ),
-        merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha, late=outer.late),
+        merge=MergeRule(kind=outer.merge, alpha=outer.fragment_update_alpha),
         rules=_rules(manifest, places, codecs),
     )
 

@@ -355,7 +355,6 @@ class TrainedState(HeldState):
                 self._offset(span, local),
                 entry=update.absorbed,
                 payload=update.payload,
-                own_included=update.own_included,
                 codecs=plan.codecs,
                 outer_rule=plan.outer,
                 merge_rule=plan.merge,

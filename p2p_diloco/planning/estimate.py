@@ -235,9 +235,8 @@ def measure_outer_work(elements: int = 1 << 21, repeats: int = 3) -> float:
             sent.local_N,
             entry=entry,
             update_N=codec.decode(payload, elements),
-            own_included=True,
             outer_rule=OuterRule(),
-            merge_rule=MergeRule(kind="keep", alpha=0.0, late="drop"),
+            merge_rule=MergeRule(),
         )
         best = min(best, time.process_time() - began)
     return 1e9 * best / elements

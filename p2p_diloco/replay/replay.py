@@ -287,8 +287,7 @@ class _Life:
         if update is None:
             return False
         self._step_to(line["steps"])
-        own = SpanUpdate(span=update.span, absorbed=update.absorbed, payload=update.payload, own_included=line["own"])
-        self._state.apply(own)
+        self._state.apply(update)
         self._state.wait_until_idle()
         return True
 

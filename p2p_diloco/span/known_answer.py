@@ -71,7 +71,6 @@ def known_answer() -> str:
                     state.anchor_N,
                     entry=entry,
                     payload=payload,
-                    own_included=False,
                     codecs=codecs,
                     outer_rule=OuterRule(),
                     merge_rule=MergeRule(),

@@ -80,7 +80,6 @@ def follow_span(
     *,
     entry: AbsorbedEntry,
     payload: Encoded,
-    own_included: bool,
     codecs: Codecs,
     outer_rule: OuterRule,
     merge_rule: MergeRule,
@@ -89,7 +88,7 @@ def follow_span(
 
     Args and errors: those of `advance_span`, and of `Codec.decode`.
     """
-    leaving = _leaving(in_flight, entry, own_included, len(local_N), codecs.contribution, merge_rule)
+    leaving = _leaving(in_flight, entry, len(local_N), codecs.contribution)
     if leaving is not None and merge_rule.kind == "keep":
         advance = _follow_at_once(state, local_N, entry, payload, leaving, codecs.entry, outer_rule)
         if advance is not None:
@@ -100,7 +99,6 @@ def follow_span(
         local_N,
         entry=entry,
         update_N=codecs.entry.decode(payload, state.elements),
-        own_included=own_included,
         outer_rule=outer_rule,
         merge_rule=merge_rule,
     )
@@ -151,16 +149,11 @@ def _follow_at_once(
     return state.followed_by(entry, anchor_N, momentum_N), merged_N
 
 
-def _leaving(
-    in_flight: InFlight, entry: AbsorbedEntry, own_included: bool, elements: int, codec: Codec, rule: MergeRule
-) -> BlockParts | None:
+def _leaving(in_flight: InFlight, entry: AbsorbedEntry, elements: int, codec: Codec) -> BlockParts | None:
     """Return what the loop must remove from θ, empty if nothing; None if the loop cannot do it."""
     own = in_flight.of_round(entry.round)
     if own is None:
         return _NOTHING
-    is_leaving = own_included or rule.late == "drop"
-    if not is_leaving:
-        return _NOTHING if rule.late == "keep" else None
     if not isinstance(codec, Int4Codec) or not isinstance(own.sent, PendingContribution):
         return None
     return codec.parts(own.sent.payload, elements)

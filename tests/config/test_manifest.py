@@ -56,7 +56,7 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def test_defaults_are_those_of_the_protocol() -> None:
     assert (MANIFEST.outer.learning_rate, MANIFEST.outer.momentum) == (0.7, 0.3)
-    assert (MANIFEST.outer.merge, MANIFEST.outer.late) == ("keep", "drop")
+    assert MANIFEST.outer.merge == "keep"
     assert (MANIFEST.codec.contribution, MANIFEST.codec.entry) == ("int4", "int4")
     assert (MANIFEST.rounds.fragments, MANIFEST.rounds.spans_per_fragment) == (4, 16)
     assert (MANIFEST.membership.group_size, MANIFEST.membership.stalled_cycles) == (16, 3)
@@ -153,7 +153,7 @@ def test_rules_of_other_packages_have_the_same_names_and_defaults() -> None:
         assert {**section.model_dump(), **own} == section.model_dump()
     merge = MergeRule()
     outer = MANIFEST.outer
-    assert (outer.merge, outer.fragment_update_alpha, outer.late) == (merge.kind, merge.alpha, merge.late)
+    assert (outer.merge, outer.fragment_update_alpha) == (merge.kind, merge.alpha)
     assert set(get_args(ModelSection.model_fields["size"].annotation)) == set(MODEL_SIZES)
     changes = ModelSection(layers=1, width=64, heads=1, feed_forward=32, context=16).changes()
     assert asdict(replace(MODEL_SIZES["base"], **changes)).items() >= changes.items()
@@ -168,7 +168,7 @@ def test_a_model_section_lists_its_differences_from_its_size() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"outer.merge": "mix"}, "outer.merge = \"mix\" in the new run: should be 'keep', 'blend' or 'overwrite'"),
+        ({"outer.merge": "mix"}, "outer.merge = \"mix\" in the new run: should be 'keep' or 'blend'"),
         (
             {"outer.fragment_update_alpha": 0.5},
             'outer in the new run: fragment_update_alpha = 0.5 has no meaning with merge = "keep"; set merge = "blend" '

@@ -42,7 +42,7 @@ parts = tuple(Part(peer=PeerId(sha256(payload)), payload=payload, weight=1.0 + p
 order = ReduceSpan(round=0, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=float("inf"), rounding_seed=b"seed")
 mean = reduce_parts(order, codecs, ELEMENTS)
 entry = AbsorbedEntry(digest=ZERO_DIGEST, round=0, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
-followed = follow_span(state, sent.advance.in_flight, local_N, entry=entry, payload=mean.payload, own_included=True,
+followed = follow_span(state, sent.advance.in_flight, local_N, entry=entry, payload=mean.payload,
                        codecs=codecs, outer_rule=OuterRule(), merge_rule=MergeRule())
 digest = hashlib.sha256(payloads[0] + bytes(mean.payload))
 for array in (followed[0].anchor_N, followed[0].momentum_N, followed[2]):

@@ -55,7 +55,7 @@ def test_an_outer_step_has_the_same_bits(seed: int, elements: int, rate: float, 
 @given(seed=seeds, elements=sizes, has_own=st.booleans())
 def test_a_merge_has_the_same_bits(seed: int, elements: int, has_own: bool) -> None:
     local_N, before_N, after_N, own_N = vectors(seed, elements, 4, largest=1e37)
-    same_bits(lambda: merge_local(local_N, before_N, after_N, own_N if has_own else None, True, MergeRule()))
+    same_bits(lambda: merge_local(local_N, before_N, after_N, own_N if has_own else None, MergeRule()))
 
 
 @reproducible

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -52,15 +51,11 @@ def flying(**values: float) -> InFlight:
     return in_flight
 
 
-def receive(
-    span: SpanAdvance, round_index: int, update: float, merge: MergeRule = KEEP, *, included: bool = True
-) -> SpanAdvance:
+def receive(span: SpanAdvance, round_index: int, update: float, merge: MergeRule = KEEP) -> SpanAdvance:
     entry = AbsorbedEntry(
         digest=sha256(bytes([round_index])), round=round_index, roster=ROSTER, radius=1.0, median_weight=1.0
     )
-    return advance_span(
-        *span, entry=entry, update_N=vector(update), own_included=included, outer_rule=PLAIN, merge_rule=merge
-    )
+    return advance_span(*span, entry=entry, update_N=vector(update), outer_rule=PLAIN, merge_rule=merge)
 
 
 def residual(span: SpanAdvance) -> float:
@@ -139,21 +134,13 @@ def test_an_entry_after_an_overflow_does_not_take_the_contribution_out_again() -
     assert receive(span, 1, update=1.0).local_N.tolist() == [span.local_N[0] - 1.0]
 
 
-@pytest.mark.parametrize("included", [True, False])
-def test_the_entry_of_its_round_takes_a_contribution_out_included_or_not(included: bool) -> None:
+def test_the_entry_of_its_round_takes_a_contribution_out() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
-    after = receive(before, 1, update=2.0, included=included)
+    after = receive(before, 1, update=2.0)
     assert after.state.anchor_N.tolist() == [8.0]
     assert after.local_N.tolist() == [3.0 - 2.0 + 4.0]
     assert after.in_flight.rounds == (2,)
     assert residual(after) == residual(before)
-
-
-def test_late_keep_returns_an_excluded_contribution_to_the_residual() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
-    after = receive(before, 1, update=2.0, merge=MergeRule(late="keep"), included=False)
-    assert len(after.in_flight) == 0
-    assert residual(after) == residual(before) + 4.0
 
 
 def test_a_skipped_contribution_stays_in_local_and_returns_to_the_residual() -> None:
@@ -172,9 +159,9 @@ def test_blend_multiplies_the_residual_and_contributions_in_flight_by_the_local_
     assert residual(after) == 0.5 * (8.0 - 3.0 - 1.0)
 
 
-def test_overwrite_keeps_nothing_of_local_or_of_contributions_in_flight() -> None:
+def test_a_blend_without_a_local_share_keeps_nothing_of_local_or_of_contributions_in_flight() -> None:
     before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
-    after = receive(before, 1, update=2.0, merge=MergeRule(kind="overwrite"))
+    after = receive(before, 1, update=2.0, merge=MergeRule(kind="blend"))
     assert after.in_flight.rounds == (2,)
     assert residual(after) == 0.0
 
@@ -197,12 +184,6 @@ def test_a_replacement_treats_all_contributions_in_flight_as_included() -> None:
     assert after.state is replacement
     assert len(after.in_flight) == 0
     assert after.local_N.tolist() == [3.0 + (7.0 - 10.0) + 4.0 + 1.0]
-    assert residual(after) == residual(before)
-
-
-def test_a_replacement_treats_contributions_as_included_even_with_late_keep() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
-    after = replace_span(*before, replacement=span_at(7.0), merge_rule=MergeRule(late="keep"))
     assert residual(after) == residual(before)
 
 
@@ -234,7 +215,7 @@ def test_replaying_equals_a_replacement_if_all_contributions_were_included() -> 
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["inner step", "contribute", "entry", "entry without us", "replacement"]),
+        st.sampled_from(["inner step", "contribute", "entry", "replacement"]),
         st.integers(-50, 50),
         st.integers(0, 9),
     ),
@@ -243,9 +224,9 @@ EVENTS = st.lists(
 
 
 @settings(deadline=None, max_examples=300)
-@given(events=EVENTS, late=st.sampled_from(["drop", "shrink", "keep"]))
+@given(events=EVENTS)
 def test_the_residual_is_always_what_the_island_learnt_and_did_not_contribute(
-    events: list[tuple[str, int, int]], late: Literal["drop", "shrink", "keep"]
+    events: list[tuple[str, int, int]],
 ) -> None:
     span = SpanAdvance(genesis_state(vector(0.0), ROSTER), InFlight(), vector(0.0))
     untold = 0.0
@@ -262,15 +243,12 @@ def test_the_residual_is_always_what_the_island_learnt_and_did_not_contribute(
             untold -= value
         elif event == "replacement":
             replacement = SpanState(head=span.state.head, anchor_N=vector(value), momentum_N=vector(0.0))
-            span = replace_span(*span, replacement=replacement, merge_rule=MergeRule(late=late))
+            span = replace_span(*span, replacement=replacement, merge_rule=KEEP)
             assert len(span.in_flight) == 0
         else:
             entry_round = [*flight, round_index][choice % (len(flight) + 1)]
-            included = event == "entry"
-            span = receive(span, entry_round, float(value), MergeRule(late=late), included=included)
+            span = receive(span, entry_round, float(value))
             untold += sum(c for own_round, c in flight.items() if own_round < entry_round)
-            if not included:
-                untold += {"drop": 0.0, "shrink": 0.5, "keep": 1.0}[late] * flight.get(entry_round, 0.0)
             assert all(own_round > entry_round for own_round in span.in_flight.rounds)
         assert residual(span) == untold
 

@@ -86,7 +86,6 @@ class Island:
             self.local_N,
             entry=absorbed,
             update_N=entry.update_N,
-            own_included=True,
             outer_rule=outer,
             merge_rule=merge,
         )

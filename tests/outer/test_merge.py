@@ -24,38 +24,34 @@ def vector(*values: float) -> Vector:
 
 
 @settings(deadline=None)
-@given(local_N=WHOLE, before_N=WHOLE, after_N=WHOLE, resolved_N=WHOLE, remaining_N=WHOLE, was_included=st.booleans())
+@given(
+    local_N=WHOLE,
+    before_N=WHOLE,
+    after_N=WHOLE,
+    resolved_N=WHOLE,
+    remaining_N=WHOLE,
+)
 def test_keep_does_not_change_the_residual(
-    local_N: Vector, before_N: Vector, after_N: Vector, resolved_N: Vector, remaining_N: Vector, was_included: bool
+    local_N: Vector, before_N: Vector, after_N: Vector, resolved_N: Vector, remaining_N: Vector
 ) -> None:
-    merged_N = merge_local(local_N, before_N, after_N, resolved_N, was_included, KEEP)
+    merged_N = merge_local(local_N, before_N, after_N, resolved_N, KEEP)
     residual_before_N = before_N - local_N - (resolved_N + remaining_N)
     assert np.array_equal(after_N - merged_N - remaining_N, residual_before_N)
 
 
-@pytest.mark.parametrize(("late", "was_included", "expected"), [
-    ("drop", True, 10.0 - 3.0 + 2.0),
-    ("drop", False, 10.0 - 3.0 + 2.0),
-    ("shrink", True, 10.0 - 3.0 + 2.0),
-    ("shrink", False, 10.0 - 3.0 + 1.0),
-    ("keep", True, 10.0 - 3.0 + 2.0),
-    ("keep", False, 10.0 - 3.0),
-])  # fmt: skip
-def test_an_excluded_contribution_stays_whole_with_keep_and_half_with_shrink(
-    late: Any, was_included: bool, expected: float
-) -> None:
-    merged_N = merge_local(vector(10.0), vector(8.0), vector(5.0), vector(2.0), was_included, MergeRule(late=late))
-    assert merged_N.tolist() == [expected]
+def test_keep_removes_the_contribution_of_the_entrys_round_and_follows_the_anchor() -> None:
+    merged_N = merge_local(vector(10.0), vector(8.0), vector(5.0), vector(2.0), KEEP)
+    assert merged_N.tolist() == [10.0 - 3.0 + 2.0]
 
 
 def test_without_a_contribution_of_that_round_keep_follows_the_anchor() -> None:
-    assert merge_local(vector(10.0), vector(8.0), vector(5.0), None, True, KEEP).tolist() == [7.0]
+    assert merge_local(vector(10.0), vector(8.0), vector(5.0), None, KEEP).tolist() == [7.0]
 
 
 def test_keep_rounds_local_once() -> None:
     # Added separately, 1 + 2⁻²⁴ would be rounded to 1 twice; together they are 2⁻²³, which float32 holds next to 1.
     tiny = 2.0**-24
-    assert merge_local(vector(1.0), vector(0.0), vector(tiny), vector(tiny), True, KEEP)[0] == 1.0 + 2.0**-23
+    assert merge_local(vector(1.0), vector(0.0), vector(tiny), vector(tiny), KEEP)[0] == 1.0 + 2.0**-23
 
 
 @pytest.mark.parametrize(
@@ -65,28 +61,26 @@ def test_keep_rounds_local_once() -> None:
         (MergeRule(kind="blend", alpha=0.5), 7.0),
         (MergeRule(kind="blend", alpha=0.25), 5.5),
         (MergeRule(kind="blend", alpha=0.0), 4.0),
-        (MergeRule(kind="overwrite"), 4.0),
     ],
 )
-@pytest.mark.parametrize("was_included", [True, False])
-def test_blend_keeps_the_local_share(rule: MergeRule, expected: float, was_included: bool) -> None:
-    assert merge_local(vector(10.0), vector(8.0), vector(4.0), vector(99.0), was_included, rule).tolist() == [expected]
+def test_blend_keeps_the_local_share(rule: MergeRule, expected: float) -> None:
+    assert merge_local(vector(10.0), vector(8.0), vector(4.0), vector(99.0), rule).tolist() == [expected]
 
 
 def test_overwriting_replaces_numbers_that_are_not_finite() -> None:
     anchor_N = vector(1.0, 2.0)
-    merged_N = merge_local(vector(math.nan, math.inf), anchor_N, anchor_N, None, False, MergeRule(kind="overwrite"))
+    merged_N = merge_local(vector(math.nan, math.inf), anchor_N, anchor_N, None, MergeRule(kind="blend"))
     assert merged_N.tolist() == [1.0, 2.0]
     assert not np.shares_memory(merged_N, anchor_N)
 
 
-@pytest.mark.parametrize("rule", [KEEP, MergeRule(kind="blend", alpha=0.5), MergeRule(kind="overwrite")])
+@pytest.mark.parametrize("rule", [KEEP, MergeRule(kind="blend", alpha=0.5), MergeRule(kind="blend")])
 def test_every_element_is_merged_in_fresh_memory(rule: MergeRule) -> None:
     local_N = np.arange(2 * BLOCK_ELEMENTS + 3, dtype=np.float32)
     vectors = [local_N, local_N + 2.0, local_N + 4.0, local_N * 0.0 + 1.0]
     before = [each.tobytes() for each in vectors]
-    merged_N = merge_local(vectors[0], vectors[1], vectors[2], vectors[3], True, rule)
-    expected = {"keep": local_N + 3.0, "blend": local_N + 2.0, "overwrite": local_N + 4.0}[rule.kind]
+    merged_N = merge_local(vectors[0], vectors[1], vectors[2], vectors[3], rule)
+    expected = {KEEP: local_N + 3.0, MergeRule(kind="blend", alpha=0.5): local_N + 2.0}.get(rule, local_N + 4.0)
     assert np.array_equal(merged_N, expected)
     assert [each.tobytes() for each in vectors] == before
     assert not any(np.shares_memory(merged_N, each) for each in vectors)
@@ -95,14 +89,13 @@ def test_every_element_is_merged_in_fresh_memory(rule: MergeRule) -> None:
 def test_contributions_in_flight_are_scaled_like_local() -> None:
     assert KEEP.in_flight_share == 1.0
     assert MergeRule(kind="blend", alpha=0.25).in_flight_share == 0.25
-    assert MergeRule(kind="overwrite").in_flight_share == 0.0
+    assert MergeRule(kind="blend").in_flight_share == 0.0
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"kind": "mix"}, "merge is 'mix'; expected one of keep, blend, overwrite"),
-        ({"late": "lose"}, "late is 'lose'; expected one of drop, shrink, keep"),
+        ({"kind": "mix"}, "merge is 'mix'; expected one of keep, blend"),
         ({"kind": "blend", "alpha": 1.5}, "fragment_update_alpha is 1.5; expected 0 to 1, the local share"),
         ({"kind": "blend", "alpha": math.nan}, "fragment_update_alpha is nan; expected 0 to 1"),
         ({"alpha": 0.5}, "fragment_update_alpha is 0.5 but merge is 'keep'; set merge to 'blend' or alpha to 0"),
@@ -117,5 +110,5 @@ def test_an_invalid_rule_is_refused(arguments: dict[str, Any], text: str) -> Non
 def test_without_a_contribution_local_moves_with_the_anchor(elements: int) -> None:
     rng = np.random.default_rng(elements)
     local_N, before_N, after_N = rng.standard_normal((3, elements), dtype=np.float32)
-    merged_N = merge_local(local_N, before_N, after_N, None, False, MergeRule())
+    merged_N = merge_local(local_N, before_N, after_N, None, MergeRule())
     assert np.array_equal(merged_N, local_N + (after_N - before_N))

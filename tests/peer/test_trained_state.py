@@ -320,10 +320,9 @@ def test_entries_are_followed_without_steps_and_theta_follows_at_the_next_bounda
     np.testing.assert_allclose(island.local(SPAN) - before_N, moved_N, atol=1e-6)
 
 
-@pytest.mark.parametrize("merge", ["blend", "overwrite"])
-def test_mixing_merges_are_the_same_whether_theta_follows_at_once_or_later(corpus: Corpus, merge: str) -> None:
-    alpha = {"outer.fragment_update_alpha": 0.25} if merge == "blend" else {}
-    plan = small_plan({"outer.merge": merge, **alpha})
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+def test_a_blend_is_the_same_whether_theta_follows_at_once_or_later(corpus: Corpus, alpha: float) -> None:
+    plan = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": alpha})
     late, prompt = island_at_start(corpus, plan), island_at_start(corpus, plan)
     for each in (late, prompt):
         each.step(2)
@@ -338,7 +337,7 @@ def test_mixing_merges_are_the_same_whether_theta_follows_at_once_or_later(corpu
     state = late.state.span_state(SPAN)
     assert state is not None
     is_anchor = np.array_equal(late.local(SPAN), state.anchor_N)
-    assert is_anchor == (merge == "overwrite")
+    assert is_anchor == (alpha == 0.0)
 
 
 def test_a_contribution_is_relative_to_the_state_that_theta_has_followed(corpus: Corpus) -> None:

@@ -23,7 +23,7 @@ def swarm(learners: ScriptedLearners, *, codec: str = "float32", merge: str = "k
     wire = codec_named(codec)
     values: dict[str, object] = {
         "sync_every": 2, "delay": 0, "outer": OuterRule(learning_rate=1.0, momentum=0.5),
-        "merge": MergeRule(kind=merge, alpha=0.0, late="drop"),  # type: ignore[arg-type]
+        "merge": MergeRule(kind=merge),  # type: ignore[arg-type]
         "codecs": Codecs(contribution=wire, row_mean=FLOAT32, entry=wire, rounds_stochastically=False),
         "radius_factor": 100.0,
     }  # fmt: skip
@@ -35,7 +35,7 @@ def anchor(ours: OurSwarm) -> list[float]:
 
 
 def test_without_delay_and_rounding_it_is_the_textbook() -> None:
-    for merge in ("overwrite", "keep"):
+    for merge in ("blend", "keep"):
         learners = ScriptedLearners([-1.0, -3.0])
         ours = swarm(learners, merge=merge)
         learners.play(ours.border, range(1, 3))

@@ -47,7 +47,7 @@ def test_ours_is_what_a_new_manifest_says(optimizer: OptimizerName) -> None:
     organiser = SigningKey(bytes(32)).peer
     setting, manifest = Scope(optimizer=optimizer).ours(), draft_manifest(organiser=organiser, now_seconds=0.0).outer
     assert (setting.outer_rate, setting.momentum) == (manifest.learning_rate, manifest.momentum)
-    assert (setting.mean, setting.merge, setting.late) == (manifest.mean, manifest.merge, manifest.late)
+    assert (setting.mean, setting.merge) == (manifest.mean, manifest.merge)
     assert all(row.mean == "plain" for row in baselines(Scope(optimizer=optimizer)))
 
 

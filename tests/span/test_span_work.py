@@ -33,7 +33,7 @@ CODECS = Codecs(contribution=INT4, row_mean=INT8, entry=INT4, rounds_stochastica
 OUTER = OuterRule(learning_rate=0.7, momentum=0.3, final_share=0.25, planned_entries=3)  # so high are these spans
 SIZES = st.sampled_from([1, 63, 64, 128, 640, 4096, 4097])
 SEEDS = st.integers(0, 2**32 - 1)
-MERGES = [MergeRule(), MergeRule(late="keep"), MergeRule(late="shrink"), MergeRule(kind="blend", alpha=0.5)]
+MERGES = [MergeRule(), MergeRule(kind="blend", alpha=0.5), MergeRule(kind="blend")]
 
 
 def some(seed: int, elements: int, size: float = 1.0) -> Vector:
@@ -85,7 +85,7 @@ def contribute(state: SpanState, in_flight: InFlight, local_N: Vector, round_ind
 
 def follow(
     state: SpanState, in_flight: InFlight, local_N: Vector, payload: bytes, *, round_index: int = 9,
-    own_included: bool = True, merge: MergeRule = MERGES[0],
+    merge: MergeRule = MERGES[0],
 ) -> Any:  # fmt: skip
     entry = AbsorbedEntry(digest=sha256(payload), round=round_index, roster=ROSTER, radius=1.5, median_weight=2.0)
     return follow_span(
@@ -94,7 +94,6 @@ def follow(
         local_N,
         entry=entry,
         payload=payload,
-        own_included=own_included,
         codecs=CODECS,
         outer_rule=OUTER,
         merge_rule=merge,
@@ -130,18 +129,16 @@ def test_an_encoding_above_the_limit_is_shortened_even_if_its_vector_is_not(seed
 
 
 @settings(deadline=None, max_examples=80)
-@given(
-    seed=SEEDS, elements=SIZES, merge=st.sampled_from(MERGES), included=st.booleans(), own=st.sampled_from([None, 8, 9])
-)
+@given(seed=SEEDS, elements=SIZES, merge=st.sampled_from(MERGES), own=st.sampled_from([None, 8, 9]))
 def test_following_at_once_is_following_step_by_step(
-    seed: int, elements: int, merge: MergeRule, included: bool, own: int | None
+    seed: int, elements: int, merge: MergeRule, own: int | None
 ) -> None:
     state = span(seed, elements)
     in_flight, local_N = InFlight(), local(state, seed + 3)
     if own is not None:
         in_flight = contribute(state, in_flight, local_N, round_index=own).advance.in_flight
     payload = INT4.encode(some(seed + 5, elements, 0.01), rounding_seed=b"seed")
-    result = both(lambda: follow(state, in_flight, local_N, payload, own_included=included, merge=merge))
+    result = both(lambda: follow(state, in_flight, local_N, payload, merge=merge))
     assert result[2].height == 4
     assert result[5] == []
 
