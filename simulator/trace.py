@@ -59,7 +59,7 @@ def describe(value: object, names: Mapping[bytes, str]) -> str:
     parts = [
         f"{slot.name}={_short(getattr(value, slot.name), names)}"
         for slot in fields(value)  # type: ignore[arg-type]  # every message is a dataclass
-        if slot.name not in ("run", "signature", "votes", "goodbyes", "commitment")
+        if slot.name not in ("run", "signature", "votes", "goodbyes")
     ]
     return f"{type(value).__name__}({', '.join(parts)})"
 

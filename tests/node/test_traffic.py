@@ -29,9 +29,7 @@ MEAN = RowMean(
     round=0, span=SPAN, roster=ZERO_DIGEST, parent=ZERO_DIGEST, row=0, present=b"\x01", included=b"\x01",
     weights=(1.0,), norms=(1.0,), tokens=1, payload=b"",
 )  # fmt: skip
-OPENING = Opening(
-    round=0, roster=ZERO_DIGEST, incarnation=1, tokens=1, steps=1, commitment=ZERO_DIGEST, spans=()
-)  # fmt: skip
+OPENING = Opening(round=0, roster=ZERO_DIGEST, incarnation=1, tokens=1, steps=1, spans=())
 
 
 @pytest.mark.parametrize(

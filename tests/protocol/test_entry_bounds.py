@@ -81,9 +81,8 @@ def collected(
     for (_, member), (tokens, steps, norm) in zip(found.members.items(), told, strict=False):
         offer = SpanOffer(index=SPAN.index, parent=head.digest, sends=True, norm=norm)
         found.openings[member.peer] = Opening(
-            round=0, roster=roster.digest(), incarnation=1, tokens=tokens, steps=steps, commitment=head.digest,
-            spans=(offer,),
-        )  # fmt: skip
+            round=0, roster=roster.digest(), incarnation=1, tokens=tokens, steps=steps, spans=(offer,)
+        )
         found.payloads[member.peer, SPAN] = b"vector"
     return found
 

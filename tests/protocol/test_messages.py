@@ -119,7 +119,6 @@ MESSAGES: tuple[Message, ...] = (
         incarnation=1,
         tokens=5,
         steps=6,
-        commitment=D,
         spans=(SpanOffer(index=0, parent=D, sends=True, norm=0.5), SpanOffer(index=1, parent=D, sends=False, norm=0.0)),
     ),
     SpanVector(round=4, span=SPAN, payload=b"vector"),
@@ -199,7 +198,7 @@ def test_a_flipped_byte_only_raises_frame_errors(message: Message, data: st.Data
 
 
 def test_another_version_or_kind_is_named() -> None:
-    with pytest.raises(FrameError, match="is of protocol version 9, but this peer uses 7; update the older one"):
+    with pytest.raises(FrameError, match="is of protocol version 9, but this peer uses 8; update the older one"):
         decode_message(bytes((9, 1)))
     with pytest.raises(FrameError, match="of kind 200, which this peer does not know"):
         decode_message(bytes((PROTOCOL_VERSION, 200)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import (
     WEIGHT_BOUNDS,
@@ -132,7 +132,6 @@ def contribution_messages(
         incarnation=incarnation,
         tokens=contribution.tokens,
         steps=contribution.steps,
-        commitment=ZERO_DIGEST,
         spans=offers,
     )
     vectors = tuple(SpanVector(round=contribution.round, span=s.span, payload=s.payload) for s in spans)

@@ -53,7 +53,7 @@ from p2p_diloco.protocol.wire.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
 from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, CertifiedRoster
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond, whatever its length, so
@@ -322,8 +322,6 @@ class Opening:
     Attributes:
         roster: digest of the roster that the contributor uses; it must be the reducer's.
         tokens, steps: trained for this fragment since its last snapshot.
-        commitment: zeros. In runs in which witnesses recompute means, a digest over the encoded spans that follow. No
-            peer checks it yet.
     """
 
     round: int
@@ -331,7 +329,6 @@ class Opening:
     incarnation: int
     tokens: int
     steps: int
-    commitment: Digest
     spans: tuple[SpanOffer, ...]
 
 
@@ -407,7 +404,6 @@ _OPENING_LAYOUT: Layout = (
     ("incarnation", U32),
     ("tokens", U64),
     ("steps", U64),
-    ("commitment", DIGEST),
     ("spans", many(_SPAN_OFFER, MOST_SPANS)),
 )
 
