@@ -36,10 +36,7 @@ from p2p_diloco.transport.directory import Directory, MemoryDirectory
 from p2p_diloco.transport.link import Transport, TransportLimits
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
-SHORT = {
-    "rounds": {"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2},
-    "membership": {"heartbeat_seconds": 0.5},
-}
+SHORT = {"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2}
 
 
 @contextmanager
@@ -68,7 +65,7 @@ class LocalSwarm:
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self._folder = folder
-        self._values = {**values, **{name: {**short, **values.get(name, {})} for name, short in SHORT.items()}}
+        self._values = {**values, "rounds": SHORT | values.get("rounds", {})}
         self._network = _Network(delay_seconds=(0.0, 0.0))
         self._loop = _LoopThread()
         self._swarms: list[Swarm] = []

@@ -14,8 +14,8 @@ from typing import Literal
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log.limits import balanced, contribution_weight, weight_limit
-from p2p_diloco.outer.advance import RADIUS_FACTOR, follow_entry, prepare_contribution, record_contribution
+from p2p_diloco.log.limits import MAX_NORM_RATIO, balanced, contribution_weight, weight_limit
+from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -68,7 +68,7 @@ class OurRule:
     void_share: float = 0.0
     away_share: float = 0.0
     residual: Literal["weights", "buffer", "dropped"] = "weights"
-    radius_factor: float = RADIUS_FACTOR
+    radius_factor: float = MAX_NORM_RATIO
     weight_clip: float = 4.0
 
 

@@ -13,7 +13,7 @@ import torch
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.outer.advance import RADIUS_FACTOR
+from p2p_diloco.log.limits import MAX_NORM_RATIO
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
@@ -118,7 +118,7 @@ class Setting:
     entry: str = "int4"
     rounds_stochastically: bool = True
     residual: Literal["weights", "buffer", "dropped"] = "weights"
-    norm_ratio: float = RADIUS_FACTOR
+    norm_ratio: float = MAX_NORM_RATIO
     is_radial: bool = False
     mean: Literal["plain", "radial"] = "plain"
     weights_by_tokens: bool = True

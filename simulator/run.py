@@ -13,7 +13,6 @@ from functools import cache, lru_cache
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.config.manifest import LimitsSection
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
@@ -89,7 +88,7 @@ def run_rules(
         num_spans: number of spans of each fragment.
         codecs: determine the payload sizes; 4 bits unless given.
     """
-    codecs, limits = codecs if codecs is not None else codecs_of("int4"), LimitsSection()
+    codecs = codecs if codecs is not None else codecs_of("int4")
     spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
     return RunRules(
         run=RUN,
@@ -103,10 +102,7 @@ def run_rules(
         group_size=group_size,
         least_stalled_cycles=stalled_cycles,
         heartbeat_seconds=heartbeat_seconds,
-        weight_clip=limits.max_weight_ratio,
-        contribution_limit=limits.max_norm_ratio,
-        entry_limit=limits.reject_norm_ratio,
-        retained_cycles=limits.retained_cycles,
+        retained_cycles=16,
         scrub_cycles=scrub_cycles,
     )
 

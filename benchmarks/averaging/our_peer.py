@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ TRIAL_SHARE = 0.125
 """Share of a round that a warm-up turn may take. If some peers start it under the previous roster, there are no
 entries; the turn then ends and is repeated. A round is twice as long as a turn may take."""
 START_SCALE = 0.02
+_NEVER = 2**20
 
 
 class OurPeer:
@@ -155,9 +157,16 @@ class OurPeer:
 
 
 def plan_of(order: Mapping[str, Any]) -> RunPlan:
-    """Return the plan of a run over one long vector."""
+    """Return the plan of a run over one long vector.
+
+    Between turns there are no entries, so no run is ever stalled; contents are compared in `settle` alone, and the only
+    heartbeat of a round is its first.
+    """
     manifest = decode_signed_manifest(bytes.fromhex(order["manifest"])).manifest
-    return plan_tensors(manifest, model_shape(manifest.model.size), tensors_of(int(order["parameters"])))
+    plan = plan_tensors(manifest, model_shape(manifest.model.size), tensors_of(int(order["parameters"])))
+    beat = manifest.rounds.round_seconds
+    rules = replace(plan.rules, heartbeat_seconds=beat, least_stalled_cycles=_NEVER, scrub_cycles=_NEVER)
+    return replace(plan, rules=rules)
 
 
 def _start_of(plan: RunPlan) -> dict[SpanId, Any]:

@@ -11,8 +11,6 @@ from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.signing import SigningKey
 
-_NEVER = 2**20
-
 
 def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]:
     """Return the configuration of our peers: the signed manifest and the organiser's key, in hexadecimal.
@@ -33,8 +31,6 @@ def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]
         values={
             "codec": {"contribution": codec, "entry": codec},
             "rounds": {"round_seconds": round_seconds, "fragments": 1, "spans_per_fragment": spans},
-            "membership": {"heartbeat_seconds": min(round_seconds, 3600.0), "stalled_cycles": _NEVER},
-            "limits": {"scrub_cycles": _NEVER},
         },
     )
     return {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}

@@ -88,7 +88,7 @@ class History:
             if len(chain) < highest:
                 raise StateError(
                     f"the entry of {span} at height {len(chain) + 1} is on no peer's disk; a longer "
-                    "limits.retained_cycles would keep it"
+                    "rounds.retained_cycles would keep it"
                 )
             found += [self._inclusion(entry, islands, carried) for entry in chain]
         return found

@@ -101,7 +101,7 @@ class ChaosPlan:
             "rounds.fragments": FRAGMENTS,
             "rounds.planned_cycles": max(1, (self.last_round + 1) // FRAGMENTS),
             "outer.final_share": FINAL_SHARE,  # as `new --hours` would choose, and so is what follows
-            "limits.retained_cycles": int(-(-RETAINED_SECONDS // cycle)),
+            "rounds.retained_cycles": int(-(-RETAINED_SECONDS // cycle)),
         }
         return draft_manifest(organiser=organiser, now_seconds=clock_start, name="chaos", values=values)
 

@@ -16,6 +16,7 @@ import torch
 from benchmarks.meters import cpu_seconds
 from benchmarks.staged_peer import StagedPeer
 from benchmarks.training.figures import BLOCKING, OURS, OWN_LOOP, steps_within
+from benchmarks.training.our_run import plan_of
 from benchmarks.training.timed_island import BlockingThread, OwnLoopThread, PacedThread, TimedState
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
@@ -23,7 +24,6 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.processor import wake_politely
-from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.run_text import open_run_text, open_stream
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import warm_up
@@ -49,7 +49,7 @@ class OurIsland:
         self._place = int(order["place"])
         self._thread_class = _THREADS[order["system"]]
         signed = decode_signed_manifest(bytes.fromhex(order["manifest"]))
-        self._plan = plan_run(signed.manifest)
+        self._plan = plan_of(signed.manifest)
         self._peer = StagedPeer(
             signed=signed,
             plan=self._plan,

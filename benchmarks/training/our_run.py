@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import SpanId
-from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.signing import SigningKey
 
 MODEL = "small"
@@ -21,7 +21,6 @@ TRIAL_CYCLE_SECONDS = 60.0
 """Cycle length of the run that times the exchange alone, if no rate determines its duration. Rounds are not waited
 for."""
 _NEVER = 2**20
-_MAX_HEARTBEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,6 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
         ConfigError: the codec is unknown, or there are too many fragments.
     """
     round_seconds = cycle_seconds / shape.fragments
-    # A fragment that changes in every round cannot be compared: peers would hash it repeatedly.
-    scrub = {"scrub_cycles": _NEVER} if shape.fragments == 1 else {}
     return draft_manifest(
         organiser=organiser.peer,
         now_seconds=now_seconds,
@@ -63,10 +60,18 @@ def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, n
                 "fragments": shape.fragments,
                 "spans_per_fragment": shape.spans_per_fragment,
             },
-            "membership": {"heartbeat_seconds": min(cycle_seconds, _MAX_HEARTBEAT_SECONDS), "stalled_cycles": _NEVER},
-            "limits": scrub,
         },
     )
+
+
+def plan_of(manifest: RunManifest) -> RunPlan:
+    """Return the plan of a run: without entries between turns it is not stalled.
+
+    A fragment that changes in every round cannot be compared: peers would hash it repeatedly.
+    """
+    plan = plan_run(manifest)
+    scrub_cycles = _NEVER if manifest.rounds.fragments == 1 else plan.rules.scrub_cycles
+    return replace(plan, rules=replace(plan.rules, least_stalled_cycles=_NEVER, scrub_cycles=scrub_cycles))
 
 
 def run_order(shape: RunShape, *, cycle_seconds: float) -> dict[str, Any]:

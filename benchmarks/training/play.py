@@ -26,13 +26,14 @@ from benchmarks.training.our_run import (
     TRIAL_CYCLE_SECONDS,
     RunShape,
     draft_run,
+    plan_of,
     run_order,
     sent_bytes,
 )
 from benchmarks.training.uplinks import Uplink
 from benchmarks.worker_pool import Word, WorkerPool
 from p2p_diloco.errors import NetworkError, P2PDilocoError
-from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.signing import SigningKey
 
 WORKER = ("-m", "benchmarks.training.worker")
@@ -74,7 +75,7 @@ class TrainingPlan:
             ConfigError: the codec is unknown, or there are too many fragments.
         """
         nobody = SigningKey(bytes(32))
-        return plan_run(draft_run(self.shape, cycle_seconds=cycle_seconds, organiser=nobody, now_seconds=0.0))
+        return plan_of(draft_run(self.shape, cycle_seconds=cycle_seconds, organiser=nobody, now_seconds=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

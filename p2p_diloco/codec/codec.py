@@ -9,12 +9,14 @@ from p2p_diloco.codec.int8 import Int8Codec
 from p2p_diloco.codec.interface import Codec
 from p2p_diloco.errors import ConfigError
 
-__all__ = ["CODEC_NAMES", "Codec", "codec_named"]
+__all__ = ["CODEC_NAMES", "ROW_MEAN_CODEC", "Codec", "codec_named"]
 
 _CODECS: dict[str, Codec] = {codec.name: codec for codec in (Float32Codec(), Bfloat16Codec(), Int8Codec(), Int4Codec())}
 
 CODEC_NAMES = tuple(_CODECS)
 """Codec names for manifests, from the widest to the narrowest."""
+ROW_MEAN_CODEC = "int8"
+"""Codec of the mean of a row, from its reducer to the owner of the span: wide, because the entry is rounded again."""
 
 
 def codec_named(name: str) -> Codec:

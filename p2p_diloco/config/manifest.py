@@ -12,17 +12,18 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from p2p_diloco.errors import ConfigError, FrameError, clean_text, has_unseen
+from p2p_diloco.errors import ConfigError, FrameError, StateError, clean_text, has_unseen
 from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 from p2p_diloco.training.shape import MODEL_SIZES, MOST_PARAMETERS, ModelShape, count_parameters
 
-MANIFEST_FORMAT: Literal[3] = 3
+MANIFEST_FORMAT: Literal[4] = 4
 MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES = 64 * 1024, 16 * 1024
 LATEST_CLOCK_START = 1e11
 """Thousands of years from now. A value in milliseconds is above this limit; with it, round 0 would never begin."""
@@ -36,7 +37,7 @@ HUGGING_FACE, PYTHON = "hf:", "python:"
 """Prefixes of `model.source`: a model of transformers, and a function that returns a model."""
 
 # The signed statement begins with this, so that the signature is not valid for any other kind of statement.
-_STATEMENT_PREFIX = b"p2p-diloco manifest 3\n"
+_STATEMENT_PREFIX = b"p2p-diloco manifest 4\n"
 
 _DIGEST_DIGITS = 2 * DIGEST_BYTES
 
@@ -77,7 +78,6 @@ def _split_words(words: object) -> object:
 DigestText = Annotated[str, AfterValidator(_digest_text)]
 PeerText = Annotated[str, AfterValidator(_peer_text)]
 CodecName = Literal["float32", "bfloat16", "int8", "int4"]
-WideCodecName = Literal["float32", "bfloat16", "int8"]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -299,9 +299,8 @@ class InnerSection(Section):
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(40, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="constant | cosine over rounds.planned_cycles"
+        "constant", description="constant | cosine over rounds.planned_cycles, down to a tenth of the rate"
     )
-    final_share: Share = Field(0.1, description="share of the learning rate that is left at the end of the cosine")
     gradient_clip: Positive = Field(1.0, description="maximum norm of the gradient")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="precision of matrix products")
 
@@ -344,13 +343,7 @@ class CodecSection(Section):
     """Format on the wire: float32, bfloat16, int8 or int4."""
 
     contribution: CodecName = Field("int4", description="from a peer to a reducer")
-    row_mean: WideCodecName = Field(
-        "int8", description="mean of a row, from its reducer to the owner of the span: 8 bits or wider"
-    )
     entry: CodecName = Field("int4", description="from the owner of a span to all peers")
-    entry_rounding: Literal["nearest", "stochastic"] = Field(
-        "stochastic", description="nearest | stochastic (seeded, so that anyone can repeat it)"
-    )
 
 
 class RoundsSection(Section):
@@ -374,45 +367,15 @@ class RoundsSection(Section):
     planned_steps: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="planned inner steps per cycle; `status` warns when a machine is far off"
     )
+    retained_cycles: Count = Field(16, description="cycles of entries that peers keep for others to catch up with")
 
 
 class MembershipSection(Section):
-    """Groups, and how soon the swarm goes on without members that are gone."""
+    """Groups of peers."""
 
     group_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         16, description="peers that average with each other in one row"
     )
-    stalled_cycles: Count = Field(
-        3, description="cycles without entries after which a smaller group of members may go on"
-    )
-    heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(1.0, description="seconds between two heartbeats")
-
-
-class LimitsSection(Section):
-    """Bounds on the influence of a single peer."""
-
-    max_weight_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="maximum weight of a contribution, in multiples of the last median"
-    )
-    max_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        4.0, description="maximum norm of a contribution, in multiples of the last median; longer ones are clipped"
-    )
-    reject_norm_ratio: Annotated[float, Field(ge=1)] = Field(
-        6.0, description="maximum norm of an entry, in multiples of the last median; longer ones are refused"
-    )
-    in_flight: Count = Field(8, description="own contributions of a span that may wait for their entry")
-    retained_cycles: Count = Field(16, description="cycles of entries that peers keep for others to catch up with")
-    scrub_cycles: Count = Field(8, description="cycles between two checks that all peers hold the same bytes")
-
-    @model_validator(mode="after")
-    def _what_is_refused_is_longer_than_what_is_clipped(self) -> Self:
-        # Rounding to four bits lengthens a mean by up to a third.
-        if self.reject_norm_ratio < 1.5 * self.max_norm_ratio:
-            raise ValueError(
-                f"reject_norm_ratio = {self.reject_norm_ratio} is below 1.5 times "
-                f"max_norm_ratio = {self.max_norm_ratio}; honest entries would be refused"
-            )
-        return self
 
 
 class TrustSection(Section):
@@ -435,7 +398,7 @@ class TrustSection(Section):
 class RunManifest(Section):
     """One run. Frozen; equal manifests have equal digests on every machine."""
 
-    format: Literal[3] = Field(MANIFEST_FORMAT, description="version of this format")
+    format: Literal[4] = Field(MANIFEST_FORMAT, description="version of this format")
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="name of the run")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
     founder: PeerText | None = Field(
@@ -451,18 +414,7 @@ class RunManifest(Section):
     codec: CodecSection = CodecSection()
     rounds: RoundsSection
     membership: MembershipSection = MembershipSection()
-    limits: LimitsSection = LimitsSection()
     trust: TrustSection = TrustSection()
-
-    @model_validator(mode="after")
-    def _rounds_leave_time_to_be_heard(self) -> Self:
-        cycle_seconds = self.rounds.round_seconds * self.rounds.fragments
-        if self.membership.heartbeat_seconds > cycle_seconds:
-            raise ValueError(
-                f"membership.heartbeat_seconds = {self.membership.heartbeat_seconds} is longer than a cycle of "
-                f"{cycle_seconds} s; members would never send one in time"
-            )
-        return self
 
     @model_validator(mode="after")
     def _model_has_the_tokens_of_the_text(self) -> Self:
@@ -578,6 +530,24 @@ def decode_signed_manifest(encoded: bytes) -> SignedManifest:
     if manifest.canonical_bytes() != statement:
         raise FrameError("a manifest that is not in canonical form; was it made by another version?")
     return SignedManifest(manifest=manifest, signature=bytes(encoded[:SIGNATURE_BYTES]))
+
+
+def decode_kept_manifest(encoded: bytes, path: Path, remedy: str) -> SignedManifest:
+    """Parse a manifest in a state directory. One of another format is not broken: its run needs another version.
+
+    Args:
+        path: its place, for errors.
+        remedy: what to do if it is broken.
+    Raises:
+        StateError: it is of another format, or broken.
+    """
+    other = _other_format(encoded[SIGNATURE_BYTES:])
+    if other is not None:
+        raise StateError(f"{path} is of {format_sentence(other)}")
+    try:
+        return decode_signed_manifest(encoded)
+    except FrameError as error:
+        raise StateError(f"{path} is broken ({error}); {remedy}") from None
 
 
 def format_sentence(found: int) -> str:

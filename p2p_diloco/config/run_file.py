@@ -150,9 +150,11 @@ def values_by_key(document: Mapping[str, Any], source: str) -> Document:
     """Return the values of a nested document by dotted key, so that layers can be merged.
 
     Raises:
-        ConfigError: a key is unknown, means something else here, or is given together with its alias.
+        ConfigError: the document is of another format, or a key is unknown, means something else here, or is given
+            together with its alias.
     """
     canonical = _with_canonical_names(document, source)
+    _check_format(canonical, source)
     check_keys(RunManifest, canonical, source)
     return dict(_leaves(canonical))
 

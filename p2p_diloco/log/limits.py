@@ -9,6 +9,15 @@ import math
 import struct
 from collections.abc import Sequence
 
+MAX_WEIGHT_RATIO = 4.0
+"""Largest weight of a contribution, as a multiple of the last published median weight."""
+MAX_NORM_RATIO = 4.0
+"""Largest norm of a contribution, as a multiple of the last published radius; longer ones are clipped. The radius may
+be the norm of a slow island, so with less an island that makes four times as many steps could not send what it has
+learnt (docs/decisions/0041)."""
+REJECT_NORM_RATIO = 6.0
+"""Largest norm of an entry, as a multiple of the last published radius; longer ones are refused. It is at least 1.5
+times `MAX_NORM_RATIO`, because rounding to four bits lengthens a mean by up to a third."""
 MOST_MOVED = 4.0
 """Largest factor by which a published median may change from one entry of a span to the next."""
 RADIUS_BOUNDS = (2.0**-20, 2.0**40)

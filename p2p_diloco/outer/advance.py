@@ -18,16 +18,13 @@ import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log.limits import MAX_NORM_RATIO
 from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.pseudo_gradient import clip_to_norm, pseudo_gradient
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
-
-RADIUS_FACTOR = 4.0
-"""κ: a contribution is clipped to this multiple of the last published radius. The radius may be the norm of a slow
-island, so with less an island that makes four times as many steps could not send what it has learnt (decision 0041)."""
 
 
 class SpanAdvance(NamedTuple):
@@ -56,7 +53,7 @@ class PreparedContribution:
 
 
 def prepare_contribution(
-    state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int, max_norm_ratio: float = RADIUS_FACTOR
+    state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int, max_norm_ratio: float = MAX_NORM_RATIO
 ) -> PreparedContribution:
     """Compute the pseudo-gradient of a span for a round and clip it to κ × the last published radius.
 
@@ -67,7 +64,7 @@ def prepare_contribution(
         in_flight: unresolved contributions.
         local_N: snapshot of θ, float32, shape (N,). Not changed.
         round_index: the current round.
-        max_norm_ratio: κ, from the manifest.
+        max_norm_ratio: κ.
     Raises:
         RoundError: the span has an entry or a contribution in flight of that round or a later one: skip the round.
         NonFiniteUpdate: θ holds a NaN or an infinity (the island diverged).
@@ -125,7 +122,7 @@ def record_contribution(
         local_N: current θ. Not changed.
         round_index: round of the contribution.
         sent: c, encoded or decoded; ownership is transferred.
-        max_in_flight: limit of the list, from the manifest.
+        max_in_flight: limit of the list.
     Returns:
         The span with c in flight; `local_N` is the same array unless something overflowed.
     Raises:

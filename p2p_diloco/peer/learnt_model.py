@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest
-from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.config.manifest import RunManifest, decode_kept_manifest
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.evaluation import anchor_slice
@@ -157,7 +157,7 @@ def _choose_run(state_directory: Path, folders: Sequence[Path], run: str | None)
 def _plan_of(folder: Path) -> RunPlan:
     path = folder / MANIFEST_FILE
     try:
-        manifest = decode_signed_manifest(path.read_bytes()).manifest
+        encoded = path.read_bytes()
     except FileNotFoundError:
         raise StateError(
             f"{folder} has no manifest, which describes the model; start its peer once more to write it, or name the "
@@ -165,6 +165,4 @@ def _plan_of(folder: Path) -> RunPlan:
         ) from None
     except OSError as error:
         raise StateError(f"cannot read {path}: {error.strerror}; give this user read access") from None
-    except FrameError as error:
-        raise StateError(f"{path} is broken ({error}); name the state directory of another peer") from None
-    return plan_run(manifest)
+    return plan_run(decode_kept_manifest(encoded, path, "name the state directory of another peer").manifest)

@@ -45,7 +45,7 @@ class LocalSpans:
 
     def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
         """Encode a contribution of a span; see `contribute_span`."""
-        place, limits = self.plan.places[span], self.plan.manifest.limits
+        place = self.plan.places[span]
         local_N = self.parameters.view(span.fragment, place.start, place.stop)
         sent = contribute_span(
             state,
@@ -53,8 +53,7 @@ class LocalSpans:
             local_N,
             round_index=round_index,
             codec=self.plan.codecs.contribution,
-            max_norm_ratio=limits.max_norm_ratio,
-            max_in_flight=limits.in_flight,
+            max_norm_ratio=self.plan.rules.contribution_limit,
         )
         if sent.advance.local_N is not local_N:
             self.write(span, sent.advance.local_N)
@@ -110,7 +109,7 @@ class DeviceSpans(LocalSpans):
         scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
         squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
         encode = partial(device.contribute4, state.anchor_N, local, *codec.loop_limits(), scale_bits_B, packed)
-        limit, factor, whole = norm_limit(state, self.plan.manifest.limits.max_norm_ratio), 1.0, None
+        limit, factor, whole = norm_limit(state, self.plan.rules.contribution_limit), 1.0, None
         for _ in range(MOST_SHRINKS):
             norm = math.sqrt(encode(squares_B, factor=np.float32(factor)))
             if not math.isfinite(norm):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.codec import ROW_MEAN_CODEC, codec_named
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId, parse_peer_id
@@ -17,7 +17,7 @@ from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, mark_radial
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.rules import HEARTBEAT_SECONDS, RunRules
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.training.inner_loop import InnerRule, windows_of_step
 from p2p_diloco.training.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
@@ -131,9 +131,8 @@ def plan_tensors(
     fragments = plan_fragments(parameter_sizes, manifest.rounds.fragments)
     codecs = Codecs(
         contribution=codec_named(manifest.codec.contribution),
-        row_mean=codec_named(manifest.codec.row_mean),
+        row_mean=codec_named(ROW_MEAN_CODEC),
         entry=codec_named(manifest.codec.entry),
-        rounds_stochastically=manifest.codec.entry_rounding == "stochastic",
     )
     num_spans = manifest.rounds.spans_per_fragment
     places = {
@@ -201,12 +200,7 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codec
         row_mean_bytes={span: codecs.row_mean.encoded_bytes(n) for span, n in elements.items()},
         entry_bytes={span: codecs.entry.encoded_bytes(n) for span, n in elements.items()},
         group_size=manifest.membership.group_size,
-        least_stalled_cycles=manifest.membership.stalled_cycles,
-        heartbeat_seconds=manifest.membership.heartbeat_seconds,
-        weight_clip=manifest.limits.max_weight_ratio,
-        contribution_limit=manifest.limits.max_norm_ratio,
-        entry_limit=manifest.limits.reject_norm_ratio,
-        retained_cycles=manifest.limits.retained_cycles,
-        scrub_cycles=manifest.limits.scrub_cycles,
+        heartbeat_seconds=min(HEARTBEAT_SECONDS, manifest.rounds.round_seconds),
+        retained_cycles=manifest.rounds.retained_cycles,
         listed=frozenset(map(parse_peer_id, trust.peers)) if trust.mode == "listed" else None,
     )

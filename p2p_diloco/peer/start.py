@@ -14,9 +14,9 @@ from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
-from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_signed_manifest
+from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError, FrameError, StateError
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
@@ -381,12 +381,9 @@ async def _find_manifest(
         return _Found(verified=verified)
     kept = folder.read(MANIFEST_FILE)
     if kept is not None:
-        try:
-            return _Found(verified=decode_signed_manifest(kept).verify(run))
-        except FrameError as error:
-            raise StateError(
-                f"{folder.path / MANIFEST_FILE} is broken ({error}); move it away to fetch it again"
-            ) from None
+        path = folder.path / MANIFEST_FILE
+        signed = decode_kept_manifest(kept, path, "move it away to fetch it again")
+        return _Found(verified=signed.verify(run))
     reporter.phase = "fetching manifest"
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")

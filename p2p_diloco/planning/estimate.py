@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.config.manifest import LONGEST_ROUND, MembershipSection
+from p2p_diloco.codec.codec import ROW_MEAN_CODEC, codec_named
+from p2p_diloco.config.manifest import LONGEST_ROUND
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
 from p2p_diloco.log.head import AbsorbedEntry
@@ -46,7 +46,7 @@ LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.9
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 
-Bound = Literal["steps", "line", "cores", "rounds", "heartbeat"]
+Bound = Literal["steps", "line", "cores", "rounds"]
 """The constraint that sets the length of a cycle."""
 
 
@@ -60,12 +60,11 @@ class Question:
         uplink_bits: upload rate of the slowest island, bits per second.
         step_seconds: duration of an inner step.
         group_size: peers that average in one row.
-        contribution, row_mean, entry: codecs.
+        contribution, entry: codecs.
         cores: CPU cores that share an island's outer work; a process uses one.
         core_nanoseconds: time of one core per parameter and cycle.
         fewest_steps: minimum steps of a cycle, even on a fast uplink. Shorter cycles learn better, at least down to
             this length (`python -m research sync`, docs/lab-log.md).
-        heartbeat_seconds: from the manifest; a cycle must be long enough for a heartbeat of every member.
         fragments: number of fragments if it is fixed; None: choose it.
     """
 
@@ -75,12 +74,10 @@ class Question:
     step_seconds: float
     group_size: int = 16
     contribution: str = "int4"
-    row_mean: str = "int8"
     entry: str = "int4"
     cores: int = 1
     core_nanoseconds: float = 40.0
     fewest_steps: int = 8
-    heartbeat_seconds: float = MembershipSection().heartbeat_seconds
     fragments: int | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +135,6 @@ def make_plan(question: Question) -> Plan:
         "line": transfer / SHARE_OF_LINE,
         "cores": border / SHARE_OF_CORES,
         "rounds": SAFE_ROUND_SECONDS * needed,
-        "heartbeat": question.heartbeat_seconds,
     }
     set_by = max(seconds, key=lambda bound: seconds[bound])
     steps = math.ceil(seconds[set_by] / question.step_seconds - 1e-9)
@@ -192,7 +188,7 @@ def flow_per_parameter(question: Question) -> Flow:
     This is the mean over islands that can all be dialled, in a run with a bootstrap peer.
     """
     contribution, row_mean, entry = (
-        _bytes_of(name) for name in (question.contribution, question.row_mean, question.entry)
+        _bytes_of(name) for name in (question.contribution, ROW_MEAN_CODEC, question.entry)
     )
     islands = question.islands
     return exchange_flow(

@@ -35,7 +35,7 @@ RETAINED_SECONDS = 320.0
 """Minimum time for which entries are retained, even with short cycles: the time between checkpoints is a quarter of
 it, and each checkpoint is as large as the whole state."""
 _ROUND, _FRAGMENTS, _STEPS = "rounds.round_seconds", "rounds.fragments", "rounds.planned_steps"
-_RETAINED = "limits.retained_cycles"
+_RETAINED = "rounds.retained_cycles"
 _FEWEST_STEPS = min(LOSS_BY_STEPS)
 
 
@@ -84,10 +84,8 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         step_seconds=conditions.step_seconds,
         group_size=manifest.membership.group_size,
         contribution=manifest.codec.contribution,
-        row_mean=manifest.codec.row_mean,
         entry=manifest.codec.entry,
         core_nanoseconds=COMPILED_NANOSECONDS,
-        heartbeat_seconds=manifest.membership.heartbeat_seconds,
         fragments=manifest.rounds.fragments if _FRAGMENTS in given else None,
     )
     plan = make_plan(question)
@@ -108,7 +106,7 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         notes = [_cycle(question, plan, plan.cycle_seconds, plan.steps, plan.fragments), *_reason(question, plan)]
     cycle = chosen.get(_ROUND, manifest.rounds.round_seconds) * chosen.get(_FRAGMENTS, manifest.rounds.fragments)
     retained = math.ceil(RETAINED_SECONDS / cycle)
-    if retained > manifest.limits.retained_cycles:
+    if retained > manifest.rounds.retained_cycles:
         chosen[_RETAINED] = retained
     return ChosenRounds(values={key: chosen[key] for key in chosen if key not in given}, notes=tuple(notes))
 
@@ -165,7 +163,6 @@ def _reason(question: Question, plan: Plan) -> list[str]:
         "line": f"set by the uplink: {_exchange(question, plan)}, and should take at most {busy} of a cycle",
         "cores": f"set by the processor: the outer work should take at most {work} of a cycle",
         "rounds": f"set by the shortest safe round: {_short_rounds()}",
-        "heartbeat": f"set by membership.heartbeat_seconds = {question.heartbeat_seconds:g}: a cycle cannot be shorter",
     }
     return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"]
 

@@ -1,4 +1,4 @@
-"""The values of the manifest and of this peer's settings that the rules use, in one record."""
+"""The values that the rules of the protocol use, from the manifest or constant, in one record."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
+from p2p_diloco.log.limits import MAX_NORM_RATIO, MAX_WEIGHT_RATIO, REJECT_NORM_RATIO
 from p2p_diloco.protocol.clock import RoundClock
 
+HEARTBEAT_SECONDS = 1.0
+"""Interval between a peer's heartbeats, or the length of a round if that is shorter."""
+STALLED_CYCLES = 3
+SCRUB_CYCLES = 8
 SHORTEST_PIECE_SECONDS = 15.0
 SHORTEST_STALL_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRules:
-    """The part of the manifest that the protocol needs.
+    """The rules of a run. Values with a default are the same in all runs, except in experiments.
 
     Attributes:
         organiser: the peer whose key founds the run.
@@ -28,6 +33,7 @@ class RunRules:
         retained_cycles: cycles whose entries are kept on disk for peers that catch up.
         least_stalled_cycles: cycles without entries after which a quarter of the electorate may continue alone.
         scrub_cycles: interval, in cycles, at which contents are compared.
+        weight_clip: largest weight of a contribution, as a multiple of the last published median.
         contribution_limit, entry_limit: largest accepted norms, as multiples of the last published radius.
     """
 
@@ -40,13 +46,13 @@ class RunRules:
     row_mean_bytes: dict[SpanId, int]
     entry_bytes: dict[SpanId, int]
     group_size: int
-    least_stalled_cycles: int
     heartbeat_seconds: float
-    weight_clip: float
-    contribution_limit: float
-    entry_limit: float
     retained_cycles: int
-    scrub_cycles: int = 8
+    least_stalled_cycles: int = STALLED_CYCLES
+    scrub_cycles: int = SCRUB_CYCLES
+    weight_clip: float = MAX_WEIGHT_RATIO
+    contribution_limit: float = MAX_NORM_RATIO
+    entry_limit: float = REJECT_NORM_RATIO
     listed: frozenset[PeerId] | None = None
     founder: PeerId | None = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.manifest import decode_kept_manifest
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
@@ -67,7 +67,8 @@ def read_recording(folders: Mapping[PeerId, Path]) -> Recording:
         )
     if len(manifests) != 1:
         raise StateError(f"the folders have manifests of {len(manifests)} runs; expected peers of the same run")
-    plan = plan_run(decode_signed_manifest(manifests.pop()).manifest)
+    path = next(file for file in files if file.is_file())
+    plan = plan_run(decode_kept_manifest(manifests.pop(), path, "name the state directory of another peer").manifest)
     rosters: dict[Digest, Roster] = {}
     entries: dict[Digest, Entry] = {}
     for folder, path in zip(folders.values(), runs.values(), strict=True):

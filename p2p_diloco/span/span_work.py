@@ -24,7 +24,7 @@ from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector, passing_bytes
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
-from p2p_diloco.outer.in_flight import InFlight, PendingContribution
+from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
@@ -50,7 +50,7 @@ def contribute_span(
     round_index: int,
     codec: Codec,
     max_norm_ratio: float,
-    max_in_flight: int,
+    max_in_flight: int = MAX_IN_FLIGHT,
 ) -> SentSpan:
     """Compute the pseudo-gradient of a span, clip it, encode it, and record what was sent.
 

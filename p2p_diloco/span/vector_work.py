@@ -48,14 +48,15 @@ class Codecs:
 
     Attributes:
         contribution, row_mean, entry: the run's codecs.
-        rounds_stochastically: whether entries are rounded stochastically. Row means are rounded to nearest.
+        rounds_stochastically: whether entries are rounded stochastically, with a seed that anyone can repeat. Row means
+            are rounded to nearest.
         radial: for each span, which blocks have a radial mean; spans that are missing have a plain mean.
     """
 
     contribution: Codec
     row_mean: Codec
     entry: Codec
-    rounds_stochastically: bool
+    rounds_stochastically: bool = True
     radial: Mapping[SpanId, RadialBlocks] = field(default_factory=dict, compare=False)
 
     def of(self, stage: Stage) -> tuple[Codec, Codec]:

@@ -139,13 +139,43 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_an_older_file_is_refused_by_its_format(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (1, "format = 1\n[limits]\nkappa = 2.0\n"),
+        (3, 'format = 3\n[outer]\nlate = "drop"\n[limits]\nmax_norm_ratio = 4.0\n'),
+    ],
+)
+def test_a_file_of_an_older_format_is_refused_with_what_to_do_and_left_as_it_is(
+    tmp_path: Path, found: int, text: str
+) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("format = 1\n[limits]\nkappa = 2.0\n")
-    with pytest.raises(
-        ConfigError, match=r"run.toml is of format 1, and this version of p2p-diloco reads format 3; use"
-    ):
+    path.write_text(text)
+    expected = (
+        f"{path} is of format {found}, and this version of p2p-diloco reads format 4; use the version that made the "
+        "run, or make a new run with `p2p-diloco new`"
+    )
+    with pytest.raises(ConfigError) as caught:
         read_run_toml(path)
+    assert str(caught.value) == expected
+    with pytest.raises(ConfigError) as caught:
+        values_by_key(tomllib.loads(text), str(path))  # as the base of a new run
+    assert str(caught.value) == expected
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("limits.retained_cycles", "did you mean rounds.retained_cycles?"),
+        ("outer.late", "did you mean outer.mean?"),
+        ("membership.heartbeat_seconds", "did you mean membership.group_size?"),
+    ],
+)
+def test_a_key_of_an_older_format_is_unknown(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        values_by_key({key: 1}, "the file")
+    assert str(caught.value) == f"unknown key {key} in the file; {hint}"
 
 
 def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class SessionStage:
     """A network on which sessions run; create it in the virtual loop."""
 
     def __init__(self, folder: Path, **values: Any) -> None:
-        self.manifest = small_manifest({"membership.heartbeat_seconds": 1.0} | values)
+        self.manifest = small_manifest(values)
         self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
         self._directory = MemoryDirectory(self.now)
         self._folder = folder

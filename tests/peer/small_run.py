@@ -49,6 +49,11 @@ def small_manifest(values: Mapping[str, Any] | None = None) -> RunManifest:
     return draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="small", values=merged)
 
 
+def as_format_3(encoded: bytes) -> bytes:
+    """Return a signed manifest as the version before wrote it: another format number, and keys that are gone."""
+    return encoded.replace(b'"format":4,', b'"format":3,').replace(b'"membership":', b'"limits":{},"membership":')
+
+
 def small_plan(values: Mapping[str, Any] | None = None) -> RunPlan:
     return plan_run(small_manifest(values))
 

@@ -365,7 +365,7 @@ def test_a_peer_writes_less_at_a_limit_of_the_disk_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
-        often = small_manifest({"limits.retained_cycles": 4, "membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
+        often = small_manifest({"rounds.retained_cycles": 4}).sign(ORGANISER)
         limits = {"disk_cap": "1GB", "disk_free": "1GB", "keep_checkpoints": 2}
         async with guests(stage, signed=often, **limits) as (guest, free, _):
             await guest.until_training()
@@ -392,7 +392,7 @@ def test_a_request_to_leave_ends_the_peer_within_ten_seconds_of_a_long_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: PeerStage) -> None:
-        minutes = small_manifest({"rounds.round_seconds": 60.0, "membership.heartbeat_seconds": 1.0})
+        minutes = small_manifest({"rounds.round_seconds": 60.0})
         async with guests(stage, signed=minutes.sign(ORGANISER)) as (guest, _, _):
             await guest.until_training()
             loop = asyncio.get_running_loop()

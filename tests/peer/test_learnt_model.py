@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_run import ORGANISER, small_manifest, start_states
+from small_run import ORGANISER, as_format_3, small_manifest, start_states
 
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import SpanId
@@ -158,11 +158,14 @@ def test_one_of_several_runs_is_chosen_by_its_first_digits(tmp_path: Path) -> No
         load_learnt_model(tmp_path, "xyz")
 
 
-def test_the_error_for_a_missing_manifest_explains_how_to_get_one(tmp_path: Path) -> None:
+def test_the_error_for_a_manifest_that_is_missing_old_or_broken_tells_what_to_do(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     save(folder, trained()[1])
     (folder.path / MANIFEST_FILE).unlink()
     with pytest.raises(StateError, match=r"has no manifest, which describes the model; start its peer once more"):
+        load_learnt_model(tmp_path)
+    folder.write(MANIFEST_FILE, as_format_3(PLAN.manifest.sign(ORGANISER).encode()))
+    with pytest.raises(StateError, match=r"manifest.json is of format 3, and this version .* reads format 4; use"):
         load_learnt_model(tmp_path)
     folder.write(MANIFEST_FILE, b"x" * 100)
     with pytest.raises(StateError, match=r"manifest.json is broken \(a manifest that this version cannot read"):

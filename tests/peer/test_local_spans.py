@@ -17,7 +17,7 @@ from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan,
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.kernels.choice import numpy_alone
-from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer import local_spans
 from p2p_diloco.peer.local_spans import DeviceSpans, LocalSpans, describe_device, encodes_alike, spans_for
@@ -97,7 +97,7 @@ def test_a_contribution_that_is_too_long_is_shortened_on_the_device(
 ) -> None:
     """Most contributions of an island that is faster than the others are too long."""
     host, there = pair.both
-    limit = PLAN.manifest.limits.max_norm_ratio * 1e-6
+    limit = PLAN.rules.contribution_limit * 1e-6
     pair.step()
     pair.absorb(WHOLE, 0, radius=1e-6)
     pair.step()
@@ -121,14 +121,14 @@ def test_an_encoding_too_long_for_reducers_is_shortened_although_its_vector_is_n
     codec, state = PLAN.codecs.contribution, there.state.states()[WHOLE]
     first = there.state.local.contribute(WHOLE, state, InFlight(), 2)
     limit = 0.999 * codec.squared_norm(first.payload, state.elements) ** 0.5
-    strict = replace(state, head=replace(state.head, radius=limit / PLAN.manifest.limits.max_norm_ratio))
+    strict = replace(state, head=replace(state.head, radius=limit / PLAN.rules.contribution_limit))
     again = there.state.local.contribute(WHOLE, strict, InFlight(), 2)
     assert codec.squared_norm(again.payload, state.elements) ** 0.5 <= limit
     assert again.norm == first.norm
 
 
 def test_contributions_in_flight_give_the_same_bits(pair: Pair) -> None:
-    for round_index in range(0, 2 * PLAN.manifest.limits.in_flight + 4, 2):
+    for round_index in range(0, 2 * MAX_IN_FLIGHT + 4, 2):
         pair.step()
         pair.contribute(round_index, 0)
     assert pair.are_alike()

@@ -92,12 +92,10 @@ def test_fewer_spans_are_cut_if_there_are_too_few_blocks() -> None:
 
 
 def test_the_rules_of_the_protocol_are_those_of_the_manifest() -> None:
-    manifest = small_manifest(
-        {"membership.group_size": 5, "membership.stalled_cycles": 3, "limits.max_norm_ratio": 2.5}
-    )
+    manifest = small_manifest({"membership.group_size": 5, "rounds.retained_cycles": 3})
     rules = plan_run(manifest).rules
     assert rules.run == manifest.digest()
-    assert (rules.group_size, rules.least_stalled_cycles, rules.contribution_limit) == (5, 3, 2.5)
+    assert (rules.group_size, rules.retained_cycles) == (5, 3)
     assert rules.clock.start_seconds == manifest.rounds.clock_start
     assert rules.clock.num_fragments == 2
 
@@ -109,9 +107,16 @@ def test_sizes_of_contributions_and_entries_are_those_of_their_codecs() -> None:
         assert plan.rules.entry_bytes[span] == plan.codecs.entry.encoded_bytes(elements)
 
 
-@pytest.mark.parametrize(("rounding", "stochastic"), [("nearest", False), ("stochastic", True)])
-def test_rounding_is_that_of_the_manifest(rounding: str, stochastic: bool) -> None:
-    assert small_plan({"codec.entry_rounding": rounding}).codecs.rounds_stochastically is stochastic
+def test_entries_are_rounded_stochastically_and_row_means_have_eight_bits_whatever_the_other_codecs() -> None:
+    codecs = small_plan({"codec.contribution": "float32", "codec.entry": "float32"}).codecs
+    assert (codecs.rounds_stochastically, codecs.row_mean.name) == (True, "int8")
+
+
+@pytest.mark.parametrize(("round_seconds", "expected"), [(8.0, 1.0), (1.0, 1.0), (0.5, 0.5)])
+def test_heartbeats_come_every_second_or_every_round_if_rounds_are_shorter(
+    round_seconds: float, expected: float
+) -> None:
+    assert small_plan({"rounds.round_seconds": round_seconds}).rules.heartbeat_seconds == expected
 
 
 def test_the_merge_rule_is_that_of_the_manifest() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_model
 from session_stage import Watcher, run_stage
-from small_run import CLOCK_START, ORGANISER, small_manifest, write_text
+from small_run import CLOCK_START, ORGANISER, as_format_3, small_manifest, write_text
 from test_shared_text import Tokens
 from torch import nn
 
@@ -35,14 +35,14 @@ from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.messages import ManifestReply, ManifestRequest, decode_message, encode_message
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.storage.identity import load_or_create_identity
-from p2p_diloco.storage.run_folder import ADDRESSES_FILE, RunFolder
+from p2p_diloco.storage.run_folder import ADDRESSES_FILE, BALLOTS_FILE, ROSTERS_FILE, RunFolder
 from p2p_diloco.storage.text_copy import list_own_text, text_folder
 from p2p_diloco.training.token_shards import TOKENIZER_FILE, TokenText
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.link import Lane, SilentListener
 from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
-SIGNED: SignedManifest = small_manifest({"membership.heartbeat_seconds": 1.0}).sign(ORGANISER)
+SIGNED: SignedManifest = small_manifest().sign(ORGANISER)
 RUN = SIGNED.manifest.digest()
 KNOWN = format_peer_id(PeerId(sha256(b"somebody else")))
 INVITE = Invite(run=RUN, bootstraps=("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPJk7aoGTfgaHmihGLtRZSN8HptS3qJbVfQycYWkiWP4r",))
@@ -195,7 +195,7 @@ def test_a_run_founded_from_a_file_continues_without_it(tmp_path: Path, monkeypa
 
 def test_an_unlisted_joiner_ends_with_its_id_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
-        listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
+        listed = {"trust.mode": "listed", "trust.peers": [KNOWN]}
         signed = small_manifest(listed).sign(ORGANISER)
         boot, ada, stop = Watcher(), Watcher(), StopRequest()
         founder = asyncio.ensure_future(run_peer(stage.founder(signed=signed), boot, stop))
@@ -222,7 +222,7 @@ def test_an_unlisted_joiner_ends_with_its_id_and_what_to_do(tmp_path: Path, monk
 
 def test_a_trainer_that_founds_a_run_must_be_on_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: PeerStage) -> None:
-        listed = {"membership.heartbeat_seconds": 1.0, "trust.mode": "listed", "trust.peers": [KNOWN]}
+        listed = {"trust.mode": "listed", "trust.peers": [KNOWN]}
         plan = stage.founder(signed=small_manifest(listed).sign(ORGANISER), training=BuiltInTraining())
         with pytest.raises(ConfigError, match=r"\(this peer\) is not on the list of its own run; add it to \[trust\]"):
             await run_peer(plan, Watcher(), StopRequest())
@@ -272,6 +272,25 @@ def test_a_broken_manifest_on_disk_is_reported(tmp_path: Path, monkeypatch: pyte
         RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, content)
         with pytest.raises(StateError, match=r"manifest\.json is broken .*; move it away to fetch it again"):
             await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_a_state_folder_of_the_version_before_is_refused_with_what_to_do_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        folder = RunFolder(tmp_path / "ada", RUN)
+        kept = {MANIFEST_FILE: as_format_3(SIGNED.encode()), ROSTERS_FILE: b"rosters", BALLOTS_FILE: b"ballots"}
+        for name, content in kept.items():
+            folder.write(name, content)
+        with pytest.raises(StateError) as caught:
+            await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+        assert str(caught.value) == (
+            f"{folder.path / MANIFEST_FILE} is of format 3, and this version of p2p-diloco reads format 4; use the "
+            "version that made the run, or make a new run with `p2p-diloco new`"
+        )
+        assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == kept
 
     play(tmp_path, monkeypatch, scene)
 
@@ -769,7 +788,7 @@ def shared(folder: Path, **values: Any) -> SignedManifest:
 def shared_by(path: Path, **values: Any) -> SignedManifest:
     own = list_own_text(str(path))
     data = {"data.path": "/elsewhere/words.txt", "data.share": True, "data.files": own.digest.hex()}
-    return small_manifest({"membership.heartbeat_seconds": 1.0} | data | values).sign(ORGANISER)
+    return small_manifest(data | values).sign(ORGANISER)
 
 
 def test_a_joiner_without_a_copy_fetches_the_text_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,6 @@ def test_two_steps_fit_in_the_half_of_a_round_in_which_islands_contribute(
         ({"step_seconds": 0.1, "islands": 17}, 20, 1, "rounds"),
         ({"step_seconds": 0.1, "fragments": 4}, 80, 4, "rounds"),
         ({"fragments": 10}, 40, 10, "steps"),
-        ({"step_seconds": 0.1, "heartbeat_seconds": 3.0}, 30, 1, "heartbeat"),
         ({"uplink_bits": 1e6}, 13, 3, "line"),
         ({"uplink_bits": 1e6, "islands": 2}, 12, 3, "line"),
         ({"uplink_bits": 1e6, "islands": 16}, 16, 4, "line"),

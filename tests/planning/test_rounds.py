@@ -52,7 +52,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
     round_seconds: float,
 ) -> None:
     values = dict(chosen(step_seconds, uplink_bits, islands, {"model.size": size}).values)
-    values.pop("limits.retained_cycles", None)
+    values.pop("rounds.retained_cycles", None)
     assert values == {
         "rounds.round_seconds": round_seconds,
         "rounds.fragments": fragments,
@@ -82,16 +82,6 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
                 "a cycle is 287 steps of 45 ms, 4 rounds of 3.23 s; 500 kbit/s each way",
                 "set by the uplink: an exchange takes 6.5 s at 1 Mbit/s, and should take at most 50 % of a cycle; "
                 f"cycles of 287 steps end with a loss more than 18 % above that of 8 {TRIALS}",
-            ),
-        ),
-        (
-            0.045,
-            20e6,
-            {"membership.heartbeat_seconds": 4.0},
-            (
-                "a cycle is 89 steps of 45 ms, 2 rounds of 2 s; 1.61 Mbit/s each way",
-                "set by membership.heartbeat_seconds = 4: a cycle cannot be shorter; cycles of 89 steps end with a "
-                f"loss about 10 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -135,21 +125,21 @@ def test_notes_name_what_sets_the_cycle_and_its_cost(
 
 def test_values_set_by_the_organiser_are_kept() -> None:
     assert chosen(0.045, values={"rounds.round_seconds": 5.0}).values == {"rounds.planned_steps": 444}
-    assert chosen(0.045, values={"rounds.planned_steps": 10, "limits.retained_cycles": 16}).values == {
+    assert chosen(0.045, values={"rounds.planned_steps": 10, "rounds.retained_cycles": 16}).values == {
         "rounds.round_seconds": 2.025,
         "rounds.fragments": 1,
     }
     assert chosen(0.5, values={"rounds.fragments": 1}).values == {
         "rounds.round_seconds": 4.0,
         "rounds.planned_steps": 8,
-        "limits.retained_cycles": 80,
+        "rounds.retained_cycles": 80,
     }
 
 
 @pytest.mark.parametrize(("step_seconds", "retained"), [(0.045, 159), (0.5, 80), (1.1, 37), (30.0, None)])
 def test_short_cycles_make_no_more_checkpoints_than_long_ones(step_seconds: float, retained: int | None) -> None:
     values = chosen(step_seconds).values
-    assert values.get("limits.retained_cycles") == retained
+    assert values.get("rounds.retained_cycles") == retained
     seconds = values["rounds.round_seconds"] * values["rounds.fragments"] * (retained or 16)
     assert seconds >= 320.0
 

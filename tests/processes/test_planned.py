@@ -182,7 +182,7 @@ def play(*more: str) -> PlayedRun:
     names = [f"island-{number}" for number in range(ISLANDS)]
     with volunteers() as swarm:
         conditions = ("--islands", str(ISLANDS), "--uplink", UPLINK, "--step-seconds", f"{STEP_SECONDS:g}")
-        retained = ("--limits.retained_cycles", str(RETAINED_CYCLES))
+        retained = ("--rounds.retained_cycles", str(RETAINED_CYCLES))
         model = [word for name, size in MODEL.items() for word in (f"--model.{name}", str(size))]
         swarm.ask("new", *conditions, *model, *retained, *more)
         rounds = read_run_toml(swarm.root / "run.toml").rounds

@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import SPAN, entry_on, head_of, ids, roster_of
 
-from p2p_diloco.config.manifest import LimitsSection
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import FOUNDING_WEIGHT, RADIUS_BOUNDS, as_float32, balanced
+from p2p_diloco.log.limits import (
+    FOUNDING_WEIGHT,
+    MAX_NORM_RATIO,
+    MAX_WEIGHT_RATIO,
+    RADIUS_BOUNDS,
+    REJECT_NORM_RATIO,
+    as_float32,
+    balanced,
+)
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish
 from p2p_diloco.protocol.round.round import (
@@ -33,8 +40,7 @@ from p2p_diloco.protocol.wire.inclusion import build_entry
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
 from p2p_diloco.protocol.wire.roster import Roster
 
-LIMITS = LimitsSection()
-CLIP, KAPPA, INVALID = LIMITS.max_weight_ratio, LIMITS.max_norm_ratio, LIMITS.reject_norm_ratio
+CLIP, KAPPA, INVALID = MAX_WEIGHT_RATIO, MAX_NORM_RATIO, REJECT_NORM_RATIO
 RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=INVALID, weight_clip=CLIP)
 REDUCTION = ReductionRules(weight_clip=CLIP, radius_limit=KAPPA)
 ROSTER = roster_of(5)

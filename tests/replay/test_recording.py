@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from recorded_run import TRAINERS, record
-from small_run import ORGANISER, peer_key, small_manifest
+from small_run import ORGANISER, as_format_3, peer_key, small_manifest
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import StateError
@@ -41,6 +41,15 @@ def test_a_missing_folder_of_a_trainer_is_named(tmp_path: Path) -> None:
         manifest.unlink()
     with pytest.raises(StateError, match="add the state directory of a peer that joined with the invite"):
         read_recording({peer: folder})
+
+
+def test_a_run_of_the_version_before_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    stage = record(tmp_path)
+    for folder in stage.folders().values():
+        for manifest in folder.rglob(MANIFEST_FILE):
+            manifest.write_bytes(as_format_3(manifest.read_bytes()))
+    with pytest.raises(StateError, match=r"manifest\.json is of format 3, and this version .* reads format 4; use the"):
+        read_recording(stage.folders())
 
 
 def test_a_run_of_several_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,7 @@ LATE_SECONDS = 0.5 * ROUND_SECONDS
 NICENESS = 5
 
 
-def tiny_manifest(
-    values: Mapping[str, Mapping[str, Any]] | None = None, round_seconds: float = ROUND_SECONDS
-) -> RunManifest:
+def tiny_manifest(values: Mapping[str, Any] | None = None, round_seconds: float = ROUND_SECONDS) -> RunManifest:
     """Return a run with rounds of a second or two and a model that trains in a millisecond."""
     return draft_manifest(
         organiser=ORGANISER.peer,
@@ -67,7 +65,6 @@ def tiny_manifest(
                 "fragments": FRAGMENTS,
                 "spans_per_fragment": SPANS,
             },
-            "membership": {"heartbeat_seconds": 0.25, "stalled_cycles": 2},
             **(values or {}),
         },
     )
@@ -135,7 +132,7 @@ class ProcessSwarm:
 
     def __init__(
         self,
-        values: Mapping[str, Mapping[str, Any]] | None = None,
+        values: Mapping[str, Any] | None = None,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
         round_seconds: float = ROUND_SECONDS,

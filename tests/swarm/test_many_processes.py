@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 900.0
 
 
 def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_are_killed() -> None:
-    values = {"membership": {"heartbeat_seconds": 2.0, "stalled_cycles": 4, "group_size": GROUP_SIZE}}
+    values = {"membership": {"group_size": GROUP_SIZE}}
     names = [f"p{number:02}" for number in range(NUM_PEERS)]
     with ProcessSwarm(values, patience_seconds=PATIENCE_SECONDS, round_seconds=ROUND_SECONDS) as swarm:
         for place, name in enumerate(names):
@@ -48,7 +48,7 @@ def test_two_dozen_in_five_rows_hold_the_same_bytes_and_lose_no_round_when_all_a
 
 
 def test_a_frozen_peer_in_a_grid_delays_nobody_and_costs_only_its_column() -> None:
-    values = {"membership": {"heartbeat_seconds": 0.5, "stalled_cycles": 4, "group_size": 3}}
+    values = {"membership": {"group_size": 3}}
     names = ["ada", "ben", "cleo", "dora", "emil", "fay"]
     with ProcessSwarm(values, patience_seconds=180.0, round_seconds=3.0) as swarm:
         for place, name in enumerate(names):

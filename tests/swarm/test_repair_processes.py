@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256
+from p2p_diloco.protocol.rules import SCRUB_CYCLES
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage.entry_log import EntryLog
 from tests.swarm.process_swarm import FRAGMENTS, ROUND_SECONDS, ProcessSwarm
@@ -17,7 +18,6 @@ from tests.swarm.test_faults import end_together
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(240)]
 
-SCRUB_CYCLES = 2
 SCRUB_SECONDS = SCRUB_CYCLES * FRAGMENTS * ROUND_SECONDS
 
 
@@ -92,7 +92,7 @@ def wait_until_said(swarm: ProcessSwarm, name: str, words: str, since: float, pa
 
 @pytest.mark.parametrize("names", [["ada", "ben"], ["ada", "ben", "cleo"]], ids=["two", "three"])
 def test_a_flipped_bit_is_found_reported_and_repaired_within_a_scrub_period(names: Sequence[str]) -> None:
-    with ProcessSwarm({"limits": {"scrub_cycles": SCRUB_CYCLES}}) as swarm:
+    with ProcessSwarm() as swarm:
         started(swarm, *names)
         flipped = swarm.flip_a_bit("ben")
         patience = SCRUB_SECONDS + 4 * ROUND_SECONDS

@@ -32,7 +32,7 @@ def prose() -> bytes:
 @pytest.mark.parametrize("text", [source, prose])
 def test_a_replay_of_real_processes_equals_the_run(text: Callable[[], bytes], tmp_path: Path) -> None:
     """Run four islands over libp2p with 4-bit entries; one is killed and returns, one joins late."""
-    values = {"membership": {"heartbeat_seconds": 0.5, "stalled_cycles": 2}, "limits": {"retained_cycles": 1000}}
+    values = {"rounds.retained_cycles": 1000}
     with ProcessSwarm(values, round_seconds=2.5, patience_seconds=120.0, keep_traces=True, text=text()) as swarm:
         swarm.start("ada", founds=True)
         for name in ("ben", "cleo"):

@@ -27,7 +27,6 @@ def test_two_newcomers_join_although_the_first_peer_has_a_thin_line() -> None:
             "fragments": 4,
             "spans_per_fragment": 16,
         },
-        "membership": {"heartbeat_seconds": 1.0},
     }
     with ProcessSwarm(values, round_seconds=ROUND_SECONDS, patience_seconds=MOST_SECONDS) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)

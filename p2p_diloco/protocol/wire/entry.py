@@ -9,7 +9,14 @@ from functools import cached_property
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
 from p2p_diloco.log.head import AbsorbedEntry, SpanHead, advance_head
-from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, rest_of_row, weight_limit, within_reach
+from p2p_diloco.log.limits import (
+    MAX_WEIGHT_RATIO,
+    RADIUS_BOUNDS,
+    WEIGHT_BOUNDS,
+    rest_of_row,
+    weight_limit,
+    within_reach,
+)
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
@@ -155,7 +162,7 @@ def next_head(head: SpanHead, entry: Entry) -> SpanHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRules:
-    """Limits on entries, from the manifest.
+    """Limits on entries.
 
     Attributes:
         radius_limit: largest norm of an entry, as a multiple of the last published median norm.
@@ -165,7 +172,7 @@ class EntryRules:
     run: Digest
     clock: RoundClock
     radius_limit: float
-    weight_clip: float = 4.0
+    weight_clip: float = MAX_WEIGHT_RATIO
 
 
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
