@@ -113,7 +113,7 @@ churn: $(STAMP)
 	CHURN_SECONDS=$(CHURN_SECONDS) CHURN_SEED=$(CHURN_SEED) $(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_churn.py $(TEST_FLAGS)
 
 replay: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_replay_processes.py tests/cli/test_replay.py tests/research/test_beside_a_run.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_replay_processes.py tests/research/test_replay.py $(TEST_FLAGS)
 
 ATTACK_SECONDS ?= 25
 hostility: $(STAMP)

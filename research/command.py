@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_app() -> App:
-    """Return the app: the default command runs a named experiment; others compare a recorded run and write a text."""
+    """Return the app: the default command runs a named experiment; others replay a recorded run and write a text."""
     app = App(
         name=PROGRAM,
         help_format="plaintext",
@@ -135,16 +135,23 @@ def make_app() -> App:
         return 0
 
     @app.command
-    def data_parallel(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:
-        """Replay a run like `p2p-diloco replay`, and compare it with one machine trained on as many tokens.
+    def replay(
+        *folders: Path,
+        data: TextFlag = None,
+        data_parallel: bool = False,
+        json: FiguresFlag = None,
+    ) -> int:
+        """Replay a run from the traces of its peers, and report how close the replay comes to the run.
 
         Parameters
         ----------
         folders
             state directories of the peers, each started with --keep-trace
+        data_parallel
+            compare the run with one machine that trains on as many tokens, with the batch of all islands
         """
-        from research.beside_a_run import compare_with_data_parallel
+        from research.replay import replay as run
 
-        return compare_with_data_parallel(folders, data=data, json=json)
+        return run(folders, data=data, json=json, data_parallel=data_parallel)
 
     return app

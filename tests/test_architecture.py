@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("storage", "bandwidth", "guest"),
     ("status",),
-    ("peer", "planning", "replay"),
+    ("peer", "planning"),
     ("testing", "api"),
     ("cli", "callbacks", "__main__"),
 )

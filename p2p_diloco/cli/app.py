@@ -466,20 +466,6 @@ def make_app(around: Surroundings) -> App:
         )
         return print_plan(options)
 
-    @app.command
-    def replay(*folders: Path, data: TextFlag = None, json: FiguresFlag = None) -> int:
-        """Replay a run from the traces of its peers, and report how close the replay comes to the run.
-
-        Parameters
-        ----------
-        folders
-            state directories of the peers, each started with --keep-trace
-        """
-        from p2p_diloco.cli.replay import ReplayOptions
-        from p2p_diloco.cli.replay import replay as run
-
-        return run(ReplayOptions(folders=folders, data=data, json=json))
-
     return app
 
 

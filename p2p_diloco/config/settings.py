@@ -135,7 +135,9 @@ class PeerSettings(BaseModel):
     gpu_duty: Annotated[float, Field(ge=0.05, le=1.0)] | None = Field(
         None, description="share of the time in which training steps may use the device, such as 0.5 [default: all]"
     )
-    keep_trace: bool = Field(False, description="record each step of the exchange, for `p2p-diloco replay`")
+    keep_trace: bool = Field(
+        False, description="record each step of the exchange, for `python -m research replay` in a checkout"
+    )
     tensorboard: Path | None = Field(
         None, description="folder for TensorBoard: loss, speed, members, traffic; needs the package tensorboard"
     )

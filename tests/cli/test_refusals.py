@@ -14,7 +14,7 @@ PLAN = ["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20mbit"]
     ("words", "text"),
     [
         ([*PLAN, "--outer.momentum", "0.9"], "plan does not take --outer.momentum"),
-        (["replay", "a", "@nosuch.toml"], "replay does not take @nosuch.toml"),
+        ([*PLAN, "@nosuch.toml"], "plan does not take @nosuch.toml"),
     ],
 )
 def test_a_command_without_a_manifest_takes_no_manifest_values(words: list[str], text: str, capsys: Captured) -> None:

@@ -4,10 +4,10 @@
 measured steps: four rounds of 5 s. A step is held to 45 ms and needs a core for a tenth of that, so four islands on two
 cores keep the pace of four machines. It prints a table.
 
-The loss of each run is compared with two others. The *replay* is `p2p-diloco replay`: it reproduces the islands,
-windows of text and entries from the recordings, and shows that the processes followed the rules. It would agree even
-with a swarm in which half of the contributions are late. The *row* would not: it is a row as `p2p-diloco experiment
-sync` runs it, with this run's manifest, steps per round and delay, but on other windows, with nothing late or lost.
+The loss of each run is compared with two others. The *replay* is `python -m research replay`: it reproduces the
+islands, windows of text and entries from the recordings, and shows that the processes followed the rules. It would
+agree even with a swarm in which half of the contributions are late. The *row* would not: it is a trial of the bench of
+learning with this run's manifest, steps per round and delay, but on other windows, with nothing late or lost.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.ids import PeerId
 from p2p_diloco.peer.run_text import open_run_text
-from p2p_diloco.replay.pace import pace_of
-from p2p_diloco.replay.recording import Recording, read_recording
 from p2p_diloco.status.status_file import PeerStatus, read_status
+from research.recording import Recording, pace_of, read_recording
 from research.setting import Circumstances, Setting, run_trial
 from research.stages import JUDGED_TOKENS
 from tests.swarm.process_swarm import PROJECT
@@ -214,7 +213,7 @@ def measure(swarm: Volunteers, names: Sequence[str], shown: Sequence[Sequence[di
     """
     recording = read_recording({peer_of(swarm.root / name): swarm.root / name for name in names})
     figures = swarm.root / "figures.json"
-    command = [*PROGRAM, "replay", *names, "--json", str(figures)]
+    command = [sys.executable, "-m", "research", "replay", *names, "--json", str(figures)]
     with subprocess.Popen(
         command, cwd=swarm.root, env=swarm.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as replaying:

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the learners that stand beside them."""
+"""Make the learners and the recorded run of this folder importable, and the stages of the peer tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "peer"))
 
 
 @pytest.fixture(scope="session")

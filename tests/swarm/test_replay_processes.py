@@ -52,7 +52,7 @@ def test_a_replay_of_real_processes_equals_the_run(text: Callable[[], bytes], tm
         folders = [str(peer.folder) for peer in swarm.peers.values()]
         figures = tmp_path / "figures.json"
         words = ["--data", str(swarm.text), "--json", str(figures)]
-        assert main(["data-parallel", *folders, *words]) == 0
+        assert main(["replay", *folders, *words, "--data-parallel"]) == 0
     result = json.loads(figures.read_text())
     assert result["islands"] == 5
     assert abs(result["gap"]) <= MOST_APART

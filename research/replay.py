@@ -2,40 +2,48 @@
 
 Traces record when things happened: after how many steps an island contributed, absorbed an entry, or was replaced. All
 contributions and entries are recomputed. If the replay ends with the same anchor, the exchange (threads, transport,
-workers) followed the rules exactly. Works for runs of one row whose peers kept traces and entries.
+workers) followed the rules exactly. Works for runs of one row whose peers kept traces and entries
+(`p2p-diloco join --keep-trace`).
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 
-from p2p_diloco.errors import StateError
+from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.config.key_file import read_key_file
+from p2p_diloco.config.settings import IDENTITY_FILE
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.run_text import open_own_stream
+from p2p_diloco.peer.run_text import open_own_stream, open_run_text
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training_thread import InnerSteps, Steps
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
-from p2p_diloco.replay.recording import Recording
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts
 from p2p_diloco.storage.trace import chosen_spans
-from p2p_diloco.training.data import Text
+from p2p_diloco.training.data import Corpus, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
+from research.recording import Recording, pace_of, read_recording
+from research.setting import Circumstances, Setting, run_trial
 
 Heads = dict[SpanId, Digest]
 
@@ -61,6 +69,50 @@ class ReplayResult:
     equal_entries: int
     islands: int
     tokens: int
+
+
+def replay(folders: Sequence[Path], *, data: str | None, json: str | None, data_parallel: bool) -> int:
+    """Replay a run, print how close the replay comes to it, and return the exit code, 0.
+
+    Args:
+        folders: state directories of the peers of one run.
+        data: this machine's copy of the run's text.
+        json: file for the figures, `-` for standard output.
+        data_parallel: also train one machine on as many tokens, with the batch of all islands.
+    Raises:
+        ConfigError: no folder is given, one is not a state directory, or the text differs.
+        StateError: the recording is incomplete.
+    """
+    check_target(json)
+    if not folders:
+        raise ConfigError("replay needs the state directories of the run's peers: replay <folder> <folder>")
+    recording = read_recording(dict(_peer_of(folder) for folder in folders))
+    if recording.plan.built_in is None:  # before its model is built, which could run code of its organiser
+        raise ConfigError(
+            f'"{recording.plan.manifest.name}" does not train the built-in model; replay only builds that'
+        )
+    corpus = open_run_text(recording.plan.manifest.data, data)
+    result = Replay(recording, corpus).play(_progress(sys.stderr))
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    pace = pace_of(recording)
+    figures = dataclasses.asdict(result) | {"round_steps": pace.round_steps, "steps_late": pace.late}
+    lines = [
+        f"run {result.real_loss:.4f}, replay {result.replay_loss:.4f}: {100 * result.gap:+.3f} %",
+        f"{result.equal_entries} of {result.entries} entries are equal, byte for byte; {result.islands} starts of "
+        f"islands, {result.tokens:,} tokens",
+        f"steps per round: {pace.round_steps:g}; steps from a contribution to its entry: median "
+        f"{pace.late_at_most(0.5)}, 90th percentile {pace.late_at_most(0.9)}",
+    ]
+    if data_parallel:
+        loss = _data_parallel_loss(recording, corpus, result.tokens)
+        figures["data_parallel_loss"] = loss
+        gap = 100 * (result.real_loss / loss - 1.0)
+        lines.append(f"data-parallel, as many tokens: {loss:.4f}; the swarm {gap:+.2f} %")
+    write_figures(json, figures)
+    if json != STANDARD_OUTPUT:
+        print("\n".join(lines))
+    return 0
 
 
 class Replay:
@@ -309,3 +361,33 @@ class _Life:
 
 def _joined(states: dict[SpanId, SpanState], spans: Sequence[SpanId]) -> Vector:
     return np.concatenate([states[span].anchor_N for span in spans])
+
+
+def _peer_of(folder: Path) -> tuple[PeerId, Path]:
+    identity = folder / IDENTITY_FILE
+    if not identity.is_file():
+        raise ConfigError(f"{folder} is not a peer's state directory: it has no {IDENTITY_FILE}")
+    return read_key_file(identity).peer, folder
+
+
+def _progress(stream: TextIO) -> Callable[[int, int], None]:
+    def heard(done: int, of: int) -> None:
+        if stream.isatty():
+            print(f"\r\033[K{done} of {of} trace lines", end="", file=stream, flush=True)
+
+    return heard
+
+
+def _data_parallel_loss(recording: Recording, corpus: Text, tokens: int) -> float:
+    """Return the held-out loss of one machine after as many tokens as the run, with the run's inner optimiser."""
+    plan, islands = recording.plan, len(recording.lives)
+    setting = Setting(
+        name="data-parallel",
+        system="data-parallel",
+        islands=islands,
+        ticks=tokens // (islands * plan.inner.batch * plan.shape.context),
+        batch=plan.inner.batch,
+    )
+    assert isinstance(corpus, Corpus), "replayed runs train the built-in model on bytes"
+    within = Circumstances(shape=plan.shape, rule=plan.inner, corpus=corpus)
+    return run_trial(setting, 0, within=within).loss

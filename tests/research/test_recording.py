@@ -1,9 +1,11 @@
-"""Recordings: required contents of the folders of a run."""
+"""Recordings: required contents of the folders of a run, and the lateness of entries in its traces."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from recorded_run import TRAINERS, record
@@ -11,12 +13,15 @@ from small_run import ORGANISER, as_format_3, peer_key, small_manifest
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.replay import recording
-from p2p_diloco.replay.recording import read_recording
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, ROSTERS_FILE
 from p2p_diloco.storage.trace import TRACE_FILE
+from research import recording
+from research.recording import Pace, Recording, pace_of, read_recording
+
+ENTRIES = {round_index: sha256(bytes([round_index])) for round_index in range(6)}
 
 
 def test_a_recording_has_all_starts_and_entries(tmp_path: Path) -> None:
@@ -79,3 +84,32 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
         (stage.run_folder(name).path / ROSTERS_FILE).unlink()
     with pytest.raises(StateError, match="have 0 founding rosters"):
         read_recording(folders)
+
+
+def contributed(round_index: int, steps: int) -> dict[str, Any]:
+    return {"what": "contributed", "steps": steps, "round": round_index, "fragment": round_index % 2}
+
+
+def absorbed(round_index: int, steps: int) -> dict[str, Any]:
+    return {"what": "absorbed", "steps": steps, "span": [round_index % 2, 0], "entry": ENTRIES[round_index].hex()}
+
+
+def recorded(*lives: list[dict[str, Any]]) -> Recording:
+    entries = {Digest(digest): SimpleNamespace(round=round_index) for round_index, digest in ENTRIES.items()}
+    return cast(Recording, SimpleNamespace(entries=entries, lives={PeerId(sha256(b"ann")): list(lives)}))
+
+
+def test_lateness_counts_the_steps_since_the_contribution() -> None:
+    first = [contributed(1, 10), contributed(2, 14), absorbed(1, 15), absorbed(2, 15), contributed(3, 20)]
+    second = [absorbed(1, 2), contributed(4, 3), absorbed(4, 4), absorbed(4, 4)]
+    pace = pace_of(recorded(first, second))
+    assert pace.late == {1: 3, 5: 1}
+    assert pace.round_steps == 5.0
+    assert [pace.late_at_most(share) for share in (0.0, 0.5, 0.75, 0.76, 1.0)] == [1, 1, 1, 5, 5]
+
+
+@pytest.mark.parametrize("lives", [[], [[contributed(1, 10)]], [[absorbed(1, 2)]]])
+def test_a_run_without_entries_has_no_pace(lives: list[list[dict[str, Any]]]) -> None:
+    pace = pace_of(recorded(*lives))
+    assert pace == Pace(round_steps=0.0, late={})
+    assert pace.late_at_most(0.5) == 0

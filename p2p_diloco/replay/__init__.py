@@ -1,1 +1,0 @@
-"""Replaying a recorded run in one process."""
