@@ -66,7 +66,7 @@ class LocalSwarm:
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self._folder = folder
         self._values = {**values, "rounds": SHORT | values.get("rounds", {})}
-        self._network = _Network(delay_seconds=(0.0, 0.0))
+        self._network = _Network()
         self._loop = _LoopThread()
         self._swarms: list[Swarm] = []
 
@@ -129,8 +129,8 @@ class LocalSwarm:
 class _Network(MemoryNetwork):
     """A memory network with a directory."""
 
-    def __init__(self, **weather: Any) -> None:
-        super().__init__(**weather)
+    def __init__(self) -> None:
+        super().__init__()
         self._directory: Directory = MemoryDirectory(time.time)
 
     @asynccontextmanager

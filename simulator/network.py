@@ -1,4 +1,4 @@
-"""The simulated network: the memory network with real reachability, one-way failures and slow frames.
+"""The simulated network: the faulty network with real reachability, one-way failures and slow frames.
 
 A transport reports what its peer believes about its own reachability (`listen_addresses`). Whether a dial gets through
 is decided here, by the places of the machines.
@@ -18,7 +18,8 @@ from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node import node as node_module
 from p2p_diloco.protocol.wire.messages import Message, decode_message
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, whole
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.memory import MemoryTransport
+from simulator.faulty_network import FaultyNetwork, FaultyTransport
 from simulator.process import OUTSIDE, Process, SimulationLoop
 
 OPEN = "open"
@@ -83,7 +84,7 @@ class _TrueTime:
         return self._loop.call_soon(callback, *args, context=OUTSIDE)
 
 
-class SimulatedNetwork(MemoryNetwork):
+class SimulatedNetwork(FaultyNetwork):
     """All links between the machines of a simulation. Create it inside a `SimulationLoop`."""
 
     def __init__(self, seed: int, *, delay_seconds: tuple[float, float]) -> None:
@@ -171,8 +172,8 @@ class SimulatedNetwork(MemoryNetwork):
         return self.trouble.loss > 0.0 and self._slow.random() < self.trouble.loss
 
 
-class SimulatedTransport(MemoryTransport):
-    """A memory transport of one process: its callbacks run in the process, its links run on true time."""
+class SimulatedTransport(FaultyTransport):
+    """The transport of one process: its callbacks run in the process, its links run on true time."""
 
     def __init__(
         self,

@@ -1,36 +1,38 @@
-"""An in-process network with delays, losses, cuts and stalls, on the loop's clock and from one seed.
+"""An in-process network: frames arrive at once and in order, on the running loop.
 
-It is made for a `VirtualTimeLoop`, where a thousand peers exchange frames in almost no real time; on any other loop it
-runs in real time. The model: each lane of a link, in each direction, is a queue of frames to be written, then a pipe of
-`pipe_bytes` (the kernel and daemon buffers), emptied in order by the receiver. If a receiver stops, the pipe fills, the
-next write stalls, and the frame's deadline closes the link, as over libp2p.
+The model: each lane of a link, in each direction, is a queue of frames to be written, then a pipe of `PIPE_BYTES` (the
+kernel and daemon buffers), emptied in order by the receiver. Caps on upload and download hold. If a receiver reads
+nothing, the pipe fills, the next write stalls, and the frame's deadline closes the link, as over libp2p.
+
+`simulator/faulty_network.py` overrides single methods of `MemoryTransport` to add delays, losses, cuts and stalls.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self, TypedDict, Unpack
+from typing import NamedTuple, Self
 
 from p2p_diloco.errors import ConfigError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits, frame_too_long, whole
+from p2p_diloco.transport.link import (
+    FRAME_PREFIX_BYTES,
+    MIB,
+    Frame,
+    Lane,
+    Transport,
+    TransportLimits,
+    frame_too_long,
+    whole,
+)
 from p2p_diloco.transport.outbox import Outbox, PostedFrame
 from p2p_diloco.transport.pace import book_frame
-from p2p_diloco.transport.weather import Weather
 
-
-class WeatherSettings(TypedDict, total=False):
-    """The arguments of `Weather` besides its seed."""
-
-    delay_seconds: tuple[float, float]
-    loss: float
-    bytes_per_second: float
-    pipe_bytes: int
-    detect_seconds: float
+PIPE_BYTES = MIB
+"""Bytes that a lane accepts without being read."""
 
 
 class _InPipe(NamedTuple):
@@ -38,7 +40,7 @@ class _InPipe(NamedTuple):
     frame: bytes
 
 
-class _Channel:
+class Channel:
     """One lane of a link in one direction."""
 
     __slots__ = (
@@ -46,7 +48,7 @@ class _Channel:
         "writing",
     )  # fmt: skip
 
-    def __init__(self, link: _Link, sender: MemoryTransport, receiver: MemoryTransport, lane: Lane) -> None:
+    def __init__(self, link: MemoryLink, sender: MemoryTransport, receiver: MemoryTransport, lane: Lane) -> None:
         self.link, self.sender, self.receiver, self.lane = link, sender, receiver, lane
         self.outbox = Outbox(sender.limits.queue_bytes(lane), sender.counters.lane(lane))
         self.pipe: deque[_InPipe] = deque()
@@ -61,7 +63,7 @@ class _Channel:
         return self.link.open[self.sender.peer] and (self.writing is not None or len(self.outbox) > 0)
 
 
-class _Link:
+class MemoryLink:
     """Two peers and their four channels; each end notices separately that the link is gone."""
 
     __slots__ = ("channels", "ends", "open")
@@ -70,7 +72,7 @@ class _Link:
         self.ends = (dialler, acceptor)
         self.open = {dialler.peer: True, acceptor.peer: True}
         self.channels = {
-            (sender.peer, lane): _Channel(self, sender, receiver, lane)
+            (sender.peer, lane): Channel(self, sender, receiver, lane)
             for sender, receiver in ((dialler, acceptor), (acceptor, dialler))
             for lane in Lane
         }
@@ -79,11 +81,10 @@ class _Link:
         return self.ends[1] if end is self.ends[0] else self.ends[0]
 
 
-class MemoryNetwork(Weather):
-    """Connects memory transports. `MemoryNetwork(seed, delay_seconds=…, loss=…)`; see `Weather` for all arguments."""
+class MemoryNetwork:
+    """Connects memory transports."""
 
-    def __init__(self, seed: int = 0, **weather: Unpack[WeatherSettings]) -> None:
-        super().__init__(seed, **weather)
+    def __init__(self) -> None:
         self._alive: dict[PeerId, MemoryTransport] = {}
 
     def transport(
@@ -91,29 +92,6 @@ class MemoryNetwork(Weather):
     ) -> MemoryTransport:
         """Return a new transport of `peer` on this network; enter it to go online. A killed peer may return."""
         return MemoryTransport(self, peer=peer, run=run, can_be_dialled=can_be_dialled, limits=limits)
-
-    def cut(self, one: PeerId, other: PeerId) -> None:
-        super().cut(one, other)
-        self._notice_cuts()
-
-    def split(self, group: Iterable[PeerId], rest: Iterable[PeerId]) -> None:
-        super().split(group, rest)
-        self._notice_cuts()
-
-    def isolate(self, peer: PeerId) -> None:
-        super().isolate(peer)
-        self._notice_cuts()
-
-    def heal(self, one: PeerId | None = None, other: PeerId | None = None) -> None:
-        super().heal(one, other)
-        self._resume()
-
-    def wake(self, peer: PeerId) -> None:
-        super().wake(peer)
-        transport = self._alive.get(peer)
-        if transport is not None:
-            transport.replay_missed_events()
-        self._resume()
 
     def kill(self, peer: PeerId) -> None:
         """End `peer` as kill -9 does: its listener is not called any more, and the others lose their links to it."""
@@ -140,14 +118,6 @@ class MemoryNetwork(Weather):
         if self._alive.get(transport.peer) is transport:
             del self._alive[transport.peer]
 
-    def _resume(self) -> None:
-        for transport in self._alive.values():
-            transport.resume_links()
-
-    def _notice_cuts(self) -> None:
-        for transport in self._alive.values():
-            transport.notice_cuts()
-
 
 class MemoryTransport(Transport):
     """A `Transport` on a `MemoryNetwork`; created by `MemoryNetwork.transport`."""
@@ -158,8 +128,7 @@ class MemoryTransport(Transport):
         super().__init__(peer=peer, run=run, limits=limits)
         self._network = network
         self._can_be_dialled = can_be_dialled
-        self._links: dict[PeerId, _Link] = {}
-        self._missed: list[Callable[[], None]] = []
+        self._links: dict[PeerId, MemoryLink] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._went_idle = asyncio.Event()
 
@@ -208,9 +177,7 @@ class MemoryTransport(Transport):
             raise PeerError(f"{name} cannot be dialled: none of its {len(addresses)} addresses ends in its id")
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.sleep(self._network.draw_delay_seconds() + self._network.draw_delay_seconds())
-                while self._network.is_blocked(self.peer, peer):
-                    await self._network.wait_for_change()
+                await self._round_trip(peer)
         except TimeoutError:
             raise PeerError(f"{name} cannot be dialled: no answer by the deadline at {addresses[0]}") from None
         self._establish(peer, addresses[0])
@@ -221,9 +188,7 @@ class MemoryTransport(Transport):
     async def probe(self, peer: PeerId, host: str, port: int, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.sleep(self._network.draw_delay_seconds() + self._network.draw_delay_seconds())
-                while self._network.is_blocked(self.peer, peer):
-                    await self._network.wait_for_change()
+                await self._round_trip(peer)
         except TimeoutError:
             raise PeerError(f"{host}:{port} timed out") from None
         target = self._network.find(peer)
@@ -252,43 +217,20 @@ class MemoryTransport(Transport):
     def end(self, reason: str) -> None:
         """Go offline without calling the own listener; frames in the pipes arrive, then others get `reason`."""
         self._network.strike(self)
-        self._missed.clear()
         for link in tuple(self._links.values()):
             self._drop_end(link)
             self._tell_other_end(link, reason)
         self._can_be_dialled = False
 
-    def replay_missed_events(self) -> None:
-        """Deliver the events that happened while this peer was stopped."""
-        missed, self._missed = self._missed, []
-        for event in missed:
-            event()
-
-    def resume_links(self) -> None:
-        """Resume writing and delivering after a heal or a wake."""
-        for link in tuple(self._links.values()):
-            for channel in link.channels.values():
-                self.loop.call_soon(_deliver_due, channel)
-                self.loop.call_soon(self._pump, channel)
-
-    def notice_cuts(self) -> None:
-        """Lose the links that are cut now, unless they are healed within the detection time."""
-        for peer, link in self._links.items():
-            if self._network.is_cut(self.peer, peer):
-                self.loop.call_later(self._network.detect_seconds, self._give_up_if_cut, peer, link)
-
-    def lose(self, link: _Link, reason: str) -> None:
-        """Handle the loss of `link`; delayed if this peer is stopped."""
+    def lose(self, link: MemoryLink, reason: str) -> None:
+        """Handle the loss of `link`."""
         if not link.open[self.peer]:
-            return
-        if self._network.is_stalled(self.peer):
-            self._missed.append(lambda: self.lose(link, reason))
             return
         self._drop_end(link)
         if self._network.is_on_line(self):
             self._tell(self.listener.link_lost, link.other(self).peer, reason)
 
-    def accept(self, link: _Link) -> None:
+    def accept(self, link: MemoryLink) -> None:
         """Accept a new link; first lose a half-open one to the same peer, whose other end is already closed."""
         peer = link.other(self).peer
         stale = self._links.get(peer)
@@ -297,6 +239,10 @@ class MemoryTransport(Transport):
             self._tell(self.listener.link_lost, peer, f"{short_peer_id(peer)} opened a new link")
         self._links[peer] = link
         self._tell(self.listener.link_up, peer)
+
+    async def _round_trip(self, peer: PeerId) -> None:
+        """Wait until an answer of `peer` could have arrived."""
+        await asyncio.sleep(0)
 
     def _establish(self, peer: PeerId, address: str) -> None:
         if peer in self._links:
@@ -313,16 +259,13 @@ class MemoryTransport(Transport):
             raise PeerError(f"{name} at {address} refused the link: it does not want one")
         if len(target.linked_peers()) >= target.limits.links and not target.is_needed(self.peer):
             raise PeerError(f"{name} at {address} refused the link: it already has {target.limits.links}")
-        link = _Link(self, target)
+        link = MemoryLink(self, target)
         target.accept(link)
         self.accept(link)
 
-    def _pump(self, channel: _Channel) -> None:
+    def _pump(self, channel: Channel) -> None:
         """Move frames from the queue to the pipe while there is room."""
-        network = self._network
         sender, receiver = channel.sender, channel.receiver
-        if network.is_stalled(sender.peer):
-            return
         while channel.link.open[sender.peer]:
             if channel.writing is None:
                 channel.writing = channel.outbox.take(self.loop.time())
@@ -330,7 +273,7 @@ class MemoryTransport(Transport):
                     sender._went_idle.set()
                     return
             frame, deadline = channel.writing
-            if channel.pipe and channel.pipe_bytes + len(frame) > network.pipe_bytes:
+            if channel.pipe and channel.pipe_bytes + len(frame) > PIPE_BYTES:
                 if channel.stuck is not channel.writing:
                     channel.stuck = channel.writing
                     self.loop.call_at(deadline, self._give_up_if_stuck, channel, channel.writing)
@@ -339,20 +282,35 @@ class MemoryTransport(Transport):
             counters = sender.counters.lane(channel.lane)
             counters.frames_sent += 1
             counters.bytes_sent += len(frame) + FRAME_PREFIX_BYTES
-            if network.draw_loss():
+            arrival = self._arrival(channel, len(frame), max(channel.busy_until, self.loop.time()))
+            if arrival is None:
                 continue
-            earliest = max(channel.busy_until, self.loop.time())
-            shared = channel.lane is Lane.BULK
-            channel.busy_until = network.book_line(sender.peer, receiver.peer, len(frame), earliest, shared=shared)
-            allowed = book_frame((sender.upload, receiver.download), len(frame) + FRAME_PREFIX_BYTES)
-            if shared:
-                channel.busy_until = max(channel.busy_until, allowed)
-            channel.last_arrival = max(channel.last_arrival, channel.busy_until + network.draw_delay_seconds())
+            channel.last_arrival = max(channel.last_arrival, arrival)
             channel.pipe.append(_InPipe(channel.last_arrival, whole(frame)))
             channel.pipe_bytes += len(frame)
-            receiver.loop.call_at(channel.last_arrival, _deliver_due, channel)
+            receiver.loop.call_at(channel.last_arrival, receiver._deliver_due, channel)
 
-    def take_frame(self, channel: _Channel, frame: bytes) -> None:
+    def _arrival(self, channel: Channel, num_bytes: int, earliest: float) -> float | None:
+        """Book a frame that can be sent at `earliest`; return when it arrives, or None if it is lost."""
+        allowed = book_frame((channel.sender.upload, channel.receiver.download), num_bytes + FRAME_PREFIX_BYTES)
+        channel.busy_until = max(earliest, allowed) if channel.lane is Lane.BULK else earliest
+        return channel.busy_until
+
+    def _deliver_due(self, channel: Channel) -> None:
+        """Deliver the frames of the pipe that have arrived, in order; those written meanwhile have their own turn."""
+        now = self.loop.time() + 1e-6
+        for _ in range(len(channel.pipe)):
+            if channel.pipe[0].arrival > now or not self._can_read(channel):
+                return
+            frame = channel.pipe.popleft().frame
+            channel.pipe_bytes -= len(frame)
+            self.take_frame(channel, frame)
+
+    def _can_read(self, channel: Channel) -> bool:
+        """Return whether a frame that has arrived can be read now."""
+        return channel.link.open[self.peer]
+
+    def take_frame(self, channel: Channel, frame: bytes) -> None:
         """Receive one frame, unless it is too long."""
         sender = channel.sender.peer
         longest = self.limits.frame_bytes(channel.lane)
@@ -366,32 +324,22 @@ class MemoryTransport(Transport):
         if channel.has_waiting_frames():
             channel.sender._pump(channel)
 
-    def _close(self, link: _Link, own_reason: str, their_reason: str) -> None:
+    def _close(self, link: MemoryLink, own_reason: str, their_reason: str) -> None:
         self.lose(link, own_reason)
         self._tell_other_end(link, their_reason)
 
-    def _tell_other_end(self, link: _Link, reason: str) -> None:
-        """Notify the other end of the loss after all written frames have arrived; a cut delays this."""
-        other = link.other(self)
+    def _tell_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
+        """Notify the other end of the loss after all written frames have arrived."""
         arrivals = [link.channels[self.peer, lane].last_arrival for lane in Lane]
-        self.loop.call_at(
-            max(self.loop.time() + self._network.draw_delay_seconds(), *arrivals),
-            self._report_to_other,
-            link,
-            other,
-            reason,
-        )
+        self.loop.call_at(max(self.loop.time() + delay_seconds, *arrivals), self._report_to_other, link, reason)
 
-    def _report_to_other(self, link: _Link, other: MemoryTransport, reason: str) -> None:
-        if self._network.is_cut(self.peer, other.peer):
-            self.loop.call_later(self._network.detect_seconds, other.lose, link, "no answer over a cut link")
-        else:
-            other.lose(link, reason)
+    def _report_to_other(self, link: MemoryLink, reason: str) -> None:
+        link.other(self).lose(link, reason)
 
-    def _own_channels(self, link: _Link) -> list[_Channel]:
+    def _own_channels(self, link: MemoryLink) -> list[Channel]:
         return [link.channels[self.peer, lane] for lane in Lane]
 
-    def _drop_end(self, link: _Link) -> None:
+    def _drop_end(self, link: MemoryLink) -> None:
         link.open[self.peer] = False
         for lane in Lane:
             link.channels[self.peer, lane].outbox.clear()
@@ -399,27 +347,8 @@ class MemoryTransport(Transport):
         if self._links.get(peer) is link:
             del self._links[peer]
 
-    def _give_up_if_stuck(self, channel: _Channel, writing: PostedFrame) -> None:
+    def _give_up_if_stuck(self, channel: Channel, writing: PostedFrame) -> None:
         if channel.writing is not writing or not channel.link.open[self.peer]:
             return
-        if self._network.is_stalled(self.peer):
-            channel.stuck = None  # after waking, the next write attempt sets the timer again
-        else:
-            text = f"{short_peer_id(channel.receiver.peer)} did not read a {channel.lane.value} frame by its deadline"
-            self._close(channel.link, text, f"{short_peer_id(self.peer)} closed the connection")
-
-    def _give_up_if_cut(self, peer: PeerId, link: _Link) -> None:
-        if self._network.is_cut(self.peer, peer):
-            self.lose(link, f"no answer for {self._network.detect_seconds:.1f} s")
-
-
-def _deliver_due(channel: _Channel) -> None:
-    """Deliver the frames of the pipe that have arrived, in order, unless the path is blocked."""
-    receiver = channel.receiver
-    now = receiver.loop.time() + 1e-6
-    while channel.pipe and channel.pipe[0].arrival <= now and channel.link.open[receiver.peer]:
-        if receiver._network.is_blocked(channel.sender.peer, receiver.peer):
-            return
-        frame = channel.pipe.popleft().frame
-        channel.pipe_bytes -= len(frame)
-        receiver.take_frame(channel, frame)
+        text = f"{short_peer_id(channel.receiver.peer)} did not read a {channel.lane.value} frame by its deadline"
+        self._close(channel.link, text, f"{short_peer_id(self.peer)} closed the connection")

@@ -21,7 +21,7 @@ from p2p_diloco.protocol.wire.messages import (
     encode_message,
 )
 from p2p_diloco.transport.link import Lane, SilentListener, Transport
-from p2p_diloco.transport.memory import MemoryNetwork
+from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
@@ -53,7 +53,7 @@ class Scene:
     """A joiner, and the peers that a test adds."""
 
     def __init__(self, exits: AsyncExitStack) -> None:
-        self.network = MemoryNetwork(3)
+        self.network = FaultyNetwork(3)
         self._exits = exits
 
     async def add(self, peer: PeerId, *answers: Message, deaf_for: int = 0, run: Digest = RUN) -> Transport:

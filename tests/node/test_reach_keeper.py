@@ -16,7 +16,8 @@ from p2p_diloco.protocol.wire.member import Member, ReachProof
 from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest, decode_message
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.transport.link import Lane, SilentListener
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.memory import MemoryTransport
+from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, now
 
@@ -90,7 +91,7 @@ class Scene:
 
     def __init__(self, exits: AsyncExitStack) -> None:
         self._exits = exits
-        self._network = MemoryNetwork(1)
+        self._network = FaultyNetwork(1)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def add(

@@ -27,7 +27,7 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
 from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
-from p2p_diloco.transport.memory import MemoryNetwork
+from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"a run")
@@ -38,7 +38,7 @@ class Peer(SilentListener):
     """A peer that only shares a text; it has one link to each of the others."""
 
     def __init__(
-        self, network: MemoryNetwork, name: str, copy: OwnText | TextStore, limits: TransportLimits | None = None
+        self, network: FaultyNetwork, name: str, copy: OwnText | TextStore, limits: TransportLimits | None = None
     ) -> None:
         self.name = name
         self.copy = copy
@@ -98,7 +98,7 @@ class Stage:
 
     def __init__(self, folder: Path, **weather: Any) -> None:
         self.folder = folder
-        self.network = MemoryNetwork(seed=1, **{"delay_seconds": (0.02, 0.02)} | weather)
+        self.network = FaultyNetwork(seed=1, **{"delay_seconds": (0.02, 0.02)} | weather)
         self.root = folder / "text"
         if not self.root.exists():
             self.root.mkdir()

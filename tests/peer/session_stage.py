@@ -26,7 +26,7 @@ from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory
-from p2p_diloco.transport.memory import MemoryNetwork
+from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import VirtualTimeLoop
 
 _T = TypeVar("_T")
@@ -118,7 +118,7 @@ class SessionStage:
 
     def __init__(self, folder: Path, **values: Any) -> None:
         self.manifest = small_manifest(values)
-        self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
+        self.network = FaultyNetwork(seed=1, delay_seconds=(0.01, 0.05))
         self._directory = MemoryDirectory(self.now)
         self._folder = folder
         self.text = write_text(folder)

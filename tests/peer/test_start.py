@@ -40,7 +40,8 @@ from p2p_diloco.storage.text_copy import list_own_text, text_folder
 from p2p_diloco.training.token_shards import TOKENIZER_FILE, TokenText
 from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.link import Lane, SilentListener
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.memory import MemoryTransport
+from simulator.faulty_network import FaultyNetwork
 
 SIGNED: SignedManifest = small_manifest().sign(ORGANISER)
 RUN = SIGNED.manifest.digest()
@@ -52,7 +53,7 @@ class PeerStage:
     """A memory network in place of libp2p."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.network = MemoryNetwork(seed=1, delay_seconds=(0.01, 0.05))
+        self.network = FaultyNetwork(seed=1, delay_seconds=(0.01, 0.05))
         self.asked: list[dict[str, Any]] = []
         self.initial: list[tuple[str, ...]] = []
         self._folder = folder

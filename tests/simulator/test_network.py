@@ -1,4 +1,4 @@
-"""The simulator's transport keeps the contract of all transports, and what its network adds to the memory network."""
+"""The simulator's transport keeps the contract of all transports, and what its network adds to the faulty network."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from simulator.clock import MachineClock
 from simulator.network import SimulatedNetwork, SimulatedTransport
 from simulator.process import Process
 from simulator.simulation import play
+from tests.simulator.test_faulty_network import FaultyStage
 from tests.transport.contract import LinkContract
-from tests.transport.failure_contract import FailureContract
+from tests.transport.failure_contract import FailureContract, StopContract
 from tests.transport.stage import RUN, Recorder, act, in_seconds
-from tests.transport.test_contract import MemoryStage
 
 
 def simulated_network() -> SimulatedNetwork:
@@ -34,7 +34,7 @@ def transport_of(
 
 
 @dataclass
-class SimulatedStage(MemoryStage):
+class SimulatedStage(FaultyStage):
     """Peers on one simulated network, each in its own process."""
 
     def make(
@@ -47,7 +47,7 @@ class SimulatedStage(MemoryStage):
         )
 
 
-class TestSimulated(LinkContract, FailureContract):
+class TestSimulated(LinkContract, FailureContract, StopContract):
     """`SimulatedTransport`."""
 
     def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:

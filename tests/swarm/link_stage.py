@@ -11,7 +11,8 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.memory import MemoryTransport
+from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
@@ -41,7 +42,7 @@ class Scene:
     """One network, one directory, and link keepers with their reports."""
 
     def __init__(self, exits: AsyncExitStack) -> None:
-        self.network = MemoryNetwork(1)
+        self.network = FaultyNetwork(1)
         self.directory = Noticeboard()
         self.heard: list[tuple[str, str]] = []
         self.dials: list[tuple[float, PeerId]] = []

@@ -19,7 +19,7 @@ from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Transport, TransportLimits
 from tests.transport.contract import LinkContract
-from tests.transport.failure_contract import FailureContract
+from tests.transport.failure_contract import FailureContract, StopContract
 from tests.transport.stage import RUN, Remote, Stage, act
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -76,7 +76,7 @@ class Libp2pStage(Stage):
         return self.directory / f"peer-{self.num_peers}.key"
 
 
-class TestLibp2p(LinkContract, FailureContract):
+class TestLibp2p(LinkContract, FailureContract, StopContract):
     """`Libp2pTransport`."""
 
     directory: Path

@@ -1,7 +1,8 @@
 """The contract of all transports, as tests: subclass `LinkContract` and give it a stage.
 
-It runs in `tests/transport/test_contract.py` (memory, virtual time) and in `tests/swarm/test_transport_contract.py`
-(libp2p, real processes). Behaviour with bad peers is in `failure_contract.py`.
+It runs in `tests/transport/test_contract.py` (memory, virtual time), `tests/simulator/test_network.py` (the simulator's
+network) and `tests/swarm/test_transport_contract.py` (libp2p, real processes). Behaviour with bad peers is in
+`failure_contract.py`.
 """
 
 from __future__ import annotations

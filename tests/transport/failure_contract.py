@@ -1,4 +1,4 @@
-"""The contract of all transports for peers that misbehave, stop, die, or are absent."""
+"""The contract of all transports for peers that misbehave, die, stop, or are absent."""
 
 from __future__ import annotations
 
@@ -199,6 +199,28 @@ class FailureContract(ABC):
 
         self.play(scene)
 
+    def test_a_killed_peer_is_detected_at_once(self) -> None:
+        async def scene(stage: Stage) -> None:
+            remote = await stage.add_remote()
+            one, heard = await stage.add()
+            await one.dial(remote.peer, remote.addresses, in_seconds(10))
+            assert one.post(remote.peer, b"ping", lane=Lane.CONTROL, deadline=in_seconds(10))
+            await heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"ping"])
+            remote.kill()
+            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+            with pytest.raises(PeerError):
+                await one.dial(remote.peer, remote.addresses, in_seconds(2))
+
+        self.play(scene)
+
+
+class StopContract(ABC):
+    """The tests with a peer that is stopped, as by SIGSTOP, where the network can do that."""
+
+    @abstractmethod
+    def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Run `scene` on a fresh stage, in a fresh loop, and close everything."""
+
     def test_a_stopped_peer_loses_its_link_and_delays_nobody(self) -> None:
         async def scene(stage: Stage) -> None:
             remote = await stage.add_remote()
@@ -234,19 +256,5 @@ class FailureContract(ABC):
             remote.go_on()
             await one.dial(remote.peer, remote.addresses, in_seconds(10))
             assert heard.kinds() == ["up"]
-
-        self.play(scene)
-
-    def test_a_killed_peer_is_detected_at_once(self) -> None:
-        async def scene(stage: Stage) -> None:
-            remote = await stage.add_remote()
-            one, heard = await stage.add()
-            await one.dial(remote.peer, remote.addresses, in_seconds(10))
-            assert one.post(remote.peer, b"ping", lane=Lane.CONTROL, deadline=in_seconds(10))
-            await heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"ping"])
-            remote.kill()
-            await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
-            with pytest.raises(PeerError):
-                await one.dial(remote.peer, remote.addresses, in_seconds(2))
 
         self.play(scene)

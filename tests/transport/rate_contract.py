@@ -1,6 +1,6 @@
 """The contract of all transports for caps, as tests: subclass `RateContract` and give it a stage.
 
-It runs in `tests/transport/test_contract.py` (memory, virtual time: a minute costs nothing) and, with fewer seconds, in
+It runs in `tests/simulator/test_faulty_network.py` (virtual time: a minute costs nothing) and, with fewer seconds, in
 `tests/swarm/test_caps.py` (libp2p, real processes).
 """
 

@@ -12,15 +12,18 @@ from p2p_diloco.transport.memory import MemoryNetwork
 from simulator.virtual_time import run_virtual
 from tests.transport.contract import LinkContract
 from tests.transport.failure_contract import FailureContract
-from tests.transport.rate_contract import RateContract
 from tests.transport.stage import RUN, Remote, Stage, act
+
+
+def refuse() -> None:
+    raise NotImplementedError("a plain memory network stops nobody")
 
 
 @dataclass
 class MemoryStage(Stage):
     """Peers on one memory network."""
 
-    network: MemoryNetwork = field(default_factory=lambda: MemoryNetwork(7, bytes_per_second=100e6))
+    network: MemoryNetwork = field(default_factory=MemoryNetwork)
     num_peers: int = 0
 
     def make(
@@ -37,8 +40,8 @@ class MemoryStage(Stage):
         return Remote(
             peer=peer,
             addresses=transport.listen_addresses(),
-            stop=lambda: self.network.stall(peer),
-            go_on=lambda: self.network.wake(peer),
+            stop=refuse,
+            go_on=refuse,
             kill=lambda: self.network.kill(peer),
         )
 
@@ -46,7 +49,7 @@ class MemoryStage(Stage):
         return f"/memory/1/p2p/{format_peer_id(peer)}"
 
 
-class TestMemory(LinkContract, FailureContract, RateContract):
+class TestMemory(LinkContract, FailureContract):
     """`MemoryTransport`."""
 
     def play(self, scene: Callable[[Any], Coroutine[Any, Any, None]]) -> None:

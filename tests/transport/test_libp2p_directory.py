@@ -57,7 +57,7 @@ class FakeNode:
 
 
 async def peers_at(node: FakeNode) -> tuple[PeerRecord, ...]:
-    transport = MemoryNetwork(1).transport(OTHER.peer, run=RUN)
+    transport = MemoryNetwork().transport(OTHER.peer, run=RUN)
     directory = Libp2pDirectory(cast(Any, transport))
     directory._node = node
     return await directory.peers()
