@@ -35,7 +35,6 @@
 #                 with real processes, ten times each: an hour. Fewer times: make crash-matrix CRASH_REPEATS=1
 # make disasters  10,000 simulated swarms; three hours
 # make learning   the trials for evidence (research/README.md); days, continues where it was stopped
-# make results    draws the figures of docs/exploring.md from the stored trials
 # make bench      measures everything in docs/performance.md, on an otherwise idle machine, and draws it; 30 minutes
 # make bench-figures  draws the tables and plots of docs/performance from the stored figures
 # make wheel-test builds wheel and sdist, installs them into an empty environment elsewhere, and trains there; 2 minutes
@@ -72,7 +71,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning results extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -189,10 +188,6 @@ learning: $(STAMP)
 			$(RESEARCH) $$name --islands $$islands $(PLAYED) || exit 1; \
 		done; \
 	done
-
-results: $(STAMP)
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
-	$(BIN)/python docs/results/draw.py
 
 # The measurements. An empty value skips one, as in:
 # make bench BENCH_AVERAGING=2x1M:none:1 BENCH_STATE= BENCH_MEMORY= BENCH_FAILURES= BENCH_TRAINING= BENCH_TO=/tmp/figures

@@ -22,7 +22,7 @@ from p2p_diloco.outer.vector import Vector
 from research.algorithm import Algorithm, Model, radial_mean
 from research.learners import Learners
 
-BFLOAT16_BYTES, FLOAT16_BYTES, FLOAT32_BYTES = 2.0, 2.0, 4.0
+BFLOAT16_BYTES, FLOAT32_BYTES = 2.0, 4.0
 _E3M0_EXPONENTS = 7
 """Number of powers of two that three bits can encode; the eighth code is zero."""
 _E3M0_LEAST = 1.0 - _E3M0_EXPONENTS
@@ -178,19 +178,6 @@ class CentralDiloco(Algorithm):
                 self.learners.write(learner, fragment, merged_N)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GossipRule:
-    """Exchange rule of replicas that stay different and exchange in small groups.
-
-    Attributes:
-        sync_every: ticks of a cycle.
-        group: learners in a group; groups are drawn again in each cycle.
-    """
-
-    sync_every: int
-    group: int
-
-
 class NoLoCo(Algorithm):
     """NoLoCo: pairs average their pseudo-gradients and pull their anchors together, without a run-wide φ.
 
@@ -199,21 +186,22 @@ class NoLoCo(Algorithm):
     Source: NoLoCo, arXiv 2506.10911, equation 2, with the sign of its appendix (equation 32) and of its authors' code.
 
     Args:
+        sync_every: ticks of a cycle; pairs are drawn again in each.
         alpha, beta, gamma: coefficients of the rule; 0.5, 0.7, 0.7 in the authors' code.
     """
 
     def __init__(
         self,
         learners: Learners,
-        rule: GossipRule,
         *,
+        sync_every: int,
         seed: int,
         alpha: float = 0.5,
         beta: float = 0.7,
         gamma: float = 0.7,
     ) -> None:
         super().__init__(learners)
-        self._rule = rule
+        self._sync_every = sync_every
         self._rng = random.Random(seed)
         self._rates = (np.float32(alpha), np.float32(beta), np.float32(gamma))
         self._anchors = [list(self.read_all(learner)) for learner in range(len(learners))]
@@ -221,12 +209,12 @@ class NoLoCo(Algorithm):
 
     def border(self, tick: int) -> None:
         """Exchange at the end of a cycle."""
-        if tick % self._rule.sync_every == 0:
-            for group in draw_groups(self._rng, len(self.learners), self._rule.group):
+        if tick % self._sync_every == 0:
+            for group in draw_pairs(self._rng, len(self.learners)):
                 for fragment in range(len(self.learners.fragments)):
                     self._exchange(group, fragment)
-            # Each learner sends its pseudo-gradient and its anchor to the others of its group.
-            self.sent_bytes += 2 * FLOAT32_BYTES * (self._rule.group - 1) * self.num_parameters
+            # Each learner sends its pseudo-gradient and its anchor to the other.
+            self.sent_bytes += 2 * FLOAT32_BYTES * self.num_parameters
 
     def models(self) -> list[Model]:
         """Return the anchors of all."""
@@ -243,39 +231,6 @@ class NoLoCo(Algorithm):
             self._deltas[learner][fragment] = delta_N
             self._anchors[learner][fragment] = anchor_N + delta_N
             self.learners.write(learner, fragment, anchor_N + delta_N)
-
-
-class DeltaOnlyGroups(Algorithm):
-    """Rotating groups that average pseudo-gradients only, and never anchors."""
-
-    def __init__(self, learners: Learners, rule: GossipRule, outer: OuterRule, *, seed: int) -> None:
-        super().__init__(learners)
-        self._rule = rule
-        self._outer = outer
-        self._rng = random.Random(seed)
-        self._anchors = [list(self.read_all(learner)) for learner in range(len(learners))]
-        self._momenta = [[np.zeros_like(anchor_N) for anchor_N in anchors] for anchors in self._anchors]
-
-    def border(self, tick: int) -> None:
-        """Exchange at the end of a cycle."""
-        if tick % self._rule.sync_every == 0:
-            for group in draw_groups(self._rng, len(self.learners), self._rule.group):
-                for fragment in range(len(self.learners.fragments)):
-                    self._exchange(group, fragment)
-            self.sent_bytes += 2 * (1.0 - 1.0 / self._rule.group) * FLOAT32_BYTES * self.num_parameters
-
-    def models(self) -> list[Model]:
-        """Return the anchors of all."""
-        return [tuple(anchors) for anchors in self._anchors]
-
-    def _exchange(self, group: list[int], fragment: int) -> None:
-        deltas = [self._anchors[learner][fragment] - self.learners.read(learner, fragment) for learner in group]
-        mean_N = weighted_mean(deltas, [1.0] * len(group))
-        for learner in group:
-            anchor_N, momentum_N = self._anchors[learner][fragment], self._momenta[learner][fragment]
-            step = apply_outer_step(anchor_N, momentum_N, mean_N, self._outer)
-            self._anchors[learner][fragment], self._momenta[learner][fragment] = step
-            self.learners.write(learner, fragment, step[0])
 
 
 class SparseLoCo(Algorithm):
@@ -322,11 +277,11 @@ class SparseLoCo(Algorithm):
         self.sent_bytes += (len(learners) - 1) * SPARSE_BYTES * len(anchor_N)
 
 
-def draw_groups(rng: random.Random, num_learners: int, group: int) -> list[list[int]]:
-    """Return all learners in random groups of `group`. The last group has the rest, but not one alone if avoidable."""
+def draw_pairs(rng: random.Random, num_learners: int) -> list[list[int]]:
+    """Return all learners in random pairs; the last one of an odd number makes a pair three."""
     order = list(range(num_learners))
     rng.shuffle(order)
-    groups = [order[at : at + group] for at in range(0, num_learners, group)]
+    groups = [order[at : at + 2] for at in range(0, num_learners, 2)]
     if len(groups) > 1 and len(groups[-1]) == 1:
         alone = groups.pop()
         groups[-1] += alone
@@ -336,12 +291,6 @@ def draw_groups(rng: random.Random, num_learners: int, group: int) -> list[list[
 def as_float32(vector_N: Vector) -> Vector:
     """Return the vector unchanged."""
     return vector_N
-
-
-def as_float16(vector_N: Vector) -> Vector:
-    """Return the vector rounded to float16, as in OpenDiLoCo, arXiv 2407.07852."""
-    half_N: Vector = vector_N.astype(np.float16).astype(np.float32)
-    return half_N
 
 
 def as_int4(vector_N: Vector) -> Vector:

@@ -35,15 +35,14 @@ def make_app() -> App:
         /,
         *,
         quick: bool = False,
-        size: str | None = None,
+        size: str = "micro",
         islands: int = 4,
         steps: int | None = None,
         tokens_per_parameter: float | None = None,
-        sync_every: int = 32,
         optimizer: Literal["adamw", "muon"] = "muon",
         inner_rate: float | None = None,
         inner_schedule: Literal["cosine", "constant"] = "cosine",
-        windows: int | None = None,
+        windows: int = 32,
         rows: str | None = None,
         seeds: int | None = None,
         data: str | None = None,
@@ -54,26 +53,22 @@ def make_app() -> App:
     ) -> int:
         """Train many islands in one process, with p2p_diloco and with other systems, and print a table.
 
-        Experiments for evidence follow the rules in research/README.md: tune first, then primary and so on.
+        They follow the rules of evidence in research/README.md: tune first, then primary and so on.
 
         Parameters
         ----------
         name
-            for evidence: tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, late or
-            in-rows; for exploring: parity, mixed, loss, bits, outer, merge, radial, sync, short, fragments, schedule,
-            residual, moments, inner, churn, void, topics or rate
+            tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, late or in-rows
         quick
-            use two seeds, the micro model, and two tokens per parameter for evidence
+            use two seeds, and two tokens per parameter
         size
-            size of the model: micro, tiny, small or base; default tiny, for evidence micro
+            size of the model: micro, tiny, small or base
         islands
             number of islands
         steps
-            inner steps of each island; default 480, for evidence as many as 20 tokens per parameter take
+            inner steps of each island; default as many as 20 tokens per parameter take
         tokens_per_parameter
             length of a trial in place of steps: tokens of all islands for each parameter of the model
-        sync_every
-            steps between exchanges of a part of the model; rows for evidence name their own
         optimizer
             inner optimizer of all rows: adamw or muon
         inner_rate
@@ -81,10 +76,10 @@ def make_app() -> App:
         inner_schedule
             inner rate after warm-up: cosine (down to a tenth) or constant
         windows
-            windows of text per step of all islands together, at least one for each; default 16, for evidence 32
+            windows of text per step of all islands together, at least one for each
         rows
             names of the rows to run, separated by commas; default all. The first is compared with the others. For
-            tune, also names of experiments for evidence, for all of their rows; default primary
+            tune, also names of experiments, for all of their rows; default primary
         seeds
             trials of each row
         data
@@ -94,7 +89,7 @@ def make_app() -> App:
         keep
             file of outcomes, one per line: trials in the file are not repeated, new ones are added
         tuned
-            file of tuned values: tune writes them, experiments for evidence read them
+            file of tuned values: tune writes them, the other experiments read them
         """
         from research.experiment import ExperimentOptions, run_named_experiment
 
@@ -105,7 +100,6 @@ def make_app() -> App:
             islands=islands,
             steps=steps,
             tokens_per_parameter=tokens_per_parameter,
-            sync_every=sync_every,
             optimizer=optimizer,
             inner_rate=inner_rate,
             inner_schedule=inner_schedule,

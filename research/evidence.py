@@ -1,4 +1,4 @@
-"""Experiments for evidence, under the rules of research/README.md: tuned rows, seeds and held-out text of the test."""
+"""Experiments, under the rules of research/README.md: tuned rows, seeds and held-out text of the test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from research.experiments import MANY, QUICK_SEEDS, Experiment
 from research.rows import (
     CYCLE,
     Values,
@@ -22,9 +21,11 @@ from research.rows import (
 )
 from research.scope import Scope
 from research.setting import OURS
-from research.table import Table
+from research.table import Experiment, Table
 from research.tuned import Search, Try, best_of, find_search, read_searches, write_search
 
+SEEDS, QUICK_SEEDS = 8, 2
+"""Trials of each row."""
 _OURS = every(OURS, CYCLE)
 _SERVERS = (every("textbook-diloco", CYCLE), every("decoupled-diloco-int4", CYCLE))
 _LATE = (every("streaming-diloco", CYCLE), every("decoupled-diloco-int4", CYCLE))
@@ -94,15 +95,15 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
-"""Question and rows of each experiment for evidence; the first row is compared with the others."""
+"""Question and rows of each experiment; the first row is compared with the others."""
 EVIDENCE = tuple(ROWS_OF)
-"""Names of all experiments for evidence."""
+"""Names of all experiments."""
 
 
 def evidence_named(
     name: str, scope: Scope, searches: Sequence[Search], only: Sequence[str] | None = None
 ) -> Experiment:
-    """Return an experiment for evidence, each row with its tuned values.
+    """Return an experiment, each row with its tuned values.
 
     Args:
         only: names of the rows to take; None: all. Intervals are corrected for all.
@@ -115,7 +116,7 @@ def evidence_named(
     experiment = Experiment(
         question=question,
         settings=all_rows,
-        seeds=scope.seeds or (QUICK_SEEDS if scope.is_quick else MANY),
+        seeds=scope.seeds or (QUICK_SEEDS if scope.is_quick else SEEDS),
         comparisons=others * TABLES_OF_THE_PRIMARY if name == "primary" else others,
     )
     if only is not None:

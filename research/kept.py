@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, sha256
-from research.setting import CURVE_POINTS, Outcome, Setting
+from research.setting import Outcome, Setting
 
 
 class KeptOutcomes:
@@ -43,20 +43,16 @@ class KeptOutcomes:
         try:
             fields = json.loads(line)
             name = fields.pop("trial")
-            curve = tuple((int(ticks), float(loss)) for ticks, loss in fields.pop("curve"))
+            fields.pop("curve", None)  # trials had one until 2026-11-28; those that are kept have none
             blocks = tuple(map(float, fields.pop("blocks", ())))
-            self._found[name] = Outcome(**fields, blocks=blocks, curve=curve)
+            self._found[name] = Outcome(**fields, blocks=blocks)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ConfigError(f"{where}: this is not an outcome of a trial; remove it, or name another file") from None
 
     def find(self, setting: Setting, seed: int) -> Outcome | None:
         """Return the outcome of a trial, or None if the file has none."""
         found = self._found.get(self._name(setting, seed))
-        if found is None and not setting.points:  # recording a curve does not change the outcome
-            found = self._found.get(self._name(replace(setting, points=CURVE_POINTS), seed))
-        if found is None:
-            return None
-        return replace(found, name=setting.name, curve=found.curve if setting.points else ())
+        return replace(found, name=setting.name) if found is not None else None
 
     def add(self, setting: Setting, outcome: Outcome) -> None:
         """Store an outcome.

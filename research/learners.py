@@ -111,7 +111,6 @@ class TextLearners:
     Args:
         windows: windows per step of each learner.
         seed: seed of the initial parameters and of all streams.
-        by_topic: whether each learner draws from its own part of the text instead of the whole text.
         gradients: number of islands that share the batch of each learner, and how the gradient of an island is
             rounded; None: whole gradients.
     """
@@ -126,7 +125,6 @@ class TextLearners:
         windows: int,
         num_fragments: int,
         seed: int,
-        by_topic: bool = False,
         device: str = "cpu",
         gradients: tuple[int, Callable[[Vector], Vector]] | None = None,
     ) -> None:
@@ -135,7 +133,7 @@ class TextLearners:
         self.fragments = fragment_borders(self.plan)
         self.tensors = tensor_positions(self.plan)
         self._loops = []
-        for stream in streams_of(corpus, shape, seed, num_learners, windows, by_topic=by_topic):
+        for stream in streams_of(corpus, shape, seed, num_learners, windows):
             self._loops.append(InnerLoop(build_model(shape, seed), stream, self._rule, device))
             if gradients is not None:
                 round_gradients(self._loops[-1], *gradients)
@@ -170,14 +168,12 @@ class TextLearners:
         self._parameters[learner].write(fragment, 0, len(local_N), local_N)
 
 
-def streams_of(
-    corpus: Corpus, shape: ModelShape, seed: int, num_learners: int, windows: int, *, by_topic: bool
-) -> list[BatchStream]:
+def streams_of(corpus: Corpus, shape: ModelShape, seed: int, num_learners: int, windows: int) -> list[BatchStream]:
     """Return the batches of each learner of a trial."""
     run = Digest(sha256(b"experiment", seed.to_bytes(8, "little")))
     return [
         BatchStream(
-            corpus.share(learner, num_learners) if by_topic else corpus,
+            corpus,
             run,
             PeerId(sha256(run, learner.to_bytes(4, "little"))),
             batch=windows,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
@@ -44,14 +43,12 @@ class OurRule:
     Attributes:
         sync_every: ticks of a cycle.
         delay: ticks from the start of a round to the border at which its entry is absorbed.
-        outer, merge, codecs: as in a manifest.
+        outer, codecs: as in a manifest.
         rows: rows of islands, as even as possible.
         weights_by_tokens: weigh by tokens; False: equal weights.
         is_radial: use radial means, except for embeddings.
         lost_share: share of contributions that never reach their reducer. Their learners still count as present.
-        void_share: share of rounds that end without an entry.
         away_share: share of cycles in which a learner is away.
-        residual: where the codec's residual of a contribution is kept; real peers leave it in the weights.
         radius_factor: largest norm of a contribution, as a multiple of the radius (κ).
         weight_clip: largest weight, as a multiple of the last median.
     """
@@ -59,15 +56,12 @@ class OurRule:
     sync_every: int
     delay: int
     outer: OuterRule
-    merge: MergeRule
     codecs: Codecs
     rows: int = 1
     weights_by_tokens: bool = True
     is_radial: bool = False
     lost_share: float = 0.0
-    void_share: float = 0.0
     away_share: float = 0.0
-    residual: Literal["weights", "buffer", "dropped"] = "weights"
     radius_factor: float = MAX_NORM_RATIO
     weight_clip: float = 4.0
 
@@ -105,13 +99,10 @@ class OurSwarm(Algorithm):
         start = [genesis_state(learners.read(0, f), self._roster.digest()) for f in range(num_fragments)]
         self._states: list[SpanState] = start
         self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
-        # Residuals of contributions that are kept outside of θ, if the rule requires it.
-        self._beside: list[dict[int, Vector]] = [{} for _ in range(len(learners))]
         self._away: frozenset[int] = frozenset()
         self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
         self._under_way: list[tuple[int, Entry]] = []
         self.entries: list[Entry] = []
-        self.num_void = 0
 
     def border(self, tick: int) -> None:
         """Absorb entries that are due, then contribute if a round starts."""
@@ -152,7 +143,6 @@ class OurSwarm(Algorithm):
         for learner in before - self._away:
             for fragment, state in enumerate(self._states):
                 self._in_flight[learner][fragment] = InFlight()
-                self._beside[learner].pop(fragment, None)
                 self.learners.write(learner, fragment, state.anchor_N)
 
     # -- a round
@@ -165,10 +155,9 @@ class OurSwarm(Algorithm):
             if contribution is not None:
                 sent[learner] = contribution
         arrived = {learner: one for learner, one in sent.items() if not one.is_lost}
-        is_void = self._rng.random() < self._rule.void_share
-        entry = None if is_void else self._reduce(fragment, round_index, arrived)
+        self._rng.random()  # not used any more; without it, trials with losses would draw others than those kept
+        entry = self._reduce(fragment, round_index, arrived)
         if entry is None:
-            self.num_void += 1
             return
         self.entries.append(entry)
         self._under_way.append((tick + self._rule.delay, entry))
@@ -183,9 +172,6 @@ class OurSwarm(Algorithm):
         if steps == told_steps:
             return None
         in_flight, local_N = self._in_flight[learner][fragment], learners.read(learner, fragment)
-        beside_N = self._beside[learner].get(fragment)
-        if beside_N is not None:
-            local_N = local_N - beside_N
         codec = rule.codecs.contribution
         try:
             prepared = prepare_contribution(
@@ -197,14 +183,8 @@ class OurSwarm(Algorithm):
         decoded_N = codec.decode(payload, len(local_N))
         advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)
         self._in_flight[learner][fragment] = advance.in_flight
-        if rule.residual == "weights":
-            if advance.local_N is not local_N:
-                learners.write(learner, fragment, advance.local_N)
-        else:
-            left_N = prepared.delta_N - decoded_N
-            learners.write(learner, fragment, advance.local_N + left_N)
-            if rule.residual == "buffer":
-                self._beside[learner][fragment] = left_N
+        if advance.local_N is not local_N:
+            learners.write(learner, fragment, advance.local_N)
         self._told[learner][fragment] = (tokens, steps)
         return _Sent(
             payload=payload,
@@ -295,7 +275,7 @@ class OurSwarm(Algorithm):
                 self._in_flight[learner][fragment],
                 self.learners.read(learner, fragment),
                 advanced=after,
-                merge_rule=rule.merge,
+                merge_rule=MergeRule(),
             )
             self._in_flight[learner][fragment] = advance.in_flight
             self.learners.write(learner, fragment, advance.local_N)

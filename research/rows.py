@@ -13,13 +13,16 @@ from typing import Any, Literal
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.planning.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.planning.rounds import FINAL_SHARE
-from research.scope import DELAYED, Scope
+from research.scope import LONGEST_CYCLE, Scope
 from research.setting import OURS, Setting
 
 TRIES = 8
 """Tries of each row, including its default."""
 CYCLE = 8
 """Steps of a cycle in the primary comparison."""
+_DELAYED = 16
+"""Ratio of a cycle to the delay of an entry, which is at least one step, in all rows that train meanwhile. Entries of
+real processes on one machine are a step late, both in rounds of three steps and of seven (docs/lab-log.md)."""
 _OTHERS_FRAGMENTS = 4
 
 Values = Mapping[str, float]
@@ -198,9 +201,9 @@ def setting_of(name: str, scope: Scope, values: Values | None = None) -> Setting
         ConfigError: as `row_named`.
     """
     row, steps = row_named(name)
-    steps = steps or scope.sync_every
-    delay = max(1, steps // DELAYED)
-    base = replace(scope, sync_every=steps).ours(name=name, system=row.system)
+    steps = steps or LONGEST_CYCLE
+    delay = max(1, steps // _DELAYED)
+    base = scope.setting(name, row.system, sync_every=steps)
     if row.exchange == "rounds":
         base = replace(base, fragments=max(1, min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND)), delay=delay)
     elif row.exchange == "late":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Literal
@@ -14,7 +14,6 @@ import torch
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.log.limits import MAX_NORM_RATIO
-from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.vector_work import Codecs
@@ -29,8 +28,6 @@ from research.baselines import (
     CentralDiloco,
     CentralRule,
     DataParallel,
-    DeltaOnlyGroups,
-    GossipRule,
     NoLoCo,
     SparseLoCo,
 )
@@ -48,8 +45,6 @@ ALONE = frozenset({"data-parallel", "data-parallel-int4", "one-island"})
 """Systems with a single learner, which has the batch of all islands."""
 INT4_BYTES = 4.25 / 8
 """Bytes per parameter in int4, including scales. Downloads in int4 are counted at this size, but are not rounded."""
-CURVE_POINTS = 12
-"""Number of points of a drawn curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +61,13 @@ class Setting:
         learning_rate: peak inner rate; warm-up over the first twelfth.
         inner_schedule: the inner rate after warm-up: a cosine down to a tenth, or constant.
         inner: inner optimiser.
-        beta1, beta2: coefficients of AdamW.
         sync_every: ticks of a cycle, H.
         fragments: number of fragments, P.
         delay: ticks from a contribution to its entry, τ.
         outer_rate, momentum: η and μ.
         outer_final_share: share of η that is left at the end of a trial; it falls over the last quarter.
-        merge, alpha: how θ follows an entry; for other systems, `alpha` is the local share.
+        alpha: local share of θ when an entry arrives, for systems with a server.
         contribution, entry: codecs, for p2p_diloco only.
-        rounds_stochastically: whether entries in few bits are rounded stochastically.
-        residual: where the codec's residual of a contribution is kept: in θ, in a separate buffer, or nowhere.
         norm_ratio: largest norm of a contribution, as a multiple of the last median, for p2p_diloco only.
         is_radial: for systems with a server: average directions and norms separately, for each tensor.
         mean: for p2p_diloco only: plain, or radial (directions and lengths separately, for each block).
@@ -83,16 +75,12 @@ class Setting:
         slow: number of islands that make one step in `SLOWNESS` ticks.
         rows: rows of islands whose means are averaged once more, for p2p_diloco only.
         lost_share: share of contributions that never arrive, for p2p_diloco and for systems with a server.
-        void_share: share of rounds that end without an entry.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
-        group: number of learners in a group, for gossip systems.
         gamma: pull towards the mean anchor, for NoLoCo; None: the outer rate.
         accumulate: ticks per step of data-parallel, with the batch of as many ticks.
         averaging: decay of the running mean of data-parallel's parameters, which is then the result; 0: none.
-        by_topic: whether each island has its own part of the text.
         judged_tokens: number of held-out tokens for the final loss.
         stage: stage of evidence, which owns the seeds and the held-out text (research/stages.py).
-        points: number of points of the loss curve.
     """
 
     name: str
@@ -104,20 +92,15 @@ class Setting:
     learning_rate: float = 2e-3
     inner_schedule: Schedule = "cosine"
     inner: Literal["adamw", "muon"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.98
     sync_every: int = 32
     fragments: int = 4
     delay: int = 4
     outer_rate: float = 1.0
     momentum: float = 0.5
     outer_final_share: float = 1.0
-    merge: Literal["keep", "blend"] = "keep"
     alpha: float = 0.0
     contribution: str = "int4"
     entry: str = "int4"
-    rounds_stochastically: bool = True
-    residual: Literal["weights", "buffer", "dropped"] = "weights"
     norm_ratio: float = MAX_NORM_RATIO
     is_radial: bool = False
     mean: Literal["plain", "radial"] = "plain"
@@ -125,22 +108,12 @@ class Setting:
     slow: int = 0
     rows: int = 1
     lost_share: float = 0.0
-    void_share: float = 0.0
     away_share: float = 0.0
-    group: int = 2
     gamma: float | None = None
     accumulate: int = 1
     averaging: float = 0.0
-    by_topic: bool = False
     judged_tokens: int = JUDGED_TOKENS["explore"]
     stage: Stage = "explore"
-    points: int = 0
-
-    def with_tokens_of_all(self) -> Setting:
-        """Return the setting with more ticks, to make up for the tokens lost to slow and absent islands."""
-        speed = ((self.islands - self.slow) + self.slow / SLOWNESS) * (1.0 - self.away_share)
-        cycles = round(self.ticks / self.sync_every * self.islands / speed)
-        return replace(self, ticks=cycles * self.sync_every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +127,6 @@ class Outcome:
         seconds: CPU time; of trials that made their steps together, that of all.
         device: kind of device of the inner steps.
         blocks: loss of each piece of the held-out text, whose mean is `loss`; empty if there is only one.
-        curve: (ticks, loss) during training, of the first replica, on a quarter of the held-out tokens; empty if the
-            setting has no points.
     """
 
     name: str
@@ -166,7 +137,6 @@ class Outcome:
     seconds: float
     device: str = "cpu"
     blocks: tuple[float, ...] = ()
-    curve: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +161,7 @@ def run_trial(
     *,
     within: Circumstances | None = None,
     device: str = "cpu",
+    settles: bool = True,
 ) -> Outcome:
     """Train and evaluate. The outcome is the same on all machines that round alike, whatever their load.
 
@@ -198,6 +169,7 @@ def run_trial(
         text: path of a text; None: the standard library's source.
         within: replaces what the setting and `text` specify.
         device: device on which islands step, one after the other.
+        settles: whether what is under way after the last step still arrives.
     Raises:
         ConfigError: the seed belongs to another stage, or the setting is inconsistent.
     """
@@ -207,7 +179,7 @@ def run_trial(
     for tick in range(1, setting.ticks + 1):
         trial.steps(tick)
         trial.border(tick)
-    return trial.outcome()
+    return trial.outcome(settles=settles)
 
 
 def run_together(trials: Sequence[tuple[Setting, int]], text: str | None = None, *, device: str) -> list[Outcome]:
@@ -225,14 +197,7 @@ def run_together(trials: Sequence[tuple[Setting, int]], text: str | None = None,
         Crew(
             rule=_rule(setting),
             seed=seed,
-            streams=streams_of(
-                within.corpus,
-                within.shape,
-                seed,
-                _num_learners(setting),
-                _windows(setting),
-                by_topic=setting.by_topic and setting.system not in ALONE,
-            ),
+            streams=streams_of(within.corpus, within.shape, seed, _num_learners(setting), _windows(setting)),
         )
         for setting, seed in trials
     ]
@@ -267,8 +232,6 @@ def together_with(setting: Setting) -> Setting | None:
         islands=1,
         inner=setting.inner,
         inner_schedule=setting.inner_schedule,
-        beta1=setting.beta1,
-        beta2=setting.beta2,
         fragments=_fragments(setting),
         accumulate=setting.accumulate,
     )
@@ -284,11 +247,7 @@ class _Trial:
         self._began = time.process_time()
         self._algorithm = make_algorithm(setting, learners, seed)
         pieces = held_out_blocks(within.corpus, setting.stage)
-        judge = partial(Judge, within.shape, pieces, _fragments(setting), device=device)
-        self._glance = judge(num_tokens=max(1, setting.judged_tokens // 4)) if setting.points else None
-        self._judge = partial(judge, num_tokens=setting.judged_tokens)
-        self._every = max(1, setting.ticks // setting.points) if setting.points else 0
-        self._curve: list[tuple[int, float]] = []
+        self._judge = partial(Judge, within.shape, pieces, _fragments(setting), setting.judged_tokens, device)
 
     def steps(self, tick: int) -> None:
         """Have each learner make its step, or mark it for the step of its stack."""
@@ -302,13 +261,12 @@ class _Trial:
     def border(self, tick: int) -> None:
         """Do what is due after the steps of a tick."""
         self._algorithm.border(tick)
-        if self._glance is not None and tick % self._every == 0:
-            self._curve.append((tick, fmean(self._glance.losses(self._algorithm.models()[0]))))
 
-    def outcome(self) -> Outcome:
+    def outcome(self, *, settles: bool = True) -> Outcome:
         """Return the result after the last tick."""
         setting, algorithm, learners = self._setting, self._algorithm, self._learners
-        algorithm.settle(setting.ticks)
+        if settles:
+            algorithm.settle(setting.ticks)
         last = self._judge()
         blocks = tuple(map(fmean, zip(*(last.losses(model) for model in algorithm.models()), strict=True)))
         return Outcome(
@@ -320,7 +278,6 @@ class _Trial:
             seconds=time.process_time() - self._began,
             device=self._device,
             blocks=blocks if len(blocks) > 1 else (),
-            curve=tuple(self._curve),
         )
 
 
@@ -334,8 +291,6 @@ def _rule(setting: Setting) -> InnerRule:
     return InnerRule(
         optimizer=setting.inner,
         learning_rate=setting.learning_rate,
-        beta1=setting.beta1,
-        beta2=setting.beta2,
         schedule=setting.inner_schedule,
         warmup_steps=warmup,
     )
@@ -350,7 +305,6 @@ def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -
         windows=_windows(setting),
         num_fragments=_fragments(setting),
         seed=seed,
-        by_topic=setting.by_topic and setting.system not in ALONE,
         device=device,
         gradients=(setting.islands, baselines.as_int4) if setting.system == "data-parallel-int4" else None,
     )
@@ -385,21 +339,18 @@ def _ours(setting: Setting, learners: Learners, seed: int) -> Algorithm:
         contribution=codec_named(setting.contribution),
         row_mean=codec_named("int8"),
         entry=codec_named(setting.entry),
-        rounds_stochastically=setting.rounds_stochastically and setting.entry not in ("float32", "bfloat16"),
+        rounds_stochastically=setting.entry not in ("float32", "bfloat16"),
     )
     rule = OurRule(
         sync_every=setting.sync_every,
         delay=setting.delay,
         outer=_outer(setting),
-        merge=MergeRule(kind=setting.merge, alpha=setting.alpha),
         codecs=codecs,
         weights_by_tokens=setting.weights_by_tokens,
         is_radial=setting.mean == "radial",
         rows=setting.rows,
         lost_share=setting.lost_share,
-        void_share=setting.void_share,
         away_share=setting.away_share,
-        residual=setting.residual,
         radius_factor=setting.norm_ratio,
     )
     return OurSwarm(learners, rule, seed=seed)
@@ -454,9 +405,6 @@ SYSTEMS: dict[str, Callable[[Setting, Learners, int], Algorithm]] = {
     "textbook-diloco-int4": lambda setting, learners, seed: _central(
         setting, learners, seed, baselines.as_int4, INT4_BYTES * _ring(setting), INT4_BYTES * _ring(setting)
     ),
-    "opendiloco": lambda setting, learners, seed: _central(
-        setting, learners, seed, baselines.as_float16, 2 * _ring(setting), 2 * _ring(setting)
-    ),
     "streaming-diloco": lambda setting, learners, seed: _central(
         setting, learners, seed, baselines.as_e3m0, 0.5 * _ring(setting), 0.5 * _ring(setting)
     ),
@@ -471,17 +419,11 @@ SYSTEMS: dict[str, Callable[[Setting, Learners, int], Algorithm]] = {
     ),
     "noloco": lambda setting, learners, seed: NoLoCo(
         learners,
-        GossipRule(sync_every=setting.sync_every, group=2),
+        sync_every=setting.sync_every,
         seed=seed,
         alpha=setting.momentum,
         beta=setting.outer_rate,
         gamma=setting.gamma if setting.gamma is not None else setting.outer_rate,
-    ),
-    "delta-only-groups": lambda setting, learners, seed: DeltaOnlyGroups(
-        learners,
-        GossipRule(sync_every=setting.sync_every, group=setting.group),
-        OuterRule(learning_rate=setting.outer_rate, momentum=setting.momentum),
-        seed=seed,
     ),
 }
 """Algorithms by name."""

@@ -1,19 +1,19 @@
-"""Table of an experiment: means, spreads, and gaps of paired seeds with confidence intervals."""
+"""An experiment and its table: means, spreads, and gaps of paired seeds with confidence intervals."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.data import open_corpus
-from research.experiments import Experiment
 from research.intervals import Gap, paired_gap
 from research.kept import KeptOutcomes
 from research.setting import Outcome, Setting, run_together, run_trial, together_with
@@ -24,6 +24,39 @@ Trial = tuple[Setting, int]
 """A setting and a seed."""
 STACKED = 8
 """Most trials whose inner steps a GPU makes together: what happens between steps takes turns on one core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """An experiment, which results in one table.
+
+    Attributes:
+        question: the question that it answers, in one line.
+        settings: one per row; the first is compared with the others.
+        seeds: number of trials of each row.
+        comparisons: number of gaps whose intervals hold together with 95 %; 1: each interval on its own.
+        notes: for each tuned row, its tries and values.
+    """
+
+    question: str
+    settings: tuple[Setting, ...]
+    seeds: int
+    comparisons: int = 1
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def only(self, names: Sequence[str]) -> Experiment:
+        """Return the experiment with these rows only, in the order of `names`.
+
+        Raises:
+            ConfigError: a name is unknown, or there are fewer than two rows.
+        """
+        rows = {setting.name: setting for setting in self.settings}
+        for name in names:
+            if name not in rows:
+                raise ConfigError(f"unknown row {name!r}; expected one of {', '.join(rows)}")
+        if len(set(names)) < 2:
+            raise ConfigError(f"--rows names {', '.join(names)}; expected at least two rows to compare")
+        return replace(self, settings=tuple(rows[name] for name in dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ SAFE_ROUND_SECONDS = 2.0
 """Over the internet, rounds of this length receive all contributions, in one row and in several. Rounds half as long
 lose some, and busy machines lose more (docs/decisions/0033)."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
-"""Final loss by inner steps per cycle, four islands: `python -m research sync --size micro`."""
+"""Final loss by inner steps per cycle, four islands, short trials (docs/decisions/0033)."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 

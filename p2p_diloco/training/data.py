@@ -111,24 +111,6 @@ class Corpus:
         """Return the whole training text."""
         return self.train_parts
 
-    def share(self, index: int, count: int) -> Corpus:
-        """Return a corpus with one of `count` shares of the training text, each of adjacent stretches.
-
-        Adjacent stretches of a sorted folder have similar topics, so the shares differ.
-
-        Raises:
-            ConfigError: the text has fewer stretches than shares.
-        """
-        if len(self.train_parts) < count:
-            raise ConfigError(
-                f"a text of {self.num_bytes} bytes has {len(self.train_parts)} stretches, too few for {count} shares; "
-                f"name one of at least {count * _STRIDE_BYTES} bytes"
-            )
-        first, last = len(self.train_parts) * index // count, len(self.train_parts) * (index + 1) // count
-        own = copy(self)
-        own.train_parts = self.train_parts[first:last]
-        return own
-
     def within(self, ranges: Sequence[tuple[int, int]]) -> Corpus:
         """Return a corpus with only the stretches that lie within one of these (start, stop) ranges, in order.
 

@@ -37,7 +37,6 @@ from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from research.recording import Recording, pace_of, read_recording
 from research.setting import Circumstances, Setting, run_trial
-from research.stages import JUDGED_TOKENS
 from tests.swarm.process_swarm import PROJECT
 
 SECONDS = float(os.environ.get("PLANNED_SECONDS", "300"))
@@ -262,12 +261,10 @@ def play_row(recording: Recording) -> float:
         mean=manifest.outer.mean,
         contribution=manifest.codec.contribution,
         entry=manifest.codec.entry,
-        points=1,
-        judged_tokens=4 * JUDGED_TOKENS["explore"],  # the curve uses a quarter of these
     )
     corpus = open_run_text(manifest.data, None)
     within = Circumstances(shape=plan.shape, rule=plan.inner, corpus=corpus)
-    return run_trial(setting, manifest.model.seed, within=within).curve[-1][1]
+    return run_trial(setting, manifest.model.seed, within=within, settles=False).loss
 
 
 def last_contribution(lives: Sequence[Sequence[dict[str, Any]]]) -> int:

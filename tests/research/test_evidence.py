@@ -11,14 +11,13 @@ import pytest
 from p2p_diloco.errors import ConfigError, StateError
 from research.command import main
 from research.evidence import EVIDENCE, ROWS_OF, evidence_named, rows_to_tune, tune_rows
-from research.experiments import Experiment
 from research.rows import TRIES, primary_rows, row_named
 from research.scope import Scope
 from research.setting import Outcome
-from research.table import Table
+from research.table import Experiment, Table
 from research.tuned import Search, Try, find_search, read_searches, write_search
 
-SCOPE = Scope(size="micro", ticks=32)
+SCOPE = Scope(ticks=32)
 
 
 def search(row: str, **changes: object) -> Search:
@@ -51,7 +50,7 @@ def played(experiment: Experiment) -> Table:
 
 def test_a_search_tries_inner_rates_then_the_rest_with_the_best_of_them(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
-    (found,) = tune_rows(["textbook-diloco-every-8"], Scope(size="micro", stage="tune"), path, "ab", played)
+    (found,) = tune_rows(["textbook-diloco-every-8"], Scope(stage="tune"), path, "ab", played)
     assert len(found.tries) == TRIES
     assert [one.values["learning_rate"] for one in found.tries[:3]] == pytest.approx([0.016, 0.0112, 0.0224])
     assert {one.values["learning_rate"] for one in found.tries[3:]} == {found.tries[2].values["learning_rate"]}
@@ -85,13 +84,17 @@ def test_every_experiment_for_evidence_has_rows_that_exist(name: str) -> None:
     assert experiment.comparisons == family * (len(experiment.settings) - 1)
 
 
+def test_seeds_are_those_asked_for() -> None:
+    searches = [search(row) for row in ROWS_OF["means"][1]]
+    scopes = (Scope(), Scope(is_quick=True), Scope(seeds=3))
+    assert [evidence_named("means", scope, searches).seeds for scope in scopes] == [8, 2, 3]
+
+
 def test_fewer_rows_need_fewer_searches_but_are_corrected_for_all() -> None:
     rows = ["data-parallel", "p2p-diloco-every-8"]
     experiment = evidence_named("primary", SCOPE, [search(row) for row in rows], only=rows)
     assert [setting.name for setting in experiment.settings] == rows
     assert experiment.comparisons == 48
-    with pytest.raises(ConfigError, match="unknown row 'gossip'"):
-        evidence_named("primary", SCOPE, [], only=["gossip", "data-parallel"])
 
 
 def test_a_row_that_was_not_tuned_at_this_scale_is_refused_with_the_command() -> None:
@@ -130,7 +133,7 @@ def test_tuning_and_the_test_from_the_command_line(
 ) -> None:
     monkeypatch.setattr("research.table.usable_cores", lambda: 1)
     tuned, keep = tmp_path / "tuned.json", tmp_path / "kept.jsonl"
-    words = ["--data", text, "--steps", "8", "--sync-every", "8", "--islands", "2", "--windows", "2"]
+    words = ["--data", text, "--steps", "32", "--islands", "2", "--windows", "2"]
     words += ["--rows", "sparseloco-every-8,data-parallel", "--keep", str(keep), "--tuned", str(tuned)]
     assert main(["tune", *words]) == 0
     assert "best of 8 tries" in capsys.readouterr().out
@@ -147,3 +150,23 @@ def test_tuning_and_the_test_from_the_command_line(
     kept = [json.loads(line) for line in keep.read_text().splitlines()][2 * TRIES :]
     assert {outcome["seed"] for outcome in kept} == {2000, 2001}
     assert all(outcome["loss"] == pytest.approx(fmean(outcome["blocks"])) for outcome in kept)
+
+
+def test_a_table_for_people_and_for_programs(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("research.table.usable_cores", lambda: 1)  # here, not in workers that must import PyTorch first
+    tuned, to, keep = (tmp_path / name for name in ("tuned.json", "figures.json", "kept.jsonl"))
+    rows = ["textbook-diloco-every-8", "textbook-diloco-falling-every-8"]
+    for row in rows:
+        write_search(tuned, search(row, islands=2))
+    words = ["falling", "--data", text, "--steps", "32", "--islands", "2", "--windows", "2", "--seeds", "1"]
+    words += ["--rows", ", ".join(rows), "--keep", str(keep), "--tuned", str(tuned)]
+    assert main([*words, "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in figures["rows"]] == rows
+    assert set(figures["gaps"]) == {rows[1]}
+    assert main([*words, "--json", str(to)]) == 0
+    assert len(keep.read_text().splitlines()) == 2
+    assert json.loads(to.read_text()) == figures
+    assert "what does an outer rate that falls at the end give" in capsys.readouterr().out

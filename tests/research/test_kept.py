@@ -8,18 +8,24 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import Digest, sha256
+from research.evidence import evidence_named
 from research.kept import KeptOutcomes
-from research.setting import CURVE_POINTS, Outcome, Setting
+from research.scope import Scope
+from research.setting import Outcome, Setting
+from research.stages import seeds_of
+from research.tuned import read_searches
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PROSE = Digest(bytes.fromhex("54d1afc452ed6c57e93c41d22c8f2e219e343c6797dc21ff7fe2423a596bd502"))
+"""Fingerprint of the second text of the rules of evidence."""
 
 TEXT = sha256(b"a text")
-ROW = Setting(name="row", points=CURVE_POINTS)
+ROW = Setting(name="row")
 
 
 def outcome(seed: int) -> Outcome:
-    return Outcome(
-        name="row", seed=seed, loss=1.5 + seed, tokens=3, bytes_sent_per_parameter=2.5, seconds=4.0, curve=((8, 2.5),)
-    )
+    return Outcome(name="row", seed=seed, loss=1.5 + seed, tokens=3, bytes_sent_per_parameter=2.5, seconds=4.0)
 
 
 def test_what_was_played_is_found_under_any_name(tmp_path: Path) -> None:
@@ -36,12 +42,13 @@ def test_what_was_played_is_found_under_any_name(tmp_path: Path) -> None:
     assert KeptOutcomes(path, sha256(b"another text")).find(ROW, 0) is None
 
 
-def test_a_trial_with_a_curve_is_found_where_nobody_wants_one_but_not_the_other_way_round() -> None:
-    plain = replace(ROW, points=0)
-    kept = KeptOutcomes(Path("never-written.jsonl"), TEXT)
-    kept._found = {kept._name(ROW, 0): outcome(0), kept._name(plain, 1): replace(outcome(1), curve=())}
-    assert kept.find(plain, 0) == replace(outcome(0), curve=())
-    assert kept.find(ROW, 1) is None
+def test_the_trials_of_the_evidence_are_found() -> None:
+    """A trial is found by the fields of its setting, so a change of a default could lose it."""
+    kept, searches = KeptOutcomes(RESULTS / "trials.jsonl", PROSE), read_searches(RESULTS / "tuned.json")
+    for islands in (4, 8, 16):
+        primary = evidence_named("primary", Scope(islands=islands, ticks=1312), searches)
+        for setting in primary.settings:
+            assert all(kept.find(setting, seed) for seed in seeds_of("test", primary.seeds)), setting.name
 
 
 def test_losses_of_pieces_are_kept(tmp_path: Path) -> None:

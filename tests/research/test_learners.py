@@ -44,15 +44,6 @@ def test_all_begin_alike_and_go_their_own_ways(text: str) -> None:
     assert np.array_equal(some.read(0, 0), some.read(1, 0))
 
 
-def test_topics_are_shares_of_the_text(text: str) -> None:
-    corpus = open_corpus(text)
-    shares = [corpus.share(index, 2).train_parts.tolist() for index in range(2)]
-    assert shares[0] + shares[1] == corpus.train_parts.tolist()
-    assert learners(text, by_topic=True).read(0, 0).size
-    with pytest.raises(ConfigError, match="too few for 99 shares"):
-        corpus.share(0, 99)
-
-
 def test_the_judge_sees_what_learners_hold(text: str) -> None:
     some = learners(text)
     corpus = open_corpus(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_bloc
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.span.vector_work import Codecs
 from research.ours import OurRule, OurSwarm, exchanged_bytes
@@ -19,11 +17,10 @@ from research.ours import OurRule, OurSwarm, exchanged_bytes
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
 
 
-def swarm(learners: ScriptedLearners, *, codec: str = "float32", merge: str = "keep", **changes: object) -> OurSwarm:
+def swarm(learners: ScriptedLearners, *, codec: str = "float32", **changes: object) -> OurSwarm:
     wire = codec_named(codec)
     values: dict[str, object] = {
         "sync_every": 2, "delay": 0, "outer": OuterRule(learning_rate=1.0, momentum=0.5),
-        "merge": MergeRule(kind=merge),  # type: ignore[arg-type]
         "codecs": Codecs(contribution=wire, row_mean=FLOAT32, entry=wire, rounds_stochastically=False),
         "radius_factor": 100.0,
     }  # fmt: skip
@@ -35,14 +32,13 @@ def anchor(ours: OurSwarm) -> list[float]:
 
 
 def test_without_delay_and_rounding_it_is_the_textbook() -> None:
-    for merge in ("blend", "keep"):
-        learners = ScriptedLearners([-1.0, -3.0])
-        ours = swarm(learners, merge=merge)
-        learners.play(ours.border, range(1, 3))
-        assert anchor(ours) == [-6.0]
-        assert learners.local[:, 0].tolist() == [-6.0, -6.0]
-        learners.play(ours.border, range(3, 5))
-        assert anchor(ours) == [-13.0]
+    learners = ScriptedLearners([-1.0, -3.0])
+    ours = swarm(learners)
+    learners.play(ours.border, range(1, 3))
+    assert anchor(ours) == [-6.0]
+    assert learners.local[:, 0].tolist() == [-6.0, -6.0]
+    learners.play(ours.border, range(3, 5))
+    assert anchor(ours) == [-13.0]
 
 
 def test_steps_made_while_an_entry_is_under_way_are_kept_and_sent_next_time() -> None:
@@ -61,24 +57,19 @@ def test_all_that_was_learnt_is_in_the_anchor_in_the_end() -> None:
     learners.play(ours.border, range(1, 13))
     ours.settle(12)
     assert anchor(ours) == [-24.0, -24.0]
-    assert ours.num_void == 1  # the round at the very end of the settling has nothing new
-    assert len(ours.entries) == 7
+    assert len(ours.entries) == 7  # the round at the very end of the settling has nothing new
 
 
 def test_a_contribution_that_is_lost_is_not_counted_and_not_sent_again() -> None:
     learners = ScriptedLearners([-1.0] * 8)
-    ours = swarm(learners, lost_share=0.4, void_share=0.2, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    ours = swarm(learners, lost_share=0.4, outer=OuterRule(learning_rate=1.0, momentum=0.0))
     learners.play(ours.border, range(1, 41))
     included = [sum(bin(byte).count("1") for byte in entry.included) for entry in ours.entries]
-    assert len(ours.entries) + ours.num_void == 20
+    assert len(ours.entries) == 20
     assert {entry.present for entry in ours.entries} == {b"\xff"}
     assert 1 <= min(included) <= 4, "no majority is in the mean, and none is needed"
-    # What is lost in a round with an entry is made good by the others, who learnt as much; what a void round holds is
-    # resolved by the next entry and sent again after it. Once nothing is lost any more, the anchor has everything.
-    assert ours.num_void > 0
-    ours._rule = dataclasses.replace(ours._rule, lost_share=0.0, void_share=0.0)
-    learners.play(ours.border, range(41, 47))
-    assert anchor(ours)[0] == pytest.approx(-46.0)
+    # What is lost is made good by the others, who learnt as much.
+    assert anchor(ours)[0] == pytest.approx(-40.0)
     assert np.ptp(learners.local[:, 0]) == 0.0
 
 
@@ -160,48 +151,6 @@ def test_what_does_not_fit_a_cycle_is_refused() -> None:
         swarm(ScriptedLearners([-1.0], lengths=(1, 1)), sync_every=3)
     with pytest.raises(ConfigError, match="does not fit into a cycle"):
         swarm(ScriptedLearners([-1.0]), delay=2)
-
-
-def uneven(kind: str) -> tuple[ScriptedLearners, OurSwarm]:
-    """Two learners whose pseudo-gradients four bits cannot hold exactly."""
-    learners = ScriptedLearners([-1.0, -3.0], lengths=(64,))
-    ours = swarm(learners, codec="int4", delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0), residual=kind)
-    learners.local += np.linspace(0.0, 1.0, 64, dtype=np.float32)
-    return learners, ours
-
-
-def untold(learners: ScriptedLearners, ours: OurSwarm) -> float:
-    """Return the largest element of what the first learner knows and did not send."""
-    (sent_N,) = ours._in_flight[0][0].vectors
-    return float(np.abs(ours.models()[0][0] - learners.local[0] - sent_N).max())
-
-
-def test_what_four_bits_leave_stays_in_the_weights_or_beside_them_or_nowhere() -> None:
-    (in_weights, weights), (beside, buffer), (gone, dropped) = map(uneven, ("weights", "buffer", "dropped"))
-    for learners, ours in ((in_weights, weights), (beside, buffer), (gone, dropped)):
-        learners.play(ours.border, range(1, 3))
-    left = untold(in_weights, weights)
-    assert left > 0.01
-    assert untold(beside, buffer) == pytest.approx(0.0, abs=1e-6)
-    assert untold(gone, dropped) == pytest.approx(0.0, abs=1e-6)
-    assert float(np.abs(buffer._beside[0][0]).max()) == pytest.approx(left)
-    for learners, ours in ((in_weights, weights), (beside, buffer), (gone, dropped)):
-        learners.play(ours.border, range(3, 14))
-    # These learners do not look at θ, so it makes no difference to what is sent where the residual waits for its turn.
-    assert weights.models()[0][0] == pytest.approx(buffer.models()[0][0], abs=1e-3)
-    assert np.abs(weights.models()[0][0] - dropped.models()[0][0]).max() > 0.01
-
-
-def test_void_rounds_move_nothing_and_lose_nothing() -> None:
-    learners = ScriptedLearners([-1.0, -3.0])
-    ours = swarm(learners, void_share=0.5, outer=OuterRule(learning_rate=1.0, momentum=0.0))
-    learners.play(ours.border, range(1, 41))
-    assert 4 < ours.num_void < 16
-    assert len(ours.entries) + ours.num_void == 20
-    ours._rule = dataclasses.replace(ours._rule, void_share=0.0)
-    learners.play(ours.border, range(41, 47))
-    # The last void rounds may have held both learners' steps; each entry after them is a mean, so 2 a tick.
-    assert anchor(ours)[0] == pytest.approx(-2.0 * 46)
 
 
 def test_who_was_away_made_no_steps_and_returns_with_what_is_agreed() -> None:

@@ -26,7 +26,7 @@ from research.rows import (
 from research.scope import Scope
 from research.setting import SYSTEMS, Setting
 
-SCOPE = Scope(size="micro", ticks=64, stage="test")
+SCOPE = Scope(ticks=64)
 NAMES = [name if row.exchange == "steps" else every(name, CYCLE) for name, row in ROWS.items()]
 
 
@@ -57,7 +57,7 @@ def test_noloco_is_tried_within_its_paper_s_condition() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("islands", [4, 16])
 def test_settings_fit_their_system(name: str, islands: int) -> None:
-    setting = setting_of(name, Scope(size="micro", islands=islands, ticks=64, windows=32, stage="test"))
+    setting = setting_of(name, Scope(islands=islands, ticks=64))
     assert setting.system in SYSTEMS
     assert (setting.name, setting.stage, setting.islands * setting.batch) == (name, "test", 32)
     assert setting.sync_every % setting.fragments == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from research.experiments import Experiment
+from p2p_diloco.errors import ConfigError
 from research.setting import Outcome, Setting
-from research.table import Table, run_experiment
+from research.table import Experiment, Table, run_experiment
 
 
 def outcomes(name: str, losses: list[float]) -> tuple[Outcome, ...]:
@@ -49,6 +49,15 @@ def test_a_table_of_evidence_says_how_rows_were_tuned_and_what_intervals_are() -
     assert table.lines()[-1] == "intervals: 95 % for 2 comparisons together, over seeds and held-out text"
     assert table.figures()["intervals"]["b"] == pytest.approx(0.2545, rel=1e-3)
     assert (table.figures()["comparisons"], table.figures()["tuned"]) == (2, three.notes)
+
+
+def test_only_some_rows_in_the_order_asked_for() -> None:
+    three = Experiment(question="which?", settings=tuple(Setting(name=name) for name in "abc"), seeds=2)
+    assert [setting.name for setting in three.only(["c", "a", "c"]).settings] == ["c", "a"]
+    with pytest.raises(ConfigError, match="unknown row 'd'; expected one of a, b, c"):
+        three.only(["a", "d"])
+    with pytest.raises(ConfigError, match="at least two rows"):
+        three.only(["a"])
 
 
 def test_trials_have_the_seeds_of_their_stage(text: str) -> None:

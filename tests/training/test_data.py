@@ -52,16 +52,6 @@ def test_parts_cover_the_text_once_and_hold_out_their_share(tmp_path: Path, leng
     assert corpus.held_out_bytes() == pytest.approx(share * length, abs=len(stretches))
 
 
-def test_shares_of_a_text_are_adjacent_stretches_that_cover_it_once(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path, bytes(6 * data._STRIDE_BYTES))
-    shares = [corpus.share(index, 4) for index in range(4)]
-    assert [len(share.train_parts) for share in shares] == [1, 2, 1, 2]
-    assert np.array_equal(np.concatenate([share.train_parts for share in shares]), corpus.train_parts)
-    assert all(np.array_equal(share.held_out_parts, corpus.held_out_parts) for share in shares)
-    with pytest.raises(ConfigError, match="has 6 stretches, too few for 7 shares"):
-        corpus.share(0, 7)
-
-
 @pytest.mark.parametrize("share", [0.0, -0.1, 0.6])
 def test_a_held_out_share_out_of_range_is_refused(tmp_path: Path, share: float) -> None:
     with pytest.raises(ConfigError, match=r"held-out share is .*; expected at least 0\.001 and at most 0\.5"):
