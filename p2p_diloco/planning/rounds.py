@@ -197,7 +197,7 @@ def _cost(steps: float) -> str:
     words = "more than" if steps > most else "about"
     return (
         f"cycles of {counted(round(steps), 'step')} end with a loss {words} {100 * loss_cost(steps):.2g} % above that "
-        f"of {_FEWEST_STEPS} (short trials; see docs/decisions/0033 in a checkout)"
+        f"of {_FEWEST_STEPS} (short trials; decision 0033)"
     )
 
 

@@ -303,7 +303,7 @@ def test_a_cycle_fits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines()[1:3] == [
         "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
         "set by the shortest safe round: rounds under 2 s lose contributions over the internet; cycles of 45 steps "
-        "end with a loss about 6 % above that of 8 (short trials; see docs/decisions/0033 in a checkout)",
+        "end with a loss about 6 % above that of 8 (short trials; decision 0033)",
     ]
 
 

@@ -12,7 +12,7 @@ from p2p_diloco.planning.rounds import ChosenRounds, Conditions, choose_rounds, 
 from p2p_diloco.signing import SigningKey
 
 ORGANISER = SigningKey(bytes(32)).peer
-TRIALS = "(short trials; see docs/decisions/0033 in a checkout)"
+TRIALS = "(short trials; decision 0033)"
 
 
 def chosen(
