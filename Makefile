@@ -1,4 +1,5 @@
-# make demo       a swarm on this machine: a bootstrap peer and volunteers, one killed, one late; prints a table and a report
+# make demo       a swarm on this machine: a volunteer is killed, one comes late, and the bootstrap peer is killed; prints a
+#                 table, a plot and text that the model generates; 2 minutes
 # make test       what every change must keep; five minutes on two cores
 # make test-long  further cases of simulated stories, more real processes, tests of benchmarks and research; fifteen minutes
 # make coverage   the pure packages, with every line and branch covered; nightly
@@ -54,8 +55,8 @@
 PYTHON ?= python3
 # Additional arguments for pip, such as: make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_FLAGS ?=
-# Arguments for the demo, such as: make demo DEMO_FLAGS="--peers 3 --seconds 90 --json -"
-DEMO_FLAGS ?= --seconds 120
+# Arguments for the demo, such as: make demo DEMO_FLAGS="--peers 3 --seconds 200 --json figures.json"
+DEMO_FLAGS ?=
 # Additional arguments for pytest, such as: make test TEST_FLAGS="-x -k merge"
 TEST_FLAGS ?=
 
@@ -75,7 +76,7 @@ PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
-	$(BIN)/p2p-diloco demo $(DEMO_FLAGS)
+	$(BIN)/python examples/local-swarm/demo.py $(DEMO_FLAGS)
 
 # Whole swarms of real processes run alone, because their rounds have deadlines.
 test: $(STAMP)
@@ -252,7 +253,7 @@ extras: $(EXTRAS_STAMP)
 
 examples: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(EXTRAS_TESTS) $(TEST_FLAGS)
-	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py tests/processes/test_demo.py $(TEST_FLAGS)
 
 MODEL_TESTS := $(addprefix tests/training/test_,tokenize_text.py micro_batch.py blocks.py) tests/peer/test_run_model.py
 models: $(EXTRAS_STAMP)
@@ -299,5 +300,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(EXTRAS_VENV) build dist demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(EXTRAS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -392,40 +392,6 @@ def make_app(around: Surroundings) -> App:
         return print_fingerprint(path)
 
     @app.command
-    def demo(
-        *,
-        peers: int = 6,
-        seconds: float = 150.0,
-        model: str = "tiny",
-        data: TextFlag = None,
-        json: FiguresFlag = None,
-        report: Path = Path("demo-report"),
-        with_lone: Annotated[bool, Parameter(negative=())] = False,
-    ) -> int:
-        """Train in a swarm on this machine: one peer is killed, one comes late, the bootstrap is killed.
-
-        Parameters
-        ----------
-        peers
-            number of volunteers; more than three average in a grid
-        seconds
-            how long to train
-        model
-            tiny or small
-        report
-            folder for report.html
-        with_lone
-            also train one island alone, for comparison
-        """
-        from p2p_diloco.cli.demo import run_demo
-        from p2p_diloco.cli.demo_plan import DemoOptions
-
-        options = DemoOptions(
-            peers=peers, seconds=seconds, model=model, data=data, json=json, report=report, with_lone=with_lone
-        )
-        return run_demo(options, around)
-
-    @app.command
     def plan(
         *,
         parameters: str,

@@ -1,4 +1,4 @@
-"""Exit with the parent process: for a peer started by another program, such as the demo."""
+"""Exit with the parent process: for a peer started by another program, such as a benchmark."""
 
 from __future__ import annotations
 

@@ -24,8 +24,6 @@ HEED_SURROUNDINGS = (
     "sample",
     "export",
 )
-_OWN_WORDS = "demo"
-"""Refuses them itself, with a more specific error."""
 
 
 class Refusals:
@@ -40,7 +38,7 @@ class Refusals:
         Raises:
             ConfigError: an `@file` or a dotted override that the command does not take, or a fractional count.
         """
-        if commands and commands[0] not in (*HEED_SURROUNDINGS, _OWN_WORDS):
+        if commands and commands[0] not in HEED_SURROUNDINGS:
             self._refuse_surroundings(" ".join(commands))
         for argument in arguments:
             if commands in (("plan",), ("new",)) and argument.name == "--uplink":

@@ -37,7 +37,7 @@ MOST_OF_PLAN, FEWEST_IN_ROUND = 2.0, 2.0
 
 
 class PeerObserver(Protocol):
-    """Receives a peer's status and events: implemented by the command line, tests and the demo."""
+    """Receives a peer's status and events: implemented by the command line and by tests."""
 
     def listening(self, invite: str, *, own_model: bool) -> None:
         """Called with the invite of a founded run, once others can use it."""

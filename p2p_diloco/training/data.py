@@ -8,7 +8,7 @@ and a restarted peer continues where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,6 @@ _STRIDE_BYTES = 327_680
 sorted folder would cover other topics."""
 _FINGERPRINT_PIECES = 1024
 _FINGERPRINT_PIECE_BYTES = 16_384
-_BIGRAM_BYTES = 1 << 24
 _STREAM_DOMAIN = b"p2p-diloco batch stream 1"
 
 
@@ -244,29 +243,3 @@ def held_out_windows(corpus: Text, *, context: int, num_windows: int) -> Tensor:
     num_windows = min(num_windows, index.num_windows)
     starts = (index.start_of(index.num_windows * window // num_windows) for window in range(num_windows))
     return torch.from_numpy(np.stack([corpus.read(start, start + context + 1) for start in starts]).astype(np.int64))
-
-
-def bigram_entropy(corpus: Corpus) -> float:
-    """Return H(next byte | byte) of the held-out text in nats per byte, under that text's own statistics.
-
-    A model with a lower loss has learnt more than byte pairs: no bigram model can do better on this text. Only the
-    first 16 MiB of held-out text are used.
-    """
-    pairs = np.zeros(65_536, dtype=np.int64)
-    for part in _held_out_stretches(corpus):
-        codes = part[:-1].astype(np.int64) * 256 + part[1:]
-        pairs += np.bincount(codes, minlength=65_536)
-    counts_AB = pairs.reshape(256, 256).astype(np.float64)
-    totals_A1 = np.broadcast_to(counts_AB.sum(axis=1, keepdims=True), counts_AB.shape)
-    seen = counts_AB > 0
-    nats = counts_AB[seen] * np.log(totals_A1[seen] / counts_AB[seen])
-    return float(nats.sum() / counts_AB.sum())
-
-
-def _held_out_stretches(corpus: Corpus) -> Iterator[NDArray[np.uint8]]:
-    left = _BIGRAM_BYTES
-    for start, stop in corpus.held_out_parts.tolist():
-        if left <= 1:
-            return
-        yield corpus.read(start, min(stop, start + left))
-        left -= stop - start

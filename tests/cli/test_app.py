@@ -17,6 +17,7 @@ from p2p_diloco.cli.app import main
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 
 Captured = pytest.CaptureFixture[str]
+PLAN = ["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20mbit"]
 RUN = "ab" * 32
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{RUN}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
@@ -33,9 +34,7 @@ def failed(arguments: list[str], capsys: Captured) -> tuple[int, str]:
     return code, lines[0].removeprefix("p2p-diloco: error: ")
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["new"], ["bootstrap"], ["join"], ["status"], ["sample"], ["export"], ["demo"]]
-)
+@pytest.mark.parametrize("command", [[], ["new"], ["bootstrap"], ["join"], ["status"], ["sample"], ["export"]])
 def test_every_command_has_a_help_page(command: list[str], capsys: Captured) -> None:
     assert main([*command, "--help"]) == 0
     assert "Usage: p2p-diloco" in capsys.readouterr().out
@@ -119,11 +118,7 @@ def test_help_is_a_command_too(capsys: Captured) -> None:
         (["new", "a.toml", "b.toml"], "new does not take 'b.toml'; leave it out, or see p2p-diloco new --help"),
         (["new", "--name"], "--name needs a value; see p2p-diloco new --help"),
         (["bootstrap", "nowhere.toml"], "there is no file nowhere.toml"),
-        (["demo", "--peers", "2"], "--peers is 2; expected 3 to 64"),
-        (["demo", "--seconds", "5"], "--seconds is 5; expected at least 40"),
-        (["demo", "--model", "huge"], "--model is 'huge'; expected tiny or small"),
-        (["demo", "--outer.momentum", "0.7"], "the demo makes its own run and does not take --outer.momentum"),
-        (["demo", "--json", "nowhere/figures.json"], "there is no folder nowhere for --json"),
+        ([*PLAN, "--json", "nowhere/figures.json"], "there is no folder nowhere for --json"),
         (["status"], "no peer has run with the state directory"),
     ],
 )

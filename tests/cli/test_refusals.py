@@ -30,7 +30,6 @@ def test_a_command_without_a_manifest_takes_no_manifest_values(words: list[str],
     [
         ([*PLAN, "--cores", "1.5"], "--cores is 1.5; expected a whole number"),
         (["new", "x.toml", "--islands", "2.5"], "--islands is 2.5; expected a whole number"),
-        (["demo", "--peers=4.5"], "--peers is 4.5; expected a whole number"),
         (["join", "--found", "run.toml", "--until-round", "7.5"], "--until-round is 7.5; expected a whole number"),
         ([*PLAN, "--cores", "many"], 'unable to convert "many" into int'),
     ],
