@@ -19,13 +19,13 @@ from typing import Any, Self
 
 import psutil
 
+from benchmarks.chaos.child_processes import OUTPUT_FILE, ChildProcesses
 from benchmarks.chaos.faults import BOOTSTRAP, KINDS, RESTART_SECONDS, SPARED, Fault, name_of
 from benchmarks.chaos.figures import Life, Played
 from benchmarks.chaos.history import History
 from benchmarks.chaos.paced_island import set_wall_clock
 from benchmarks.meters import cpu_seconds, family_of, rss_bytes
 from benchmarks.star_network import Direction, StarNetwork
-from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
 from p2p_diloco.config.invite import SCHEME
 from p2p_diloco.config.key_file import create_key_file
 from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest

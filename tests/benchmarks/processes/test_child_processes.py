@@ -1,4 +1,4 @@
-"""Neither children of the demo nor their files outlive it."""
+"""Neither children of a benchmark nor their files outlive it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_diloco.cli.child_processes import OUTPUT_FILE, ChildProcesses
+from benchmarks.chaos.child_processes import OUTPUT_FILE, ChildProcesses
 
 # Starts a grandchild in its own session, as peers start their daemon, and prints its process id.
 FAMILY = (
@@ -47,7 +47,7 @@ def is_alive(pid: int) -> bool:
 def wait_until_dead(*pids: int) -> None:
     deadline = time.monotonic() + 10
     while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, "a process outlived the demo"
+        assert time.monotonic() < deadline, "a process outlived the benchmark"
         time.sleep(0.02)
 
 
@@ -95,9 +95,9 @@ def test_settings_of_this_shell_do_not_reach_the_children(monkeypatch: pytest.Mo
         assert output_of(children, "peer-1") == ["False", "1", str(children.folder("peer-1").parent)]
 
 
-DEMO = """
+BENCHMARK = """
     import signal, time
-    from p2p_diloco.cli.child_processes import ChildProcesses
+    from benchmarks.chaos.child_processes import ChildProcesses
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it runs in the background
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -112,7 +112,7 @@ DEMO = """
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_process_and_no_file(number: signal.Signals) -> None:
-    script = textwrap.dedent(DEMO).format(command=FAMILY)
+    script = textwrap.dedent(BENCHMARK).format(command=FAMILY)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ)
     ) as process:

@@ -1,4 +1,4 @@
-"""Child processes that never outlive this one: peers of the demo, each with its own session and folder."""
+"""Child processes that never outlive this one: peers of a benchmark, each with its own session and folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import psutil
 
@@ -25,30 +25,10 @@ _END_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Children(Protocol):
-    """Processes by name, each with a folder; real ones here, simulated ones in tests."""
-
-    def folder(self, name: str) -> Path:
-        """Return the folder of `name`, which exists."""
-        ...
-
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Start `p2p-diloco` with `arguments`."""
-        ...
-
-    def kill(self, name: str) -> None:
-        """Kill it without a chance to clean up, as `kill -9` does."""
-        ...
-
-    def exit_code(self, name: str) -> int | None:
-        """Return its exit code; None while it runs."""
-        ...
-
-
 class ChildProcesses:
-    """Real child processes. Leaving the block always kills all of them and removes all files.
+    """Child processes by name. Leaving the block always kills all of them and removes all files.
 
-    If this process itself is killed, the children notice and exit (see `parent.py`).
+    If this process itself is killed, the children notice and exit (see `p2p_diloco/cli/parent.py`).
     """
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "p2p_diloco")) -> None:
@@ -64,7 +44,7 @@ class ChildProcesses:
                 self._handlers[number] = signal.signal(number, _interrupt)
         try:
             # The name is short because the daemons' sockets are inside, and a socket path has at most 107 characters.
-            self._root = Path(tempfile.mkdtemp(prefix="p2pd-demo-"))
+            self._root = Path(tempfile.mkdtemp(prefix="p2pd-bench-"))
         except OSError as error:
             raise StateError(f"cannot make a temporary folder: {error.strerror}; is the disk full?") from None
         return self
