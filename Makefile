@@ -292,11 +292,13 @@ format: $(STAMP)
 install: $(STAMP)
 
 # An interrupted installation leaves no stamp, so the next make starts it again.
+# The last command compiles numba's loops, so that the first peers need not.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e ".[dev]"
+	$(BIN)/python -c 'from p2p_diloco.span.vector_work import warm_up; warm_up()'
 	@touch $@
 
 clean:

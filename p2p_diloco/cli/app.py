@@ -23,7 +23,6 @@ from p2p_diloco.cli.flags import (
     PeerFlags,
     SettingsFlags,
     Surroundings,
-    TextFlag,
     settings_of,
 )
 from p2p_diloco.cli.last_step import end_despite_last_step
