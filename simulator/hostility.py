@@ -10,16 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId
-from p2p_diloco.protocol.wire.ballot import Promise, Vote
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.messages import (
-    ContentReply,
     EntryAbsent,
     HeadsReply,
     Message,
@@ -27,7 +23,6 @@ from p2p_diloco.protocol.wire.messages import (
     Ping,
     Pong,
     Refusal,
-    SpanReply,
     SpanRequest,
     SpanVector,
     decode_message,
@@ -36,6 +31,18 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
 from simulator.clock import MachineClock
+from simulator.lies import (
+    DAY_SECONDS,
+    Change,
+    a_day_ahead,
+    false_bytes,
+    false_contents,
+    false_heads,
+    false_parents,
+    no_entries,
+    no_votes,
+    noise,
+)
 from simulator.network import Mutator, SimulatedTransport
 from simulator.process import OUTSIDE, Process
 from simulator.run import RUN, key_named, proof_of, sign_as, signer
@@ -46,30 +53,22 @@ if TYPE_CHECKING:
 
 DIAL_SECONDS = 5.0
 BEAT_SECONDS = 2.0
-DAY_SECONDS = 86_400.0
 
 MutatorMaker = Callable[["Machine", random.Random], Mutator]
 
 
-def _each(change: Callable[[Message, random.Random], Message | None]) -> MutatorMaker:
-    """Return a maker of mutators that change each message into another, or drop it."""
+def telling(change: Change) -> Mutator:
+    """Return a mutator that changes each message into another, or drops it."""
 
-    def make(machine: Machine, rng: random.Random) -> Mutator:
-        def mutate(to: PeerId, message: Message) -> list[bytes]:
-            changed = change(message, rng)
-            return [encode_message(changed)] if changed is not None else []
+    def mutate(to: PeerId, message: Message) -> list[Message]:
+        changed = change(message)
+        return [changed] if changed is not None else []
 
-        return mutate
-
-    return make
+    return mutate
 
 
-def _withhold_entries(message: Message, rng: random.Random) -> Message | None:
-    return None if isinstance(message, Entry) else message
-
-
-def _never_vote(message: Message, rng: random.Random) -> Message | None:
-    return None if isinstance(message, Promise | Vote) else message
+def _each(change: Change) -> MutatorMaker:
+    return lambda machine, rng: telling(change)
 
 
 def claims_reach(*provers: PeerId, is_forged: bool = False) -> MutatorMaker:
@@ -96,64 +95,17 @@ def claims_reach(*provers: PeerId, is_forged: bool = False) -> MutatorMaker:
                 case _:
                     return message
 
-        def mutate(to: PeerId, message: Message) -> list[bytes]:
-            claimed = claim(message)
-            return [encode_message(claimed)] if claimed is not None else []
-
-        return mutate
+        return telling(claim)
 
     return make
 
 
-def _noise(message: Message, rng: random.Random) -> Message | None:
-    """Contribute numbers other than those announced."""
-    if isinstance(message, SpanVector):
-        return replace(message, payload=rng.randbytes(len(message.payload)))
-    return message
-
-
-def _wrong_pieces(message: Message, rng: random.Random) -> Message | None:
-    """Serve finite numbers that are not the span's."""
-    if isinstance(message, SpanReply):
-        numbers = np.frombuffer(message.piece, dtype="<f4") * np.float32(0.5) + np.float32(0.25)
-        return replace(message, piece=numbers.astype("<f4").tobytes())
-    return message
-
-
-def _wrong_digests(message: Message, rng: random.Random) -> Message | None:
-    """Claim that this peer's spans hold bytes that differ from all others'."""
-    if isinstance(message, ContentReply):
-        return replace(message, digests=tuple((head, Digest(rng.randbytes(32))) for head, _ in message.digests))
-    return message
-
-
-def _wrong_heads(message: Message, rng: random.Random) -> Message | None:
-    """Claim that this peer's spans are ahead of all others'."""
-    if isinstance(message, HeadsReply):
-        heads = tuple(replace(h, digest=Digest(rng.randbytes(32)), height=h.height + 3) for h in message.heads)
-        return replace(message, heads=heads)
-    return message
-
-
-def _clock(message: Message, rng: random.Random) -> Message | None:
-    if isinstance(message, Pong):
-        return replace(message, clock_seconds=message.clock_seconds + DAY_SECONDS)
-    return message
-
-
-def _bogus_parents(message: Message, rng: random.Random) -> Message | None:
-    """Name parents that no peer has."""
-    if isinstance(message, Opening):
-        return replace(
-            message, spans=tuple(replace(offer, parent=Digest(rng.randbytes(32))) for offer in message.spans)
-        )
-    return message
-
-
 def _truncated(machine: Machine, rng: random.Random) -> Mutator:
-    def mutate(to: PeerId, message: Message) -> list[bytes]:
+    def mutate(to: PeerId, message: Message) -> list[Message | bytes]:
+        if rng.random() >= 0.02:
+            return [message]
         frame = encode_message(message)
-        return [frame[: rng.randrange(1, len(frame))]] if rng.random() < 0.02 else [frame]
+        return [frame[: rng.randrange(1, len(frame))]]
 
     return mutate
 
@@ -162,21 +114,21 @@ def _deaf_to_half(machine: Machine, rng: random.Random) -> Mutator:
     """Send messages to only half of the swarm."""
     salt = rng.randrange(256)
 
-    def mutate(to: PeerId, message: Message) -> list[bytes]:
-        return [] if (to[0] ^ salt) & 1 and not isinstance(message, Ping | Pong) else [encode_message(message)]
+    def mutate(to: PeerId, message: Message) -> list[Message]:
+        return [] if (to[0] ^ salt) & 1 and not isinstance(message, Ping | Pong) else [message]
 
     return mutate
 
 
 MUTATORS: dict[str, MutatorMaker] = {
-    "withholds entries": _each(_withhold_entries),
-    "never votes": _each(_never_vote),
-    "contributes noise": _each(_noise),
-    "serves wrong bytes": _each(_wrong_pieces),
-    "names wrong digests": _each(_wrong_digests),
-    "names wrong heads": _each(_wrong_heads),
-    "is a day ahead": _each(_clock),
-    "names bogus parents": _each(_bogus_parents),
+    "withholds entries": _each(no_entries),
+    "never votes": _each(no_votes),
+    "contributes noise": _each(noise),
+    "serves wrong bytes": _each(false_bytes),
+    "names wrong digests": _each(false_contents),
+    "names wrong heads": _each(false_heads),
+    "is a day ahead": _each(a_day_ahead),
+    "names bogus parents": _each(false_parents),
     "truncates frames": _truncated,
     "speaks to half": _deaf_to_half,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node import node as node_module
-from p2p_diloco.protocol.wire.messages import Message, decode_message
+from p2p_diloco.protocol.wire.messages import Message, decode_message, encode_message
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, whole
 from p2p_diloco.transport.memory import MemoryTransport
 from simulator.faulty_network import FaultyNetwork, FaultyTransport
@@ -29,8 +29,8 @@ OUTBOUND_ONLY = "outbound"
 
 MOST_VALUES = 4096
 
-Mutator = Callable[[PeerId, Message], "list[bytes]"]
-"""Returns the frames that a hostile member sends to a peer in place of a message."""
+Mutator = Callable[[PeerId, Message], Sequence[Message | bytes]]
+"""Returns the messages or frames that a hostile member sends to a peer in place of a message."""
 Tap = Callable[[PeerId, PeerId, Lane, bytes], None]
 
 
@@ -215,7 +215,8 @@ class SimulatedTransport(FaultyTransport):
             message = decode_message(whole(frame))
         except FrameError:
             return super().post(peer, frame, lane=lane, deadline=true)
-        frames = self.mutator(peer, message)
+        told = self.mutator(peer, message)
+        frames = [each if isinstance(each, bytes) else encode_message(each) for each in told]
         posted = [self.post_unchanged(peer, each, lane=lane, deadline=true) for each in frames]
         return all(posted)
 

@@ -36,7 +36,6 @@ from p2p_diloco.protocol.wire.messages import (
     MOST_RECORDS,
     ContentReply,
     ContentRequest,
-    EntryAbsent,
     EntryRequest,
     HeadsReply,
     HeadsRequest,
@@ -54,17 +53,17 @@ from p2p_diloco.protocol.wire.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.directory import PeerRole, sign_record
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Lane, SilentListener
+from simulator.lies import DAY_SECONDS, degraded_child, false_digest, false_short_heads, invented_answer, lone_vote
 
 PATIENCE_SECONDS = 30.0
 REDIAL_SECONDS = 1.0
 STARTED_AT_ONCE = 4
-DAY_SECONDS = 86_400.0
 
 
 class Stranger(SilentListener):
@@ -147,7 +146,7 @@ Attack = Callable[[Stranger, dict[str, Any]], Coroutine[Any, Any, None]]
 
 
 async def other_tips(stranger: Stranger, order: dict[str, Any], *, only_names: bool = False) -> None:
-    """Name a higher tip for every span without having an entry that leads there, and serve zeros.
+    """Name a higher tip for every span without having an entry that leads there, and serve garbage.
 
     Args:
         only_names: whether it answers only requests for its tips.
@@ -169,41 +168,23 @@ async def other_tips(stranger: Stranger, order: dict[str, Any], *, only_names: b
     }
 
     def answer(peer: PeerId, message: Message) -> Iterable[Message]:
+        if only_names and not isinstance(message, HeadsRequest):
+            return ()
         like = stranger.heard.get(peer)
-        match message:
-            case _ if only_names and not isinstance(message, HeadsRequest):
-                return ()
-            case HeadsRequest():
-                roster = like.roster if like is not None else ZERO_DIGEST
-                near = like.heads[message.fragment].round if like is not None and like.heads else 0
-                heads = tuple(replace(head, round=near, roster=roster) for head in bogus[message.fragment])
-                return (HeadsReply(fragment=message.fragment, heads=heads),)
-            case EntryRequest():
-                return (EntryAbsent(span=message.span, parent=message.parent),)
-            case SpanRequest():
-                span_bytes = order["span_bytes"][message.span.fragment][message.span.index]
-                head = bogus[message.span.fragment][message.span.index]
-                piece = bytes(min(span_bytes - message.offset, message.most_bytes))
-                reply = SpanReply(
-                    span=message.span, head=head, total_bytes=span_bytes, offset=message.offset, piece=piece
-                )
-                return (reply,)
-            case ContentRequest():
-                digests = tuple((head.digest, sha256(b"zeros")) for head in bogus[message.fragment])
-                return (ContentReply(fragment=message.fragment, digests=digests),)
-            case _:
-                return ()
+
+        def heads(fragment: int) -> list[SpanHead]:
+            roster = like.roster if like is not None else ZERO_DIGEST
+            near = like.heads[fragment].round if like is not None and like.heads else 0
+            return [replace(head, round=near, roster=roster) for head in bogus[fragment]]
+
+        return invented_answer(message, heads, lambda span: order["span_bytes"][span.fragment][span.index])
 
     stranger.answer = answer
     await stranger.hear_all()
     while True:
         for peer in stranger.victims:
             like = stranger.heard[peer]
-            heads = tuple(
-                FragmentHead(round=head.round, digest=Digest(sha256(b"bogus", head.digest)[:SHORT_DIGEST_BYTES]))
-                for head in like.heads
-            )
-            stranger.post(peer, stranger.heartbeat(like, heads=heads))
+            stranger.post(peer, stranger.heartbeat(like, heads=false_short_heads(like)))
         await asyncio.sleep(0.1)
 
 
@@ -213,7 +194,7 @@ async def other_contents(stranger: Stranger, order: dict[str, Any]) -> None:
     def answer(peer: PeerId, message: Message) -> Iterable[Message]:
         heads = stranger.heads.get((peer, message.fragment), ()) if isinstance(message, ContentRequest) else ()
         if heads and isinstance(message, ContentRequest):
-            digests = tuple((head.digest, sha256(b"other", head.digest)) for head in heads)
+            digests = tuple((head.digest, false_digest(head.digest)) for head in heads)
             return (ContentReply(fragment=message.fragment, digests=digests),)
         return ()
 
@@ -382,23 +363,10 @@ async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
             for certified in tuple(stranger.rosters.values())[-3:]:
                 first = certified.roster.members[0]
                 for listed in (first, replace(first, peer=stranger.key.peer)):
-                    child = _child_of(stranger, certified.roster, listed, latest, latest // order["fragments"])
-                    stranger.post(peer, RosterReply(rosters=(child,)))
+                    parent, cycle, me = certified.roster, latest // order["fragments"], stranger.key
+                    child = degraded_child(parent, listed, cycle, height=parent.height + 1)
+                    stranger.post(peer, lone_vote(child, ballot_number(latest, 0), me.peer, me.sign))
         await asyncio.sleep(0.2)
-
-
-def _child_of(stranger: Stranger, parent: Roster, listed: Member, round_index: int, cycle: int) -> CertifiedRoster:
-    changes: dict[str, Any] = {
-        "parent": parent.digest(),
-        "k": parent.k + 1,
-        "degraded": True,
-        "cycle": cycle,
-        "members": (listed,),
-        "height": parent.height + 1,
-    }
-    roster, ballot = replace(parent, **changes), ballot_number(round_index, 0)
-    vote = stranger.key.sign(vote_statement(roster.digest(), ballot))
-    return CertifiedRoster(roster=roster, ballot=ballot, votes=((stranger.key.peer, vote),))
 
 
 async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
@@ -429,7 +397,6 @@ async def uninvited(stranger: Stranger, order: dict[str, Any]) -> None:
     roster = Roster(
         run=run, genesis=ZERO_DIGEST, parent=ZERO_DIGEST, k=1, cycle=1, degraded=True, members=(member,), height=10_000
     )  # fmt: skip
-    vote = stranger.key.sign(vote_statement(roster.digest(), 4))
     unsigned = Declaration(
         run=run, peer=me, incarnation=1, cycle=0, proofs=(), trains=True, share=8, leaving=False, signature=bytes(64)
     )
@@ -437,7 +404,7 @@ async def uninvited(stranger: Stranger, order: dict[str, Any]) -> None:
     heads = (head,) * order["spans_per_fragment"]
     told: tuple[Message, ...] = (
         replace(unsigned, signature=stranger.key.sign(unsigned.statement())),
-        RosterReply(rosters=(CertifiedRoster(roster=roster, ballot=4, votes=((me, vote),)),)),
+        lone_vote(roster, 4, me, stranger.key.sign),
         HeadsReply(fragment=0, heads=heads),
         ContentReply(fragment=0, digests=tuple((each.digest, sha256(b"zeros")) for each in heads)),
         SpanReply(span=span, head=head, total_bytes=span_bytes, offset=0, piece=bytes(span_bytes)),

@@ -25,7 +25,7 @@ import numpy as np
 import uvloop
 
 from p2p_diloco.codec.int4 import Int4Codec
-from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, within_reach
 from p2p_diloco.node.node import SwarmNode
@@ -35,29 +35,31 @@ from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
-from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.messages import (
-    ContentReply,
     ContentRequest,
-    EntryAbsent,
     EntryRequest,
-    HeadsReply,
     HeadsRequest,
     Message,
-    Opening,
     Ping,
-    Pong,
-    RosterReply,
     RosterRequest,
     RowMean,
-    SpanReply,
     SpanRequest,
 )
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
+from simulator.lies import (
+    Change,
+    a_day_ahead,
+    degraded_child,
+    false_bytes,
+    false_contents,
+    false_state,
+    lone_vote,
+    no_entries,
+)
 from tests.swarm.swarm_peer import main
 
 HUGE = 3e38
-DAY_SECONDS = 86_400.0
 FORGED_EVERY_SECONDS = 0.2
 QUESTIONS = (ContentRequest, EntryRequest, HeadsRequest, Ping, RosterRequest, SpanRequest)
 Mutator = Callable[[SwarmNode, PeerId, Any], Sequence[Message]]
@@ -125,55 +127,19 @@ def two_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Messa
     return (resigned(node, message, tokens=message.tokens + 1),)
 
 
-def withheld_entries(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Withhold the entries that this peer owns, and the means of its row."""
-    return () if is_own(node, message) or isinstance(message, RowMean) else (message,)
+def told(change: Change) -> Mutator:
+    """Return a mutator that changes each message into another, or drops it."""
 
+    def mutate(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
+        changed = change(message)
+        return (changed,) if changed is not None else ()
 
-def many_tokens(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Claim a million times as many tokens."""
-    if isinstance(message, Opening) and message.steps:
-        return (replace(message, tokens=message.tokens * 1_000_000),)
-    return (message,)
+    return mutate
 
 
 def other_tips(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Name tips that are higher than its own, without entries that lead there; serve zeros for them."""
-    match message:
-        case Heartbeat():
-            heads = tuple(
-                FragmentHead(round=head.round, digest=Digest(sha256(head.digest)[:SHORT_DIGEST_BYTES]))
-                for head in message.heads
-            )
-            return (replace(message, heads=heads, signature=bytes(64)).signed(node.engine.me.sign),)
-        case HeadsReply():
-            higher = tuple(replace(h, height=h.height + 100, digest=sha256(h.digest)) for h in message.heads)
-            return (replace(message, heads=higher),)
-        case Entry() if not is_own(node, message):
-            return (EntryAbsent(span=message.span, parent=message.parent),)
-        case SpanReply():
-            head = replace(message.head, height=message.head.height + 100, digest=sha256(message.head.digest))
-            return (replace(message, head=head, piece=bytes(len(message.piece))),)
-        case _:
-            return (message,)
-
-
-def other_contents(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Name other bytes for every tip, and serve zeros."""
-    match message:
-        case ContentReply():
-            return (replace(message, digests=tuple((tip, sha256(content)) for tip, content in message.digests)),)
-        case SpanReply():
-            return (replace(message, piece=bytes(len(message.piece))),)
-        case _:
-            return (message,)
-
-
-def a_day_ahead(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
-    """Answer pings a day ahead."""
-    if isinstance(message, Pong):
-        return (replace(message, clock_seconds=message.clock_seconds + DAY_SECONDS),)
-    return (message,)
+    """Name tips far above its own, without entries that lead there, and serve garbage for them."""
+    return (false_state(message, node.engine.me),)
 
 
 def silent(node: SwarmNode, to: PeerId, message: Message) -> Sequence[Message]:
@@ -186,11 +152,10 @@ MUTATORS: dict[str, Mutator] = {
     "one-round-ahead": one_round_ahead,
     "huge-entries": huge_entries,
     "two-entries": two_entries,
-    "withheld-entries": withheld_entries,
-    "many-tokens": many_tokens,
+    "withheld-entries": told(no_entries),
     "other-tips": other_tips,
-    "other-contents": other_contents,
-    "a-day-ahead": a_day_ahead,
+    "other-contents": told(lambda message: false_contents(false_bytes(message))),
+    "a-day-ahead": told(a_day_ahead),
     "self-voted-dropped": silent,
     "entries-dropped": silent,
 }
@@ -204,23 +169,13 @@ def self_voted(node: SwarmNode, *parents: CertifiedRoster) -> Sequence[Message]:
     me, rules = node.engine.me, node.engine.rules
     round_index = rules.clock.round_at(node._clock.now())
     cycle, ballot = rules.clock.cycle(round_index), ballot_number(round_index, 0)
-    told = []
+    forged: list[Message] = []
     for parent in (each.roster for each in parents):
         if cycle < parent.cycle + rules.stalled_cycles:
             continue
-        roster = replace(
-            parent,
-            parent=parent.digest(),
-            k=parent.k + 1,
-            degraded=True,
-            cycle=cycle,
-            members=(parent.member(me.peer) or parent.members[0],),
-            height=parent.height + rules.num_all_spans,
-        )
-        vote = me.sign(vote_statement(roster.digest(), ballot))
-        certified = CertifiedRoster(roster=roster, ballot=ballot, votes=((me.peer, vote),))
-        told.append(RosterReply(rosters=(certified,)))
-    return told
+        member, height = parent.member(me.peer) or parent.members[0], parent.height + rules.num_all_spans
+        forged.append(lone_vote(degraded_child(parent, member, cycle, height=height), ballot, me.peer, me.sign))
+    return forged
 
 
 def latest_listing(node: SwarmNode) -> CertifiedRoster | None:

@@ -12,13 +12,13 @@ import pytest
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration
-from p2p_diloco.protocol.wire.messages import Message, Opening, SpanVector, encode_message
+from p2p_diloco.protocol.wire.messages import Message, Opening, SpanVector
 from simulator.coverage import share_of_spans
-from simulator.hostility import MUTATORS, Caller, MutatorMaker, Outsider, Stranger, claims_reach
+from simulator.hostility import MUTATORS, Caller, MutatorMaker, Outsider, Stranger, claims_reach, telling
 from simulator.inspector import Violated
 from simulator.liveness import check_agreement, check_tables, fragment_heights
 from simulator.machine import Machine
-from simulator.network import OUTBOUND_ONLY, Mutator
+from simulator.network import OUTBOUND_ONLY
 from simulator.run import RUN, key_named, run_rules, sign_as
 from simulator.simulation import Simulation, play
 
@@ -196,14 +196,15 @@ def test_members_without_a_vote_that_name_bogus_parents_stop_no_span() -> None:
     play(scene)
 
 
-def empty_handed(to: bytes, message: Message) -> list[bytes]:
+def empty_handed(message: Message) -> Message | None:
     """Open each round, name the right parents, and send nothing."""
     match message:
         case Opening():
-            message = replace(message, spans=tuple(replace(offer, sends=False) for offer in message.spans))
+            return replace(message, spans=tuple(replace(offer, sends=False) for offer in message.spans))
         case SpanVector():
-            return []
-    return [encode_message(message)]
+            return None
+        case _:
+            return message
 
 
 def test_eight_identities_that_never_contribute_to_an_open_run_do_no_lasting_harm() -> None:
@@ -218,9 +219,8 @@ def test_eight_identities_that_never_contribute_to_an_open_run_do_no_lasting_har
             for machine in honest:
                 machine.reports = deque()  # keeps all reports
             first, began = swarm.round, swarm.now
-            mutator: Mutator = empty_handed
             for name in IDENTITIES:
-                swarm.add(name, place=OUTBOUND_ONLY, start=False).lie(mutator)
+                swarm.add(name, place=OUTBOUND_ONLY, start=False).lie(telling(empty_handed))
                 swarm.start(name)
             await swarm.run_to_round(first + 14)
             listed = swarm.machines["p0"].roster

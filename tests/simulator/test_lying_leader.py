@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.protocol.wire.ballot import Proposal
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Member
-from p2p_diloco.protocol.wire.messages import Message, RosterReply, encode_message
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, lead_order, vote_statement
+from p2p_diloco.protocol.wire.messages import Message, RosterReply
+from p2p_diloco.protocol.wire.roster import Roster, lead_order
 from simulator.coverage import longest_gap, share_of_spans
+from simulator.hostility import telling
+from simulator.lies import lone_vote
 from simulator.machine import Machine
-from simulator.network import Mutator
-from simulator.run import key_named, run_rules, sign_as
+from simulator.run import key_named, run_rules, signer
 from simulator.simulation import Simulation, play
 
 HONEST = ("p0", "p1", "p2")
@@ -60,9 +62,8 @@ def made_up_promise(proposal: Proposal) -> Proposal:
 
 def certify_alone(proposal: Proposal) -> RosterReply:
     """Distribute the roster without the victim, with only the leader's own vote."""
-    roster, liar = drop(proposal).roster, key_named("liar").peer
-    vote = sign_as(liar, vote_statement(roster.digest(), proposal.ballot))
-    return RosterReply(rosters=(CertifiedRoster(roster=roster, ballot=proposal.ballot, votes=((liar, vote),)),))
+    liar = key_named("liar").peer
+    return lone_vote(drop(proposal).roster, proposal.ballot, liar, signer(liar))
 
 
 LIES: dict[str, Lie] = {
@@ -79,11 +80,8 @@ LIES: dict[str, Lie] = {
 }
 
 
-def lying(lie: Lie) -> Mutator:
-    def mutate(to: bytes, message: Message) -> list[bytes]:
-        return [encode_message(lie(message) if isinstance(message, Proposal) else message)]
-
-    return mutate
+def lie_in_proposals(lie: Lie, message: Message) -> Message:
+    return lie(message) if isinstance(message, Proposal) else message
 
 
 async def until_it_leads_next(swarm: Simulation, liar: Machine) -> None:
@@ -118,7 +116,7 @@ def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succe
                 before = liar.roster
                 for machine in honest:
                     machine.reports.clear()
-                liar.lie(lying(lie))
+                liar.lie(telling(partial(lie_in_proposals, lie)))
                 share = 4 if share == FULL_SHARE else FULL_SHARE
                 swarm.machines["p2"].running.membership.share = share
                 await swarm.run_to_round(swarm.round + 2)

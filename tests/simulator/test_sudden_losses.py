@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.wire.messages import Message, RosterReply, encode_message
+from p2p_diloco.protocol.wire.messages import Message, RosterReply
 from simulator.coverage import longest_gap, share_of_spans
-from simulator.network import OPEN, OUTBOUND_ONLY, Mutator
+from simulator.hostility import telling
+from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
 
@@ -103,16 +103,13 @@ def test_the_bootstrap_serves_peers_at_home_when_all_reducers_die(num_open: int,
 def lose_roster(swarm: Simulation, k: int) -> None:
     """Lose every message that carries roster `k`."""
 
-    def losing() -> Mutator:
-        def pass_or_lose(to: PeerId, message: Message) -> list[bytes]:
-            is_lost = isinstance(message, RosterReply) and any(each.roster.k == k for each in message.rosters)
-            return [] if is_lost else [encode_message(message)]
-
-        return pass_or_lose
+    def pass_or_lose(message: Message) -> Message | None:
+        is_lost = isinstance(message, RosterReply) and any(each.roster.k == k for each in message.rosters)
+        return None if is_lost else message
 
     for machine in swarm.running(trains=False):
         assert machine.transport is not None
-        machine.transport.mutator = losing()
+        machine.transport.mutator = telling(pass_or_lose)
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,15 @@ from p2p_diloco.protocol.wire.messages import (
     PROTOCOL_VERSION,
     Message,
     Refusal,
-    RosterReply,
     SpanReply,
     encode_message,
     is_bulk,
 )
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
 from p2p_diloco.transport.link import Lane
 from simulator.hostility import Caller
+from simulator.lies import degraded_child, lone_vote
 from simulator.machine import Machine
-from simulator.run import SPAN_ELEMENTS, run_rules, sign_as
+from simulator.run import SPAN_ELEMENTS, run_rules, signer
 from simulator.simulation import Simulation, play
 
 pytestmark = pytest.mark.story
@@ -141,17 +140,8 @@ def test_a_roster_with_the_vote_of_one_member_changes_nothing_and_its_sender_is_
         assert parent is not None
         mine = parent.member(villain.peer)
         assert mine is not None
-        lie = replace(
-            parent,
-            parent=parent.digest(),
-            k=parent.k + 1,
-            degraded=True,
-            cycle=swarm.rules.clock.cycle(swarm.round),
-            members=(mine,),
-        )
-        ballot = ballot_number(swarm.round, 3)
-        vote = sign_as(villain.peer, vote_statement(lie.digest(), ballot))
-        word = RosterReply(rosters=(CertifiedRoster(roster=lie, ballot=ballot, votes=((villain.peer, vote),)),))
+        lie = degraded_child(parent, mine, swarm.rules.clock.cycle(swarm.round))
+        word = lone_vote(lie, ballot_number(swarm.round, 3), villain.peer, signer(villain.peer))
         for _ in range(10):
             for machine in others(swarm):
                 send(swarm, machine, word)

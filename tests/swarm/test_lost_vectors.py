@@ -9,6 +9,7 @@ import pytest
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.wire.messages import Message, SpanVector, encode_message
 from p2p_diloco.transport.link import Lane
+from simulator.hostility import telling
 from simulator.machine import Machine
 from simulator.network import Mutator
 from simulator.run import run_rules
@@ -33,10 +34,7 @@ async def found(swarm: Simulation, num_peers: int) -> None:
 
 
 def lose_vectors(chance: random.Random, share: float) -> Mutator:
-    def mutate(to: PeerId, message: Message) -> list[bytes]:
-        return [] if isinstance(message, SpanVector) and chance.random() < share else [encode_message(message)]
-
-    return mutate
+    return telling(lambda message: None if isinstance(message, SpanVector) and chance.random() < share else message)
 
 
 def delay_vectors(swarm: Simulation, machine: Machine) -> Mutator:
@@ -47,9 +45,9 @@ def delay_vectors(swarm: Simulation, machine: Machine) -> Mutator:
         if transport is not None:
             transport.post_unchanged(to, frame, lane=Lane.BULK, deadline=swarm.loop.true_seconds() + LATE_SECONDS)
 
-    def mutate(to: PeerId, message: Message) -> list[bytes]:
+    def mutate(to: PeerId, message: Message) -> list[Message]:
         if not isinstance(message, SpanVector):
-            return [encode_message(message)]
+            return [message]
         swarm.at(swarm.now + LATE_SECONDS, send, to, encode_message(message))
         return []
 

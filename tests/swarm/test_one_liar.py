@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import pytest
 
-from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
+from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.wire.messages import (
-    ContentReply,
-    ContentRequest,
-    EntryAbsent,
-    EntryRequest,
-    HeadsReply,
-    HeadsRequest,
-    Message,
-    SignedContent,
-    SpanReply,
-    SpanRequest,
-    encode_message,
-)
+from p2p_diloco.protocol.wire.heartbeat import FragmentHead
+from p2p_diloco.protocol.wire.messages import ContentReply, Message, SignedContent, SpanReply
 from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from_bytes
-from simulator.hostility import Caller
+from simulator.hostility import Caller, telling
+from simulator.lies import false_bytes, false_head, false_piece, false_state, invented_answer
 from simulator.machine import Machine
-from simulator.run import SPAN_ELEMENTS, key_named, run_rules, signer
+from simulator.run import SPAN_ELEMENTS, key_named, run_rules
 from simulator.simulation import Simulation, play
 
 pytestmark = pytest.mark.story
@@ -36,7 +25,7 @@ pytestmark = pytest.mark.story
 NUM_SPANS = 8
 NAMES = ("p0", "p1", "p2", "p3")
 LIAR, HONEST = "p3", ("p0", "p1", "p2")
-GARBAGE = np.full(2 * SPAN_ELEMENTS, 3.0, dtype="<f4").tobytes()
+FALSE_SPAN = false_piece(0, 8 * SPAN_ELEMENTS)
 RULES = run_rules(num_spans=(NUM_SPANS, NUM_SPANS), stalled_cycles=8, heartbeat_seconds=2.0, round_seconds=16.0)
 
 
@@ -68,27 +57,13 @@ def note_replaced_spans(machines: Sequence[Machine]) -> list[tuple[str, SpanId]]
     return noted
 
 
-def false_head(head: SpanHead) -> SpanHead:
-    return replace(head, digest=sha256(b"false", head.digest), height=head.height + 1000)
-
-
 # -- a stranger
 
 FALSE_HEAD = false_head(SpanHead(digest=sha256(b""), height=9, round=0, roster=sha256(b""), radius=1, median_weight=1))
 
 
-def answer(message: Message) -> Iterable[Message]:
-    """Answer every request with an invented state."""
-    match message:
-        case HeadsRequest():
-            yield HeadsReply(fragment=message.fragment, heads=(FALSE_HEAD,) * NUM_SPANS)
-        case EntryRequest():
-            yield EntryAbsent(span=message.span, parent=message.parent)
-        case SpanRequest():
-            yield SpanReply(span=message.span, head=FALSE_HEAD, total_bytes=len(GARBAGE), offset=0, piece=GARBAGE)
-        case ContentRequest():
-            pairs = ((FALSE_HEAD.digest, sha256(GARBAGE)),) * NUM_SPANS
-            yield ContentReply(fragment=message.fragment, digests=pairs)
+def answer(message: Message) -> Sequence[Message]:
+    return invented_answer(message, lambda fragment: (FALSE_HEAD,) * NUM_SPANS, lambda span: len(FALSE_SPAN))
 
 
 @pytest.mark.parametrize("is_listed", [False, True], ids=["open", "listed"])
@@ -126,37 +101,8 @@ def test_a_strangers_tips_and_spans_change_nothing_at_a_ready_member(is_listed: 
 # -- one member of four
 
 
-def lie_with(machine: Machine, change: Callable[[Message], Message]) -> None:
-    """Change all messages that a machine sends."""
-
-    def mutate(to: PeerId, message: Message) -> list[bytes]:
-        return [encode_message(change(message))]
-
-    machine.lie(mutate)
-
-
-def elsewhere(machine: Machine, message: Message, change: Callable[[SpanHead], SpanHead]) -> Message:
-    """Claim other tips in heartbeats and replies, and serve garbage at them."""
-    match message:
-        case Heartbeat():
-            if message.peer != machine.peer:
-                return message
-            heads = tuple(replace(head, digest=Digest(sha256(b"false", head.digest)[:8])) for head in message.heads)
-            return replace(message, heads=heads).signed(signer(machine.peer))
-        case HeadsReply():
-            return replace(message, heads=tuple(change(head) for head in message.heads))
-        case SpanReply():
-            return replace(wrong_bytes(message), head=change(message.head))
-        case ContentReply():
-            pairs = tuple((chain, sha256(b"false", content)) for chain, content in message.digests)
-            return replace(message, digests=pairs)
-    return message
-
-
-def wrong_bytes(message: Message) -> Message:
-    if not isinstance(message, SpanReply):
-        return message
-    return replace(message, piece=GARBAGE[message.offset : message.offset + len(message.piece)])
+def lie_about_state(machine: Machine, change: Callable[[SpanHead], SpanHead]) -> None:
+    machine.lie(telling(lambda message: false_state(message, machine.running.me, change)))
 
 
 def later_round(head: SpanHead) -> SpanHead:
@@ -185,7 +131,7 @@ def test_one_lying_member_of_four_moves_nobody(change: Callable[[SpanHead], Span
             await begin(swarm)
             honest = swarm.machines[HONEST[0]]
             liar = swarm.machines[LIAR]
-            lie_with(liar, lambda message: elsewhere(liar, message, change))
+            lie_about_state(liar, change)
             replaced = note_replaced_spans([swarm.machines[name] for name in HONEST])
             begun = swarm.round
             await swarm.run_to_round(begun + 20)
@@ -205,7 +151,7 @@ def test_a_joiner_with_three_honest_members_and_one_liar_gets_the_honest_state(
         async with Simulation(rules=RULES, as_bytes=False) as swarm:
             await begin(swarm)
             liar = swarm.machines[LIAR]
-            lie_with(liar, lambda message: elsewhere(liar, message, change))
+            lie_about_state(liar, change)
             joiner = swarm.add("p4")
             seconds = await swarm.until(lambda: joiner.running.ready, within=160.0)
             assert seconds <= 10 * swarm.rules.clock.round_seconds
@@ -222,7 +168,7 @@ def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_le
         async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
             await begin(swarm)
             liar = swarm.machines[LIAR]
-            lie_with(liar, wrong_bytes)
+            liar.lie(telling(false_bytes))
             joiner = swarm.add("p4")
             await swarm.until(lambda: joiner.running.ready, within=160.0)
             texts = [text for text in joiner.texts("donor") if "other bytes than a majority holds" in text]
@@ -239,10 +185,10 @@ def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_le
 def invent_contents(machine: Machine, message: Message) -> Message:
     """Serve garbage at the true tips, and name its true digests, also in answers that are forwarded for others."""
     if not isinstance(message, ContentReply | SignedContent):
-        return wrong_bytes(message)
+        return false_bytes(message)
     heads = machine.running.chains.heads
     spans = [SpanId(message.fragment, index) for index in range(len(message.digests))]
-    return replace(message, digests=content_digests([state_from_bytes(heads[span], GARBAGE) for span in spans]))
+    return replace(message, digests=content_digests([state_from_bytes(heads[span], FALSE_SPAN) for span in spans]))
 
 
 async def join_with_few_links(swarm: Simulation, name: str, links: Sequence[str]) -> Machine:
@@ -266,26 +212,19 @@ def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -
         heads = machine.running.chains.heads
         match message:
             case SpanReply():
-                return replace(message, head=false_head(message.head), offset=0, piece=GARBAGE)
+                return replace(message, head=false_head(message.head), offset=0, piece=FALSE_SPAN)
             case ContentReply():
                 spans = [SpanId(message.fragment, index) for index in range(len(message.digests))]
-                states = [state_from_bytes(false_head(heads[span]), GARBAGE) for span in spans]
+                states = [state_from_bytes(false_head(heads[span]), FALSE_SPAN) for span in spans]
                 return replace(message, digests=content_digests(states))
-        return elsewhere(machine, message, false_head)
-
-    def mutator(machine: Machine) -> Callable[[PeerId, Message], list[bytes]]:
-        def mutate(to: PeerId, message: Message) -> list[bytes]:
-            changed = lie(machine, message)
-            return [encode_message(changed)] if changed is not None else []
-
-        return mutate
+        return false_state(message, machine.running.me)
 
     async def scene() -> None:
         nonlocal has_begun
         async with Simulation(rules=replace(RULES, least_stalled_cycles=2), as_bytes=False) as swarm:
             await begin(swarm, (*NAMES, "p4", "p5"))
             for name in ("p3", "p4"):
-                swarm.machines[name].lie(mutator(swarm.machines[name]))
+                swarm.machines[name].lie(telling(partial(lie, swarm.machines[name])))
             joiner = await join_with_few_links(swarm, "p6", ("p0", "p3", "p4"))
             await swarm.until(lambda: len(joiner.vectors.states) == len(swarm.spans), within=200.0)
             await swarm.run(140.0)
@@ -293,7 +232,7 @@ def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -
             await swarm.run(140.0)
             heads = joiner.running.chains.heads
             assert max(head.height for head in heads.values()) < 1000
-            assert not any(bytes(state_bytes(state)) == GARBAGE for state in joiner.vectors.states.values())
+            assert not any(bytes(state_bytes(state)) == FALSE_SPAN for state in joiner.vectors.states.values())
             assert swarm.inspector.differing == {}
 
     play(scene)
@@ -309,8 +248,7 @@ def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_s
         async with Simulation(rules=RULES, as_bytes=False) as swarm:
             await begin(swarm, (*NAMES, "p4", "p5"))
             for name in liars:
-                machine = swarm.machines[name]
-                lie_with(machine, lambda message, machine=machine: invent_contents(machine, message))  # type: ignore[misc]
+                swarm.machines[name].lie(telling(partial(invent_contents, swarm.machines[name])))
             joiner = await join_with_few_links(swarm, joins, (honest_link, *liars))
             seconds = await swarm.until(lambda: joiner.running.ready, within=400.0)
             assert seconds <= 10 * swarm.rules.clock.round_seconds
@@ -318,7 +256,7 @@ def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_s
             for span, head in joiner.running.chains.heads.items():
                 held = joiner.vectors.span_state(span)
                 assert held is not None
-                assert bytes(state_bytes(held)) != GARBAGE, (span, head)
+                assert bytes(state_bytes(held)) != FALSE_SPAN, (span, head)
             await swarm.grows(joins, entries=8)
             swarm.heal()
             await swarm.until(lambda: swarm.agreed(("p0", "p1", "p2", "p5", joins)), within=128.0)
