@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import uvloop
 
-from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states
+from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
+from p2p_diloco.peer.processor import wake_politely
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.actions import RoundClosed
@@ -38,6 +41,7 @@ from p2p_diloco.protocol.round.round import newcomers_of
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder
@@ -101,20 +105,22 @@ class Listener:
         """Ignore the result of a round."""
 
 
-class StagedPeer:
-    """One peer, whose event loop runs only inside `run`.
+class StagedPeer(ABC):
+    """One peer, whose event loop runs only inside `run`. A benchmark adds the commands and the training thread.
 
     Args:
-        signed: manifest of the run. The run is made for the benchmark, so all peers know the organiser's key and found
-            it alike.
-        host: address to listen on: of this machine, or in a network made for the benchmark.
-        folder: folder of this peer.
+        order: first message of the parent: the peer's place and folder, the signed manifest and the organiser's key,
+            and the address to listen on if it is not this machine's. The run is made for the benchmark, so all peers
+            know that key and found the run alike.
+        plan: plan of the run.
     """
 
-    def __init__(
-        self, *, signed: SignedManifest, plan: RunPlan, organiser: SigningKey, folder: Path, host: str = HOME
-    ) -> None:
+    def __init__(self, order: Mapping[str, Any], plan: RunPlan) -> None:
+        wake_politely()  # as `p2p-diloco join` does
+        torch.set_num_threads(1)
+        folder = Path(order["folder"])
         self.plan = plan
+        self.place = int(order["place"])
         self.failures: list[BaseException] = []
         self.listener = Listener()
         self.stage = StageClock(plan.rules.clock.begin(-1))
@@ -122,7 +128,8 @@ class StagedPeer:
         self.key = load_or_create_identity(folder / "identity.key")
         self.engine: PeerEngine
         self.thread: TrainingThread
-        self._signed, self._organiser = signed, organiser
+        self.organiser = SigningKey(bytes.fromhex(order["organiser"]))
+        self._manifest = bytes.fromhex(order["manifest"])
         self._prover: SigningKey | None = None
         self._memory = RunFolder(folder, plan.rules.run)
         self._services = contextlib.AsyncExitStack()
@@ -135,54 +142,61 @@ class StagedPeer:
             peer=self.key.peer,
             run=plan.rules.run,
             identity_path=folder / "identity.key",
-            host_maddrs=(f"/ip4/{host}/tcp/0",),
+            host_maddrs=(f"/ip4/{order.get('address', HOME)}/tcp/0",),
         )
 
     # -- assembly
 
     def start(self) -> dict[str, Any]:
         """Start the transport. Return what other peers need, including the key, so that they can sign reach proofs."""
+        warm_up()
         self.run(self._enter_transport())
-        key = self.key.private_bytes().hex()
-        return {"peer": self.key.peer.hex(), "addresses": self.transport.listen_addresses(), "key": key}
+        return {
+            "peer": self.key.peer.hex(),
+            "addresses": self.transport.listen_addresses(),
+            "key": self.key.private_bytes().hex(),
+            "pid": os.getpid(),
+        }
 
     async def _enter_transport(self) -> None:
         await self._services.enter_async_context(self.transport)
 
-    def found(
-        self, founder: str, start: Mapping[SpanId, Vector], make_thread: Callable[[dict[SpanId, SpanState]], Any]
-    ) -> None:
-        """Create the same founding roster as all other peers, and assemble engine, island and node.
+    @abstractmethod
+    def make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
+        """Return the thread that owns θ, not started, with these states of the spans."""
+
+    def meet(self, words: list[dict[str, Any]]) -> None:
+        """Create the same start and founding roster as all other peers, assemble this one, and connect to them.
 
         Args:
-            founder: id of a peer in hexadecimal, the same on all peers.
-            start: initial φ, the same on all peers.
-            make_thread: makes the `TrainingThread` from the founding states of the spans; it is started here.
+            words: what each peer returned from `start`, in order of places.
         """
-        # All peers make the same roster 0: the run is made for this benchmark, and all know the organiser's key.
-        member = Member(peer=PeerId(bytes.fromhex(founder)), incarnation=1)
-        founding = found_roster(self.plan, member, self._organiser, genesis_digest(dict(start)), cycle=0)
-        self.assemble(founding, genesis_states(dict(start), founding.roster), make_thread)
+        start = self.make_start()
+        founding = self.found(words, genesis_digest(start))
+        self.assemble(founding, genesis_states(start, founding.roster))
+        self.link(words)
 
-    def assemble(
-        self,
-        founding: CertifiedRoster,
-        states: dict[SpanId, SpanState],
-        make_thread: Callable[[dict[SpanId, SpanState]], Any],
-    ) -> None:
+    def make_start(self) -> dict[SpanId, Vector]:
+        """Return the initial φ, the same on all peers."""
+        return make_start(self.plan)
+
+    def found(self, words: list[dict[str, Any]], genesis: Digest) -> CertifiedRoster:
+        """Return the founding roster, which lists the first peer."""
+        founder = Member(peer=PeerId(bytes.fromhex(words[0]["peer"])), incarnation=1)
+        return found_roster(self.plan, founder, self.organiser, genesis, cycle=0)
+
+    def assemble(self, founding: CertifiedRoster, states: dict[SpanId, SpanState]) -> None:
         """Assemble engine, island and node; without states, this peer has to fetch them."""
-        self.run(self._assemble(founding, states, make_thread))
+        self.run(self._assemble(founding, states))
 
-    async def _assemble(
-        self, founding: CertifiedRoster, states: dict[SpanId, SpanState], make_thread: Callable[..., TrainingThread]
-    ) -> None:
+    async def _assemble(self, founding: CertifiedRoster, states: dict[SpanId, SpanState]) -> None:
         key, heads = self.key, {span: state.head for span, state in states.items()}
         me = LocalPeer(peer=key.peer, incarnation=1, can_be_dialled=True, trains=True, sign=key.sign)
         recalled = SavedState(rosters=(founding,), heads=heads or None)
         self.engine = PeerEngine(me=me, rules=self.plan.rules, verify=is_signed_by, recalled=recalled)
         # No need to compare states before taking part: all peers have just made the same one.
         self.engine.membership.ready = bool(states)
-        self.thread = make_thread(states)
+        self.thread = self.make_thread(states)
         self.thread.start()
         archive = Archive(
             self._memory.path,
@@ -199,21 +213,21 @@ class StagedPeer:
             memory=self._memory,
             clock=self.clock,
             observer=self.listener,
-            manifest=self._signed.encode(),
+            manifest=self._manifest,
             worker=self._worker,
             archive=archive,
         )
 
-    def link(self, words: list[dict[str, Any]], place: int) -> None:
-        """Connect to all other peers, given what each returned from `start`, in order of places."""
+    def link(self, words: list[dict[str, Any]]) -> None:
+        """Connect to all other peers."""
         if len(words) > 1:
-            self._prover = SigningKey(bytes.fromhex(words[0 if place else 1]["key"]))
-        self.run(self._link(words, place))
+            self._prover = SigningKey(bytes.fromhex(words[0 if self.place else 1]["key"]))
+        self.run(self._link(words))
 
-    async def _link(self, words: list[dict[str, Any]], place: int) -> None:
+    async def _link(self, words: list[dict[str, Any]]) -> None:
         """Dial the peers with lower places, and wait until those with higher places have dialled this one."""
         deadline = self._loop.time() + LINK_SECONDS
-        for other in words[:place]:
+        for other in words[: self.place]:
             await self.transport.dial(PeerId(bytes.fromhex(other["peer"])), other["addresses"], deadline)
         async with asyncio.timeout_at(deadline):
             while len(self.transport.linked_peers()) < len(words) - 1:  # noqa: ASYNC110  # a moment at the start
@@ -279,7 +293,7 @@ class StagedPeer:
             signature = self._prover.sign(unsigned.statement(self.plan.rules.run, self.key.peer))
             self.engine.membership.proofs = (replace(unsigned, signature=signature),)
 
-    async def settle(self, round_index: int, at: float) -> bool:
+    async def compare_contents(self, round_index: int, at: float) -> bool:
         """Run a round without contributions, and return whether the content digests have been compared.
 
         Peers compare them after every start. A fragment that changes cannot be compared: peers would hash all of it

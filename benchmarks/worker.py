@@ -1,7 +1,8 @@
-"""Worker process of a benchmark: reads messages from standard input and writes answers to standard output.
+"""Worker process of a benchmark, `python -m benchmarks.worker MODULE:CLASS`: executes commands of its parent.
 
-Each message and each answer is one JSON object on one line. The first line configures the worker; each further line is
-a command and gets one line as its answer. The worker and its children end when the parent closes its standard input.
+Each message and each answer is one JSON object on one line. The first line configures the worker. Each further line is
+a command, and gets one line as its answer: `do` names a method of the worker, the rest are its arguments. The worker
+and its children end when the parent closes its standard input.
 """
 
 from __future__ import annotations
@@ -13,36 +14,37 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from importlib import import_module
+from typing import Any, TextIO
 
 Order = Mapping[str, Any]
 
 
-class Worker(Protocol):
-    """The commands that a worker executes."""
+def make_worker(name: str, order: Order) -> Any:
+    """Return a new worker.
 
-    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute the command `word["do"]` and return the answer."""
-        ...
+    Args:
+        name: module below `benchmarks` and class. Only the libraries that it needs are imported.
+        order: the first message.
+    """
+    module, made = name.split(":")
+    return getattr(import_module(f"benchmarks.{module}"), made)(order)
 
-    def close(self) -> None:
-        """Release all resources."""
-        ...
 
-
-def obey(words: TextIO, answers: TextIO, make: Callable[[Order], Worker]) -> None:
-    """Make a worker from the first line, and execute the commands in the other lines until `end`."""
+def obey(words: TextIO, answers: TextIO, make: Callable[[Order], Any]) -> None:
+    """Make a worker from the first line, execute the commands in the other lines until `end`, and close it."""
     worker = make(json.loads(words.readline()))
     for line in iter(words.readline, ""):
         word = json.loads(line)
-        if word["do"] == "end":
+        command = word.pop("do")
+        if command == "end":
             break
         try:
-            answer = worker.do(word)
+            answer = getattr(worker, command)(**word)
         except Exception as error:
             answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
             raise
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer or {}) + "\n")
         answers.flush()
     worker.close()
 
@@ -59,9 +61,13 @@ def end_with_parent(descriptor: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def run(obey_words: Callable[[TextIO, TextIO], None]) -> None:
+def run(name: str) -> None:
     """Run as a worker process: send the output of libraries to the log, and answers to the pipe."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     end_with_parent(sys.stdin.fileno())
-    obey_words(sys.stdin, answers)
+    obey(sys.stdin, answers, lambda order: make_worker(name, order))
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])

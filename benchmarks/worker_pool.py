@@ -72,7 +72,8 @@ class WorkerPool:
         system: name of the system, sent to the workers.
         orders: first message for each worker, in addition to its place.
         root: folder in which each worker gets a folder.
-        command: arguments after the interpreter that start a worker.
+        worker: module and class of the workers; see `benchmarks.worker`.
+        command: arguments after the interpreter that start a worker, if not those.
         network: network of the workers; a private one by default. The pool enters and leaves it.
         interpreter: Python to use; one from another environment finds this package too.
     """
@@ -83,7 +84,8 @@ class WorkerPool:
         orders: Sequence[Mapping[str, Any]],
         root: Path,
         *,
-        command: Sequence[str],
+        worker: str = "",
+        command: Sequence[str] = (),
         network: Network | None = None,
         interpreter: str = sys.executable,
     ) -> None:
@@ -93,7 +95,7 @@ class WorkerPool:
         self.network = network if network is not None else PrivateNetwork()
         self._orders = orders
         self._root = root
-        self._command = (interpreter, *command)
+        self._command = (interpreter, *(command or ("-m", "benchmarks.worker", worker)))
         self._workers: list[subprocess.Popen[bytes]] = []
         self._unread: list[bytes] = []
         self._seen: set[psutil.Process] = set()

@@ -20,12 +20,18 @@ import psutil
 
 from benchmarks.averaging.figures import Comparison, Turn
 from benchmarks.averaging.our_run import our_orders
-from benchmarks.averaging.systems import OURS, can_all_stay
+from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, HIVEMIND_FLOAT32, OURS, can_all_stay
 from benchmarks.meters import cpu_seconds, forget_peaks, loopback_bytes, peak_rss_bytes
 from benchmarks.worker_pool import WorkerPool
 from p2p_diloco.errors import NetworkError, P2PDilocoError
 
-WORKER = ("-m", "benchmarks.averaging.worker")
+WORKERS = {
+    OURS: "averaging.our_peer:OurPeer",
+    HIVEMIND_FLOAT32: "averaging.hivemind_peer:HivemindPeer",
+    HIVEMIND_FLOAT16: "averaging.hivemind_peer:HivemindPeer",
+    GLOO: "averaging.gloo_peer:GlooPeer",
+}
+"""Peers of the systems. Between commands they must use almost no CPU."""
 START_SECONDS = 180.0
 PREPARE_SECONDS = 300.0
 HASH_SECONDS = 120.0
@@ -164,7 +170,7 @@ def ready_pool(plan: ComparisonPlan, system: str, root: Path, show: Callable[[st
     """Start a system and warm it up with turns until an exchange is complete."""
     show(f"starting {plan.num_peers} peers of {system}")
     place = Path(tempfile.mkdtemp(prefix="c", dir=root))
-    with WorkerPool(system, _orders(plan, system), place, command=WORKER) as pool:
+    with WorkerPool(system, _orders(plan, system), place, worker=WORKERS[system]) as pool:
         words = pool.ask({"do": "start"}, START_SECONDS)
         pool.ask({"do": "meet", "words": words}, START_SECONDS)
         for _ in range(MOST_TRIALS):

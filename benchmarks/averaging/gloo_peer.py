@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.averaging.textbook import FlatOuter, seed_of
-from benchmarks.averaging.worker import wait_for_moment
+from benchmarks.averaging.textbook import FlatOuter, seed_of, wait_for_moment
 
 STORE_FILE = "gloo-store"
 _TIMEOUT = timedelta(minutes=10)
@@ -52,9 +51,9 @@ class GlooPeer:
         """Do nothing: gloo has nothing to settle."""
         return {"is_settled": True, "roster": ""}
 
-    def digest(self) -> str:
+    def digest(self) -> dict[str, Any]:
         """Return a hash of the anchor."""
-        return self._outer.digest()
+        return {"digest": self._outer.digest()}
 
     def close(self) -> None:
         """Leave the process group."""

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.averaging.systems import HIVEMIND_FLOAT16
-from benchmarks.averaging.textbook import FlatOuter, seed_of
-from benchmarks.averaging.worker import wait_for_moment
+from benchmarks.averaging.textbook import FlatOuter, seed_of, wait_for_moment
 from p2p_diloco.errors import NetworkError
 
 PREFIX = "bench"
@@ -108,9 +107,9 @@ class HivemindPeer:
         """Do nothing: hivemind has nothing to settle."""
         return {"is_settled": True, "roster": ""}
 
-    def digest(self) -> str:
+    def digest(self) -> dict[str, Any]:
         """Return a hash of the anchor."""
-        return self._outer.digest()
+        return {"digest": self._outer.digest()}
 
     def close(self) -> None:
         """Shut down the averager and the DHT."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.averaging.synthetic_island import SyntheticState, tensors_of
 from benchmarks.averaging.textbook import seed_of
@@ -23,11 +21,8 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.last_round import state_digest
-from p2p_diloco.peer.processor import wake_politely
 from p2p_diloco.peer.run_plan import RunPlan, plan_tensors
 from p2p_diloco.peer.training_thread import TrainingThread
-from p2p_diloco.signing import SigningKey
-from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.training.model import model_shape
 
 TRIAL_LINGER_SECONDS = 1.0
@@ -40,44 +35,25 @@ START_SCALE = 0.02
 _NEVER = 2**20
 
 
-class OurPeer:
-    """One peer, whose event loop runs only inside these calls."""
+class OurPeer(StagedPeer):
+    """One peer. Its public methods are the commands of the comparison."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        wake_politely()  # as `p2p-diloco join` does
-        torch.set_num_threads(1)
-        self._place = int(order["place"])
-        self._plan = plan_of(order)
-        self._peer = StagedPeer(
-            signed=decode_signed_manifest(bytes.fromhex(order["manifest"])),
-            plan=self._plan,
-            organiser=SigningKey(bytes.fromhex(order["organiser"])),
-            folder=Path(order["folder"]),
-        )
+        super().__init__(order, plan_of(order))
         self._applied = asyncio.Event()
         self._applied_at, self._num_absorbed, self._is_in_all = 0.0, 0, True
         self._state: SyntheticState
 
     # -- commands of the worker
 
-    def start(self) -> dict[str, Any]:
-        """Start the transport."""
-        warm_up()
-        return self._peer.start()
-
-    def meet(self, words: list[dict[str, Any]]) -> None:
-        """Create the same start and founding roster as all other peers, and connect to them."""
-        self._peer.found(words[0]["peer"], _start_of(self._plan), self._make_thread)
-        self._peer.link(words, self._place)
-
     def prepare(self, turn: int) -> None:
         """Move θ away from the anchor, as training would."""
-        self._peer.thread.wait_until_idle()
-        self._state.walk(seed_of(self._place, turn))
+        self.thread.wait_until_idle()
+        self._state.walk(seed_of(self.place, turn))
 
     def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
         """Start the round of this turn at `at`, and run until all its entries are in φ, m and θ, and on disk."""
-        trouble = self._peer.run(self._play(turn, at, is_trial=is_trial))
+        trouble = self.run(self._play(turn, at, is_trial=is_trial))
         if is_trial and not trouble:
             trouble = self._non_voters(turn + 1)
         return {"applied_at": self._applied_at, "trouble": trouble}
@@ -88,23 +64,29 @@ class OurPeer:
         Not settled while a peer is missing from the roster or has just returned to it: the next turn would be without
         it.
         """
-        is_settled = self._peer.run(self._peer.settle(turn, at)) and not self._peer.missing_members(turn + 1)
-        roster = self._peer.governing_roster(turn + 1)
+        is_settled = self.run(self.compare_contents(turn, at)) and not self.missing_members(turn + 1)
+        roster = self.governing_roster(turn + 1)
         return {"is_settled": is_settled, "roster": roster.digest().hex() if roster is not None else ""}
 
-    def digest(self) -> str:
+    def digest(self) -> dict[str, Any]:
         """Return a hash of φ and m."""
-        return state_digest(self._state.states())
+        return {"digest": state_digest(self._state.states())}
 
-    def close(self) -> None:
-        """Stop the transport with its daemon, and all threads."""
-        self._peer.close()
+    # -- the vectors
 
-    def _make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
-        peer = self._peer
-        self._state = SyntheticState(self._plan, absorbed=self._note_absorbed, **peer.of_state())
+    def make_start(self) -> dict[SpanId, Any]:
+        """Return the initial φ, the same on all peers."""
+        rng = np.random.Generator(np.random.Philox(key=0))
+        return {
+            span: np.float32(START_SCALE) * rng.standard_normal(place.stop - place.start, dtype=np.float32)
+            for span, place in self.plan.places.items()
+        }
+
+    def make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
+        """Return the thread of an island that makes no steps."""
+        self._state = SyntheticState(self.plan, absorbed=self._note_absorbed, **self.of_state())
         self._state.hold(states)
-        return TrainingThread(state=self._state, step=None, in_loop=peer.in_loop, died=peer.failures.append)
+        return TrainingThread(state=self._state, step=None, in_loop=self.in_loop, died=self.failures.append)
 
     # -- a turn
 
@@ -113,18 +95,18 @@ class OurPeer:
         self._num_absorbed += 1
         self._is_in_all = self._is_in_all and is_in
         self._applied_at = at
-        if self._num_absorbed == len(self._plan.places):
-            self._peer.in_loop(self._applied.set)
+        if self._num_absorbed == len(self.plan.places):
+            self.in_loop(self._applied.set)
 
     async def _play(self, turn: int, at: float, *, is_trial: bool) -> str:
         self._num_absorbed, self._is_in_all, self._applied_at = 0, True, at
         self._applied.clear()
-        self._peer.listener.sentences.clear()
-        async with self._peer.driven(turn, at) as driving:
-            round_seconds = self._plan.rules.clock.round_seconds
+        self.listener.sentences.clear()
+        async with self.driven(turn, at) as driving:
+            round_seconds = self.plan.rules.clock.round_seconds
             await self._wait_for_entries(driving, TRIAL_SHARE * round_seconds if is_trial else round_seconds)
             # Pending disk writes are part of the exchange.
-            await self._peer.wait_for_disk()
+            await self.wait_for_disk()
             trouble = self._trouble(turn)
             await asyncio.sleep(TRIAL_LINGER_SECONDS if is_trial else LINGER_SECONDS)
         return trouble
@@ -134,24 +116,24 @@ class OurPeer:
         try:
             waits: set[asyncio.Future[Any]] = {applied, driving}
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            self._peer.check(driving)
+            self.check(driving)
         finally:
             applied.cancel()
 
     def _non_voters(self, turn: int) -> str:
         """Return a text while members may not vote yet, else '': the roster is replaced once they may."""
-        roster = self._peer.governing_roster(turn)
+        roster = self.governing_roster(turn)
         num_waiting = sum(not member.counts for member in roster.members) if roster is not None else 0
         return f"{num_waiting} members may not vote yet; the next roster lets them" if num_waiting else ""
 
     def _trouble(self, turn: int) -> str:
         """Return why the exchange did not include all peers, or nothing if it did."""
-        num_spans = len(self._plan.places)
-        if missing := self._peer.missing_members(turn):
+        num_spans = len(self.plan.places)
+        if missing := self.missing_members(turn):
             return missing
         if self._num_absorbed == num_spans and self._is_in_all:
             return ""
-        said = " | ".join(self._peer.listener.sentences) or "nothing"
+        said = " | ".join(self.listener.sentences) or "nothing"
         included = "all" if self._is_in_all else "not all"
         return f"{self._num_absorbed} of {num_spans} entries arrived, {included} with this peer; last events: {said}"
 
@@ -167,12 +149,3 @@ def plan_of(order: Mapping[str, Any]) -> RunPlan:
     beat = manifest.rounds.round_seconds
     rules = replace(plan.rules, heartbeat_seconds=beat, least_stalled_cycles=_NEVER, scrub_cycles=_NEVER)
     return replace(plan, rules=rules)
-
-
-def _start_of(plan: RunPlan) -> dict[SpanId, Any]:
-    """Return the initial φ, the same on all peers."""
-    rng = np.random.Generator(np.random.Philox(key=0))
-    return {
-        span: np.float32(START_SCALE) * rng.standard_normal(place.stop - place.start, dtype=np.float32)
-        for span, place in plan.places.items()
-    }

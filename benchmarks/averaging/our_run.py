@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from typing import Any
 
+from benchmarks.new_run import order_of_new_run
 from p2p_diloco.codec.codec import CODEC_NAMES
-from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.signing import SigningKey
 
 
 def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]:
@@ -22,18 +19,13 @@ def our_orders(*, codec: str, spans: int, turn_seconds: float) -> dict[str, Any]
         ConfigError: the codec is unknown, or the number of spans is invalid.
     """
     check_codec(codec)
-    organiser = SigningKey(secrets.token_bytes(32))
     round_seconds = 2.0 * turn_seconds
-    manifest = draft_manifest(
-        organiser=organiser.peer,
-        now_seconds=time.time(),
-        name="bench",
-        values={
+    return order_of_new_run(
+        {
             "codec": {"contribution": codec, "entry": codec},
             "rounds": {"round_seconds": round_seconds, "fragments": 1, "spans_per_fragment": spans},
-        },
+        }
     )
-    return {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}
 
 
 def check_codec(codec: str) -> None:

@@ -10,8 +10,6 @@ OURS = "p2p_diloco"
 HIVEMIND_FLOAT32, HIVEMIND_FLOAT16, GLOO = "hivemind_fp32", "hivemind_fp16", "gloo_fp32"
 OPPONENTS: dict[str, tuple[str, ...]] = {"hivemind": (HIVEMIND_FLOAT32, HIVEMIND_FLOAT16), "gloo": (GLOO,)}
 NOBODY = "none"
-STATE = "state"
-"""Peers of this project that serve and fetch the whole state; not an averaging system."""
 
 _MIB = 1024 * 1024
 # Observed memory with a small margin: of a peer's processes without vectors, and per parameter.

@@ -6,6 +6,7 @@ The outer step is the same as ours, so all systems do the same work, from the ps
 from __future__ import annotations
 
 import hashlib
+import time
 
 import torch
 from torch import Tensor
@@ -45,3 +46,9 @@ class FlatOuter:
 def seed_of(place: int, turn: int) -> int:
     """Return a seed that is unique to the peer and the turn."""
     return (turn << 16) + place
+
+
+def wait_for_moment(at: float) -> None:
+    """Sleep until `at` on the monotonic clock, which all processes of a machine share."""
+    while (left := at - time.monotonic()) > 0:
+        time.sleep(left)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import uvloop
 
-from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
@@ -54,39 +54,32 @@ class SwarmPeer:
 
     # -- commands of the worker
 
-    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Found, join, wait for rounds with entries, or end after a round that is the same for all peers."""
-        match word["do"]:
-            case "found" if self._order["place"] == 0:
-                return self._found(word)
-            case "join" if self._order["place"] > 0:
-                self._start(
-                    PeerPlan(settings=self._settings(), source=parse_invite(word["invite"]), training=_training())
-                )
-            case "exchange":
-                self._wait_until(lambda: len(self._rounds) >= word["rounds"], word["seconds"], "an exchange")
-                return {"round": self._status.round}
-            case "finish":
-                return self._finish(word)
-        return {}
-
-    def close(self) -> None:
-        """Wait for the thread to end; if it does not, it ends with the process."""
-        self._thread.join(10.0)
-
-    def _found(self, word: Mapping[str, Any]) -> dict[str, Any]:
+    def found(self, seconds: float) -> dict[str, Any]:
+        """Found the run, if this is the first peer, and return its invite."""
+        if self._order["place"]:
+            return {}
         organiser = SigningKey(bytes.fromhex(self._order["organiser"]))
         signed = decode_signed_manifest(bytes.fromhex(self._order["manifest"]))
-        source = Founding(signed=signed, organiser_key=organiser, names_founder=False)
-        self._start(PeerPlan(settings=self._settings(), source=source, training=_training()))
-        self._wait_until(lambda: bool(self._invite), word["seconds"], "the founding")
+        self._start(Founding(signed=signed, organiser_key=organiser, names_founder=False))
+        self._wait_until(lambda: bool(self._invite), seconds, "the founding")
         return {"invite": self._invite}
 
-    def _finish(self, word: Mapping[str, Any]) -> dict[str, Any]:
+    def join(self, invite: str) -> None:
+        """Join the run, unless this peer has founded it."""
+        if self._order["place"]:
+            self._start(parse_invite(invite))
+
+    def exchange(self, rounds: int, seconds: float) -> dict[str, Any]:
+        """Wait for this number of rounds with entries since the start."""
+        self._wait_until(lambda: len(self._rounds) >= rounds, seconds, "an exchange")
+        return {"round": self._status.round}
+
+    def finish(self, last_round: int, seconds: float) -> dict[str, Any]:
+        """End after a round that is the same for all peers."""
         assert self._loop is not None
         assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.end_after, word["last_round"])
-        self._wait_until(lambda: self._result is not None, word["seconds"], "the end")
+        self._loop.call_soon_threadsafe(self._stop.end_after, last_round)
+        self._wait_until(lambda: self._result is not None, seconds, "the end")
         assert self._result is not None
         return {
             "digest": self._result.state_digest,
@@ -95,14 +88,9 @@ class SwarmPeer:
             "steps": self._status.inner_steps,
         }
 
-    def _settings(self) -> PeerSettings:
-        return PeerSettings(
-            state_directory=Path(self._order["folder"]) / "state",
-            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-            device="cpu",
-            threads=1,
-            keep_checkpoints=KEEP_CHECKPOINTS,
-        )
+    def close(self) -> None:
+        """Wait for the thread to end; if it does not, it ends with the process."""
+        self._thread.join(10.0)
 
     def _wait_until(self, is_so: Any, seconds: float, what: str) -> None:
         with self._changed:
@@ -115,8 +103,16 @@ class SwarmPeer:
 
     # -- the peer
 
-    def _start(self, plan: PeerPlan) -> None:
-        self._plan = plan
+    def _start(self, source: Invite | Founding) -> None:
+        settings = PeerSettings(
+            state_directory=Path(self._order["folder"]) / "state",
+            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            device="cpu",
+            threads=1,
+            keep_checkpoints=KEEP_CHECKPOINTS,
+        )
+        training = BuiltInTraining(evaluate_seconds=EVALUATE_SECONDS)
+        self._plan = PeerPlan(settings=settings, source=source, training=training)
         self._thread.start()
 
     def _live(self) -> None:
@@ -156,7 +152,3 @@ class SwarmPeer:
             if event.topic == "round" and event.figures["num_entries"]:
                 self._rounds.add(int(event.figures["round"]))
             self._changed.notify_all()
-
-
-def _training() -> BuiltInTraining:
-    return BuiltInTraining(evaluate_seconds=EVALUATE_SECONDS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +11,11 @@ from typing import Any
 
 from benchmarks.footprint.figures import Footprint, PeerFootprint, SizeFigures
 from benchmarks.footprint.shapes import shape_of
-from benchmarks.footprint.worker import ALONE, PEER
 from benchmarks.memory_watch import MemoryWatch
+from benchmarks.new_run import order_of_new_run
 from benchmarks.worker_pool import WorkerPool
-from p2p_diloco.config.run_file import draft_manifest
-from p2p_diloco.signing import SigningKey
 
-WORKER = ("-m", "benchmarks.footprint.worker")
+PEER, ALONE = "footprint.peer:SwarmPeer", "footprint.training:TrainingAlone"
 FRAGMENTS = 4
 ROUNDS_FIRST = 2
 """Number of rounds with entries before averaging begins."""
@@ -63,10 +59,10 @@ def _measure(plan: FootprintPlan, parameters: int, show: Callable[[str], None]) 
     size = shape_of(parameters).num_parameters
     orders = orders_of(plan, parameters)
     patience = plan.patience_seconds(parameters)
-    with _scratch_folder() as root, WorkerPool(ALONE, orders[:1], root, command=WORKER) as pool:
+    with _scratch_folder() as root, WorkerPool("training", orders[:1], root, worker=ALONE) as pool:
         show(f"{size:,} parameters: training alone")
         alone = _train_alone(pool, patience)
-    with _scratch_folder() as root, WorkerPool(PEER, orders, root, command=WORKER) as pool:
+    with _scratch_folder() as root, WorkerPool("peer", orders, root, worker=PEER) as pool:
         show(f"{size:,} parameters: {plan.num_peers} peers, rounds of {plan.round_seconds(parameters):.0f} s")
         peers, ends = _train_together(pool, patience)
     return SizeFigures(
@@ -85,7 +81,7 @@ def _train_alone(pool: WorkerPool, patience: float) -> Footprint:
         watch.begin_average()
         pool.ask({"do": "train", "steps": STEPS_ALONE}, patience)
         steady = watch.averages()[0]
-        pool.ask({"do": "evaluate", "steps": 0}, patience)
+        pool.ask({"do": "evaluate"}, patience)
         watch.look()
         return Footprint(peak=watch.peaks()[0], steady=steady)
 
@@ -113,13 +109,9 @@ def _processes_apart(pool: WorkerPool) -> list[Sequence[int]]:
 
 def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
     """Return the first message for each peer: the signed manifest of a run of this size, and the organiser's key."""
-    organiser = SigningKey(secrets.token_bytes(32))
     shape, round_seconds = shape_of(parameters), plan.round_seconds(parameters)
-    manifest = draft_manifest(
-        organiser=organiser.peer,
-        now_seconds=time.time(),
-        name="footprint",
-        values={
+    order = order_of_new_run(
+        {
             "model": {
                 "layers": shape.layers,
                 "width": shape.width,
@@ -130,10 +122,9 @@ def orders_of(plan: FootprintPlan, parameters: int) -> list[dict[str, Any]]:
             # Not Muon: with so few tokens, orthogonalisation would be most of a step, and rounds would be late.
             "inner": {"step_tokens": shape.context, "optimizer": "adamw", "learning_rate": 1e-3},
             "rounds": {"round_seconds": round_seconds, "fragments": FRAGMENTS},
-        },
+        }
     )
-    common = {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}
-    return [common] * plan.num_peers
+    return [order] * plan.num_peers
 
 
 @contextmanager

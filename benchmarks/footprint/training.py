@@ -28,13 +28,15 @@ class TrainingAlone:
         stream = open_stream(self._corpus, self._plan, run, PeerId(sha256(b"alone")), 1)
         self._loop = InnerLoop(build_model(self._plan.shape, manifest.model.seed), stream, self._plan.inner)
 
-    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Make `word["steps"]` steps; for `evaluate`, also compute the held-out loss with the training model."""
-        for _ in range(word["steps"]):
+    def train(self, steps: int) -> dict[str, Any]:
+        """Make some steps, and return how many have been made so far."""
+        for _ in range(steps):
             self._loop.step()
-        if word["do"] == "evaluate":
-            held_out_loss(self._loop.model, self._corpus)
         return {"steps": self._loop.steps}
+
+    def evaluate(self) -> None:
+        """Compute the held-out loss with the training model."""
+        held_out_loss(self._loop.model, self._corpus)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -1,8 +1,8 @@
 """Peer that serves or fetches the whole state, with engine, node, island thread and transport of a real peer.
 
 Donors start with the same random vectors. The joiner is the peer with the highest place, and starts with nothing.
-Swarm time and the event loop run only in `play`, see `our_peer`. The joiner kills the configured donors when half of
-the bytes have arrived, because only it knows when that is.
+Swarm time and the event loop run only in `transfer`. The joiner kills the configured donors when half of the bytes have
+arrived, because only it knows when that is.
 """
 
 from __future__ import annotations
@@ -13,30 +13,19 @@ import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.averaging.our_peer import plan_of
-from benchmarks.averaging.synthetic_island import SyntheticState
+from benchmarks.averaging.our_peer import OurPeer
 from benchmarks.meters import family_of
-from benchmarks.staged_peer import StagedPeer
 from benchmarks.state.transfer import cpu_seconds_apart
-from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
 from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
-from p2p_diloco.outer.state import SpanState, state_digest
-from p2p_diloco.peer.founding import found_roster
-from p2p_diloco.peer.processor import wake_politely
+from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
-from p2p_diloco.protocol.wire.member import Member
-from p2p_diloco.signing import SigningKey
-from p2p_diloco.span.vector_work import warm_up
 
 LOOK_SECONDS = 0.02
 HANG_UP_SECONDS = 0.2
@@ -44,7 +33,7 @@ LAG_SECONDS = 0.02
 """Interval at which the lag of an event loop is measured."""
 
 
-class StatePeer:
+class StatePeer(OurPeer):
     """A donor, or the joiner, which has the highest place.
 
     Args:
@@ -52,53 +41,25 @@ class StatePeer:
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        wake_politely()  # as `p2p-diloco join` does
-        torch.set_num_threads(1)
-        self._place = int(order["place"])
-        self._num_peers = int(order["num_peers"])
-        self._plan = plan_of(order)
-        self._organiser = SigningKey(bytes.fromhex(order["organiser"]))
-        self._peer = StagedPeer(
-            signed=decode_signed_manifest(bytes.fromhex(order["manifest"])),
-            plan=self._plan,
-            organiser=self._organiser,
-            folder=Path(order["folder"]),
-        )
-        self._is_joiner = self._place == self._num_peers - 1
+        super().__init__(order)
+        self._is_joiner = self.place == int(order["num_peers"]) - 1
         self._num_killed = int(order["killed"])
         self._victims: list[list[int]] = []
         self._joiner: PeerId
 
     # -- commands of the worker
 
-    def start(self) -> dict[str, Any]:
-        """Start the transport."""
-        warm_up()
-        return {**self._peer.start(), "pid": os.getpid()}
-
     def meet(self, words: list[dict[str, Any]]) -> None:
         """Create the state, unless this is the joiner, and connect to all other peers."""
-        founder = Member(peer=PeerId(bytes.fromhex(words[0]["peer"])), incarnation=1)
-        founding = found_roster(self._plan, founder, self._organiser, sha256(b"bench"), cycle=0)
-        states = {} if self._is_joiner else made_states(self._plan)
-        self._peer.assemble(founding, states, self._make_thread)
-        self._peer.link(words, self._place)
+        self.assemble(self.found(words, sha256(b"bench")), {} if self._is_joiner else made_states(self.plan))
+        self.link(words)
         self._joiner = PeerId(bytes.fromhex(words[-1]["peer"]))
         donors = words[:-1]
         self._victims = [
             [process.pid for process in family_of(word["pid"])] for word in donors[len(donors) - self._num_killed :]
         ]
 
-    def _make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
-        peer = self._peer
-        state = SyntheticState(self._plan, absorbed=lambda at, is_in: None, **peer.of_state())
-        state.hold(states)
-        return TrainingThread(state=state, step=None, in_loop=peer.in_loop, died=peer.failures.append)
-
-    def prepare(self, turn: int) -> None:
-        """Do nothing: there are no contributions."""
-
-    def play(self, turn: int, at: float, is_trial: bool) -> dict[str, Any]:
+    def transfer(self, at: float) -> dict[str, Any]:
         """Fetch everything, starting at `at`, or serve until the joiner disconnects.
 
         Returns:
@@ -106,53 +67,44 @@ class StatePeer:
             `installed_at`, `ready_at`, and the CPU time of the killed peers, with their daemons separate
             (`lost_cpu_seconds`).
         """
-        return self._peer.run(self._fetch(turn, at) if self._is_joiner else self._serve(turn, at))
+        return self.run(self._fetch(at) if self._is_joiner else self._serve(at))
 
-    def digest(self) -> str:
-        """Return a hash of φ and m."""
-        states = self._peer.thread.state.states()
-        return state_digest([states[span] for span in sorted(states)]).hex()
+    # -- the transfer
 
-    def close(self) -> None:
-        """Stop the transport with its daemon, and all threads."""
-        self._peer.close()
-
-    # -- a turn
-
-    async def _serve(self, turn: int, at: float) -> dict[str, Any]:
+    async def _serve(self, at: float) -> dict[str, Any]:
         lags: list[float] = []
-        async with self._peer.driven(turn, at), _watched(lags):
-            while self._joiner in self._peer.transport.linked_peers():  # noqa: ASYNC110  # no event to wait for
+        async with self.driven(0, at), _watched(lags):
+            while self._joiner in self.transport.linked_peers():  # noqa: ASYNC110  # no event to wait for
                 await asyncio.sleep(0.1)
         return {"lags": lags}
 
-    async def _fetch(self, turn: int, at: float) -> dict[str, Any]:
+    async def _fetch(self, at: float) -> dict[str, Any]:
         lags: list[float] = []
         installed_at, lost_cpu_seconds = 0.0, (0.0, 0.0)
-        half = BYTES_PER_ELEMENT_OF_STATE * self._plan.num_parameters // 2
+        half = BYTES_PER_ELEMENT_OF_STATE * self.plan.num_parameters // 2
         victims = self._victims
-        async with self._peer.driven(turn, at) as driving, _watched(lags):
-            while not self._peer.engine.ready:
+        async with self.driven(0, at) as driving, _watched(lags):
+            while not self.engine.ready:
                 if driving.done():
                     driving.result()
-                if victims and self._peer.node.traffic.received["transfer"] >= half:
+                if victims and self.node.traffic.received["transfer"] >= half:
                     lost_cpu_seconds = cpu_seconds_apart(victims)
                     for pids in victims:
                         os.kill(pids[0], signal.SIGKILL)
                     victims = []
-                if not installed_at and len(self._peer.thread.state.states()) == len(self._plan.places):
+                if not installed_at and len(self.thread.state.states()) == len(self.plan.places):
                     installed_at = time.monotonic()
                 await asyncio.sleep(LOOK_SECONDS)
             ready_at = time.monotonic()
-        for peer in self._peer.transport.linked_peers():
-            self._peer.transport.hang_up(peer)
+        for peer in self.transport.linked_peers():
+            self.transport.hang_up(peer)
         await asyncio.sleep(HANG_UP_SECONDS)  # not measured
         return {
             "lags": lags,
             "installed_at": installed_at,
             "ready_at": ready_at,
             "lost_cpu_seconds": lost_cpu_seconds,
-            "received_bytes": self._peer.node.traffic.received["transfer"],
+            "received_bytes": self.node.traffic.received["transfer"],
         }
 
 

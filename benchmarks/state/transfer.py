@@ -6,7 +6,6 @@ peaks of resident memory. Each repeat starts new processes, because killed donor
 
 from __future__ import annotations
 
-import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.averaging.comparison import WORKER
 from benchmarks.averaging.figures import MIB
-from benchmarks.averaging.systems import STATE
 from benchmarks.interleaved import Spread, spread_of
 from benchmarks.meters import cpu_seconds, forget_peaks, peak_rss_bytes
+from benchmarks.new_run import order_of_new_run
 from benchmarks.worker_pool import WorkerPool
-from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
-from p2p_diloco.signing import SigningKey
 
 START_SECONDS = 180.0
 LEAD_SECONDS = 0.1
@@ -103,7 +99,7 @@ def measure_transfers(plan: TransferPlan, show: Callable[[str], None]) -> list[T
 def play_transfer(plan: TransferPlan, folder: Path) -> Transfer:
     """Start donors and a newcomer, measure one transfer, and end all processes."""
     killed = range(plan.donors - plan.killed, plan.donors)
-    with WorkerPool(STATE, _orders(plan), folder, command=WORKER) as pool:
+    with WorkerPool("state", _orders(plan), folder, worker="state.state_peer:StatePeer") as pool:
         words = pool.ask({"do": "start"}, START_SECONDS)
         pool.ask({"do": "meet", "words": words}, START_SECONDS)
         pids_by_peer = pool.pids_by_peer()
@@ -111,7 +107,7 @@ def play_transfer(plan: TransferPlan, folder: Path) -> Transfer:
         lasting = [pids for place, pids in enumerate(pids_by_peer) if place not in killed]
         forget_peaks(pids)
         began_cpu, at = cpu_seconds_apart(pids_by_peer), time.monotonic() + LEAD_SECONDS
-        word = {"do": "play", "turn": 0, "at": at, "is_trial": False}
+        word = {"do": "transfer", "at": at}
         *donors, joiner = pool.ask(word, plan.turn_seconds, may_end=killed)
         ended_cpu, lost_cpu = cpu_seconds_apart(lasting), joiner["lost_cpu_seconds"]
         *donor_peaks, joiner_peak = (peak_rss_bytes(peer) for peer in pids_by_peer)
@@ -136,19 +132,11 @@ def cpu_seconds_apart(pids_by_peer: Sequence[Sequence[int]]) -> tuple[float, flo
 
 
 def _orders(plan: TransferPlan) -> Sequence[Mapping[str, Any]]:
-    organiser = SigningKey(secrets.token_bytes(32))
-    manifest = draft_manifest(
-        organiser=organiser.peer,
-        now_seconds=time.time(),
-        name="bench",
-        values={"rounds": {"fragments": FRAGMENTS, "spans_per_fragment": SPANS_PER_FRAGMENT}},
-    )
     order = {
         "num_peers": plan.donors + 1,
         "parameters": plan.parameters,
         "killed": plan.killed,
-        "manifest": manifest.sign(organiser).encode().hex(),
-        "organiser": organiser.private_bytes().hex(),
+        **order_of_new_run({"rounds": {"fragments": FRAGMENTS, "spans_per_fragment": SPANS_PER_FRAGMENT}}),
     }
     return [order] * (plan.donors + 1)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +9,6 @@ from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import SpanId
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.signing import SigningKey
 
 MODEL = "small"
 BATCH, CONTEXT = 1, 64
@@ -39,29 +36,19 @@ class RunShape:
     model: str = MODEL
 
 
-def draft_run(shape: RunShape, *, cycle_seconds: float, organiser: SigningKey, now_seconds: float) -> RunManifest:
-    """Return the manifest of the run.
-
-    Raises:
-        ConfigError: the codec is unknown, or there are too many fragments.
-    """
-    round_seconds = cycle_seconds / shape.fragments
-    return draft_manifest(
-        organiser=organiser.peer,
-        now_seconds=now_seconds,
-        name="bench",
-        values={
-            "model": {"size": shape.model, "context": CONTEXT},
-            # AdamW as in torchft; with so few tokens, Muon's orthogonalisation would be most of a step.
-            "inner": {"step_tokens": BATCH * CONTEXT, "optimizer": "adamw", "learning_rate": 1e-3},
-            "codec": {"contribution": shape.codec, "entry": shape.codec},
-            "rounds": {
-                "round_seconds": round_seconds,
-                "fragments": shape.fragments,
-                "spans_per_fragment": shape.spans_per_fragment,
-            },
+def run_values(shape: RunShape, cycle_seconds: float) -> dict[str, Any]:
+    """Return the manifest values of the run."""
+    return {
+        "model": {"size": shape.model, "context": CONTEXT},
+        # AdamW as in torchft; with so few tokens, Muon's orthogonalisation would be most of a step.
+        "inner": {"step_tokens": BATCH * CONTEXT, "optimizer": "adamw", "learning_rate": 1e-3},
+        "codec": {"contribution": shape.codec, "entry": shape.codec},
+        "rounds": {
+            "round_seconds": cycle_seconds / shape.fragments,
+            "fragments": shape.fragments,
+            "spans_per_fragment": shape.spans_per_fragment,
         },
-    )
+    }
 
 
 def plan_of(manifest: RunManifest) -> RunPlan:
@@ -74,11 +61,13 @@ def plan_of(manifest: RunManifest) -> RunPlan:
     return replace(plan, rules=replace(plan.rules, least_stalled_cycles=_NEVER, scrub_cycles=scrub_cycles))
 
 
-def run_order(shape: RunShape, *, cycle_seconds: float) -> dict[str, Any]:
-    """Return the configuration of a new run for each peer: signed manifest and organiser's key, in hexadecimal."""
-    organiser = SigningKey(secrets.token_bytes(32))
-    manifest = draft_run(shape, cycle_seconds=cycle_seconds, organiser=organiser, now_seconds=time.time())
-    return {"manifest": manifest.sign(organiser).encode().hex(), "organiser": organiser.private_bytes().hex()}
+def plan_shape(shape: RunShape, cycle_seconds: float) -> RunPlan:
+    """Return the plan of a run.
+
+    Raises:
+        ConfigError: the codec is unknown, or there are too many fragments.
+    """
+    return plan_of(draft_manifest(now_seconds=0.0, values=run_values(shape, cycle_seconds)))
 
 
 def sent_bytes(plan: RunPlan, num_islands: int) -> float:

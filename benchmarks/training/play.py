@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.new_run import order_of_new_run
 from benchmarks.star_network import StarNetwork
 from benchmarks.training.figures import OURS, TORCHFT, IslandWindow, Row, Setting, Turn, Window
 from benchmarks.training.our_run import (
@@ -25,18 +26,16 @@ from benchmarks.training.our_run import (
     CYCLE_TRANSMISSIONS,
     TRIAL_CYCLE_SECONDS,
     RunShape,
-    draft_run,
-    plan_of,
-    run_order,
+    plan_shape,
+    run_values,
     sent_bytes,
 )
 from benchmarks.training.uplinks import Uplink
 from benchmarks.worker_pool import Word, WorkerPool
 from p2p_diloco.errors import NetworkError, P2PDilocoError
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.signing import SigningKey
 
-WORKER = ("-m", "benchmarks.training.worker")
+OUR_ISLAND, TORCHFT_ISLAND = "training.our_islands:OurIsland", "training.torchft_island:TorchftIsland"
 START_SECONDS = 180.0
 PATIENCE_SECONDS = 120.0
 LEAD_SECONDS = 0.5
@@ -74,8 +73,7 @@ class TrainingPlan:
         Raises:
             ConfigError: the codec is unknown, or there are too many fragments.
         """
-        nobody = SigningKey(bytes(32))
-        return plan_of(draft_run(self.shape, cycle_seconds=cycle_seconds, organiser=nobody, now_seconds=0.0))
+        return plan_shape(self.shape, cycle_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,14 +244,16 @@ def ready_islands(
     """Start the islands of a system and let them find each other. They then train, with uplinks not yet limited."""
     show(f"starting {plan.num_islands} islands of {system}")
     run = plan.run_plan(cycle_seconds)
-    order = {"num_islands": plan.num_islands, **run_order(plan.shape, cycle_seconds=cycle_seconds), **more}
+    order = {"num_islands": plan.num_islands, **order_of_new_run(run_values(plan.shape, cycle_seconds)), **more}
     network = StarNetwork(plan.num_islands)
     orders = [{**order, "address": network.address_of(place)} for place in range(plan.num_islands)]
-    python = {"interpreter": plan.torchft_interpreter} if system == TORCHFT else {}
+    worker: dict[str, Any] = {"worker": OUR_ISLAND}
+    if system == TORCHFT:
+        worker = {"worker": TORCHFT_ISLAND, "interpreter": plan.torchft_interpreter}
     # The name must be short: the daemons' sockets are in this folder, and a socket path has at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="p2pd-bench-", ignore_cleanup_errors=True) as root,
-        WorkerPool(system, orders, Path(root), command=WORKER, network=network, **python) as pool,
+        WorkerPool(system, orders, Path(root), network=network, **worker) as pool,
     ):
         words = pool.ask({"do": "start"}, START_SECONDS)
         pool.ask({"do": "meet", "words": words}, START_SECONDS)

@@ -55,22 +55,6 @@ class TorchftIsland:
         self._ends: list[Callable[[], object]] = []
         self._diloco: Any = None
 
-    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute a command; see the methods."""
-        match word["do"]:
-            case "start":
-                return self._start()
-            case "meet":
-                self._meet(word["words"])
-                return {}
-            case "train":
-                return self._train(word["at"], word["seconds"])
-            case "roster":
-                return {"missing": ""}  # the first exchange formed the group
-            case "exchange":
-                return self._exchange(word["at"], word["num_cycles"])
-        raise ValueError(f"unknown command {word['do']!r}")
-
     def close(self) -> None:
         """Shut down the manager and the lighthouse."""
         for end in reversed(self._ends):
@@ -78,7 +62,7 @@ class TorchftIsland:
 
     # -- start
 
-    def _start(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:
         """Start the lighthouse on the first island."""
         if self._place:
             return {}
@@ -88,7 +72,7 @@ class TorchftIsland:
         self._ends.append(lighthouse.shutdown)
         return {"lighthouse": f"http://{self._address}:{lighthouse.address().rsplit(':', 1)[1].strip('/')}"}
 
-    def _meet(self, words: list[dict[str, Any]]) -> None:
+    def meet(self, words: list[dict[str, Any]]) -> None:
         """Create the manager and DiLoCo. The first exchange forms the group."""
         # torchft advertises this machine's host name, which does not resolve in the private network.
         socket.gethostname = lambda: self._address
@@ -118,6 +102,10 @@ class TorchftIsland:
         )
         self._count_commits(manager)
 
+    def roster(self, round: int) -> dict[str, Any]:
+        """Return that no island is missing: the first exchange formed the group."""
+        return {"missing": ""}
+
     def _count_commits(self, manager: Any) -> None:
         should_commit = manager.should_commit
 
@@ -130,7 +118,7 @@ class TorchftIsland:
 
     # -- windows
 
-    def _train(self, at: float, seconds: float) -> dict[str, Any]:
+    def train(self, at: float, seconds: float) -> dict[str, Any]:
         """Train without an exchange."""
         while time.monotonic() < at:
             self._step()
@@ -139,7 +127,7 @@ class TorchftIsland:
             self._step()
         return self._answer(at, at + seconds, before)
 
-    def _exchange(self, at: float, num_cycles: int) -> dict[str, Any]:
+    def exchange(self, round: int, num_rounds: int, num_cycles: int, at: float) -> dict[str, Any]:
         """Train for `num_cycles` cycles of steps, with an exchange at the end of each."""
         while time.monotonic() < at:
             self._step()

@@ -4,46 +4,82 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from benchmarks.worker import obey
+from benchmarks.averaging import comparison
+from benchmarks.averaging.systems import GLOO
+from benchmarks.footprint import play as footprint
+from benchmarks.new_run import order_of_new_run
+from benchmarks.training import play as training
+from benchmarks.training.our_run import RunShape, run_values
+from benchmarks.worker import make_worker, obey
+
+SMALL = footprint.FootprintPlan(num_peers=1, parameters=(200_000,))
+SHAPE = RunShape(codec="int4", fragments=2, spans_per_fragment=2, model="tiny")
 
 
 class Echo:
     def __init__(self, order: Mapping[str, Any], done: list[str]) -> None:
         self.name, self.done = order["name"], done
 
-    def do(self, word: Mapping[str, Any]) -> dict[str, Any]:
-        if word["do"] == "fail":
-            raise ZeroDivisionError("nothing to divide by")
-        self.done.append(word["do"])
-        return {"who": self.name, "did": word["do"]}
+    def fail(self) -> None:
+        raise ZeroDivisionError("nothing to divide by")
+
+    def say(self, text: str) -> dict[str, Any]:
+        self.done.append(text)
+        return {"who": self.name, "said": text}
+
+    def rest(self) -> None:
+        self.done.append("rested")
 
     def close(self) -> None:
         self.done.append("closed")
 
 
-def said(words: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def said(words: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     answers, done = io.StringIO(), list[str]()
-    lines = [{"name": "echo"}, *({"do": word} for word in words)]
+    lines = [{"name": "echo"}, *words]
     try:
         obey(io.StringIO("\n".join(map(json.dumps, lines)) + "\n"), answers, lambda order: Echo(order, done))
-    except ZeroDivisionError:
+    except (ZeroDivisionError, AttributeError):
         done.append("raised")
     return [json.loads(line) for line in answers.getvalue().splitlines()], done
 
 
-@pytest.mark.parametrize("last", [[], ["end", "more"]])
-def test_each_word_is_answered_by_one_line_until_the_end(last: list[str]) -> None:
-    answers, done = said(["one", "two", *last])
-    assert answers == [{"who": "echo", "did": "one"}, {"who": "echo", "did": "two"}]
-    assert done == ["one", "two", "closed"]
+@pytest.mark.parametrize("last", [[], [{"do": "end"}, {"do": "rest"}]])
+def test_each_command_is_answered_by_one_line_until_the_end(last: list[dict[str, Any]]) -> None:
+    answers, done = said([{"do": "say", "text": "one"}, {"do": "rest"}, *last])
+    assert answers == [{"who": "echo", "said": "one"}, {}]
+    assert done == ["one", "rested", "closed"]
 
 
-def test_a_failure_is_the_last_answer_and_ends_the_worker() -> None:
-    answers, done = said(["fail", "one"])
-    assert answers == [{"error": "ZeroDivisionError: nothing to divide by"}]
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [("fail", "ZeroDivisionError: nothing to divide by"), ("dance", "AttributeError: 'Echo' object has no attribute")],
+)
+def test_a_failure_is_the_last_answer_and_ends_the_worker(command: str, error: str) -> None:
+    answers, done = said([{"do": command}, {"do": "rest"}])
+    assert [answer["error"].startswith(error) for answer in answers] == [True]
     assert done == ["raised"]
+
+
+RUN: dict[str, Any] = {"num_peers": 2, "parameters": 64, "place": 0, "folder": "/nowhere/peer"}
+ISLAND: dict[str, Any] = {"num_islands": 2, "address": "10.0.0.1", "sync_every": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        (comparison.WORKERS[GLOO], RUN),
+        (footprint.PEER, RUN),
+        (footprint.ALONE, RUN | footprint.orders_of(SMALL, 200_000)[0]),
+        (training.TORCHFT_ISLAND, RUN | ISLAND | order_of_new_run(run_values(SHAPE, 4.0))),
+    ],
+)
+def test_each_worker_is_made_with_the_libraries_that_it_needs_alone(name: str, order: dict[str, Any]) -> None:
+    assert type(make_worker(name, order)).__name__ == name.split(":")[1]
+    assert not {"torchft", "hivemind"} & sys.modules.keys()

@@ -9,6 +9,7 @@ from benchmarks.footprint.training import TrainingAlone
 def test_steps_are_made_and_the_loss_can_be_measured() -> None:
     order = orders_of(FootprintPlan(num_peers=1, parameters=(200_000,)), 200_000)[0]
     alone = TrainingAlone(order)
-    assert alone.do({"do": "train", "steps": 2}) == {"steps": 2}
-    assert alone.do({"do": "evaluate", "steps": 0}) == {"steps": 2}
+    assert alone.train(2) == {"steps": 2}
+    alone.evaluate()
+    assert alone.train(0) == {"steps": 2}
     alone.close()

@@ -52,7 +52,7 @@ def test_a_peer_that_dies_ends_the_benchmark_with_a_sentence_and_all_processes()
     def say(text: str) -> None:
         witness.look()
         if text.startswith("repeat 1 of 2: gloo"):
-            workers = [p for p in witness.seen if p.is_running() and "benchmarks.averaging.worker" in p.cmdline()]
+            workers = [p for p in witness.seen if p.is_running() and "benchmarks.worker" in p.cmdline()]
             min(workers, key=lambda process: process.create_time()).kill()
 
     with pytest.raises(PeerError, match=r"peer \d of p2p_diloco was killed by signal 9 during 'prepare'"):
@@ -67,7 +67,7 @@ def test_an_opponent_that_dies_is_restarted() -> None:
         said.append(text)
         witness.look()
         if text.startswith("repeat 1 of 2: p2p_diloco"):
-            workers = [p for p in witness.seen if p.is_running() and "benchmarks.averaging.worker" in p.cmdline()]
+            workers = [p for p in witness.seen if p.is_running() and "benchmarks.worker" in p.cmdline()]
             max(workers, key=lambda process: process.create_time()).kill()
 
     played = run_comparison(PLAN, say)

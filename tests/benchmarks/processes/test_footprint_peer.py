@@ -15,12 +15,12 @@ ORDER = orders_of(FootprintPlan(num_peers=1, parameters=(200_000,)), 200_000)[0]
 
 def test_an_invalid_invite_is_refused(tmp_path: Path) -> None:
     peer = SwarmPeer({**ORDER, "place": 1, "folder": str(tmp_path)})
-    assert peer.do({"do": "found", "seconds": 1.0}) == {}
+    assert peer.found(seconds=1.0) == {}
     with pytest.raises(ConfigError):
-        peer.do({"do": "join", "invite": "none"})
+        peer.join("none")
 
 
 def test_a_missing_exchange_is_named() -> None:
     peer = SwarmPeer({**ORDER, "place": 1, "folder": "unused"})
     with pytest.raises(NetworkError, match="an exchange did not happen within 0 s; last events of the peer: nothing"):
-        peer.do({"do": "exchange", "rounds": 1, "seconds": 0.05})
+        peer.exchange(rounds=1, seconds=0.05)

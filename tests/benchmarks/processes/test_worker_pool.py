@@ -110,10 +110,9 @@ def test_a_worker_that_may_end_is_not_waited_for(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from benchmarks.averaging.comparison import WORKER
 from benchmarks.worker_pool import WorkerPool
 order = {"num_peers": 2, "parameters": 64}
-with WorkerPool("gloo_fp32", [order, order], Path(sys.argv[1]), command=WORKER) as pool:
+with WorkerPool("gloo_fp32", [order, order], Path(sys.argv[1]), worker="averaging.gloo_peer:GlooPeer") as pool:
     pool.ask({"do": "start"}, 60.0)
     print(*[pid for peer in pool.pids_by_peer() for pid in peer], pool.network.pid, flush=True)
     time.sleep(60)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.training.our_run import BATCH, CONTEXT, RunShape, draft_run, plan_of, run_order, sent_bytes
+from benchmarks.new_run import order_of_new_run
+from benchmarks.training.our_run import BATCH, CONTEXT, RunShape, plan_shape, run_values, sent_bytes
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.signing import SigningKey
 
-ORGANISER = SigningKey(bytes(32))
-
 
 def plan_for(shape: RunShape) -> RunPlan:
-    return plan_of(draft_run(shape, cycle_seconds=8.0, organiser=ORGANISER, now_seconds=1.0))
+    return plan_shape(shape, cycle_seconds=8.0)
 
 
 def test_a_cycle_is_as_long_as_it_should_be_and_the_model_has_ten_million_parameters() -> None:
@@ -45,7 +44,7 @@ def test_more_parts_than_tensors_are_refused() -> None:
 
 
 def test_what_peers_are_told_is_signed_by_the_key_that_they_are_told() -> None:
-    order = run_order(RunShape(codec="int4", fragments=2, spans_per_fragment=4, model="tiny"), cycle_seconds=4.0)
+    order = order_of_new_run(run_values(RunShape(codec="int4", fragments=2, spans_per_fragment=4, model="tiny"), 4.0))
     signed = decode_signed_manifest(bytes.fromhex(order["manifest"]))
     assert signed.verify(signed.manifest.digest()).manifest == signed.manifest
     organiser = SigningKey(bytes.fromhex(order["organiser"]))

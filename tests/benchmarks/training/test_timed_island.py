@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.training.our_run import RunShape, draft_run
+from benchmarks.training.our_run import RunShape, plan_shape
 from benchmarks.training.timed_island import BlockingThread, PacedThread, TimedState
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.run_text import open_stream
-from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.training.data import Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop
@@ -26,7 +24,7 @@ from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters
 
 SHAPE = RunShape(codec="int4", fragments=2, spans_per_fragment=2, model="tiny")
-PLAN = plan_run(draft_run(SHAPE, cycle_seconds=20.0, organiser=SigningKey(bytes(32)), now_seconds=1.0))
+PLAN = plan_shape(SHAPE, 20.0)
 CLOCK = PLAN.rules.clock
 ROSTER = sha256(b"a roster")
 
