@@ -266,12 +266,8 @@ archive-test: $(EXTRAS_STAMP)
 export-test: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)
 
-SITE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 $(EXTRAS_STAMP): $(STAMP)
-	$(BIN)/python -m venv $(EXTRAS_VENV)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE_PACKAGES)')')" \
-	  > "$$($(EXTRAS_VENV)/bin/python -c '$(SITE_PACKAGES)')/peer.pth"
-	$(EXTRAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e ".[$(EXTRAS)]"
+	$(BIN)/python -m benchmarks.side_environment $(EXTRAS_VENV) -c constraints.txt $(PIP_FLAGS) -e ".[$(EXTRAS)]"
 	@touch $@
 
 coverage: $(STAMP)

@@ -1,20 +1,19 @@
 """Separate environment for a pinned version of torchft, in this user's cache.
 
-It also uses the packages of the current environment, so PyTorch is not installed twice. Its own packages are not
-visible from here, because torchft needs libraries that this project does not use.
+It is an environment of its own, apart from that of the extras, because torchft needs libraries that this project does
+not use.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sysconfig
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from benchmarks.side_environment import install_beside, python_of
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.ids import sha256
 
@@ -22,7 +21,6 @@ VERSION = "2026.10.26"
 PACKAGE = f"torchft-nightly=={VERSION}"
 INSTALL_COMMAND = "python -m benchmarks install-torchft"
 _DONE_FILE = "installed"
-_LAST_WORDS = 400
 
 
 def environment_folder() -> Path:
@@ -43,7 +41,7 @@ def torchft_interpreter(folder: Path | None = None) -> str:
             f"torchft is not installed for the benchmark; install it with: {INSTALL_COMMAND} (into {folder}), "
             "or leave it out with --against blocking"
         )
-    return str(_python_of(folder))
+    return str(python_of(folder))
 
 
 def install_torchft(show: Callable[[str], None], folder: Path | None = None) -> Path:
@@ -59,20 +57,11 @@ def install_torchft(show: Callable[[str], None], folder: Path | None = None) -> 
         show(f"{PACKAGE} is installed in {folder}")
         return folder
     show(f"installing {PACKAGE} into {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
-    own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
-    # The name sorts last, so that the environment's own packages come first.
-    Path(own, "zz-seen.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    command = [str(_python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", PACKAGE]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
+    try:
+        install_beside(folder, (PACKAGE,))
+    except NetworkError:
         shutil.rmtree(folder, ignore_errors=True)
-        raise NetworkError(f"pip could not install {PACKAGE}: {done.stderr.strip()[-_LAST_WORDS:]}")
+        raise
     (folder / _DONE_FILE).write_text(PACKAGE + "\n", encoding="utf-8")
     show("done")
     return folder
-
-
-def _python_of(folder: Path) -> Path:
-    return folder / "bin" / "python"

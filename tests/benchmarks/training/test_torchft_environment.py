@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import side_environment
 from benchmarks.training import torchft_environment
 from benchmarks.training.torchft_environment import (
     PACKAGE,
@@ -34,9 +35,9 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def get_path(name: str, *where: Any) -> str:
         return str(Path(where[1]["base"]) / "lib" / "python") if where else "/seen/site-packages"
 
-    monkeypatch.setattr(torchft_environment.venv, "create", create)
-    monkeypatch.setattr(torchft_environment.subprocess, "run", run)
-    monkeypatch.setattr(torchft_environment.sysconfig, "get_path", get_path)
+    monkeypatch.setattr(side_environment.venv, "create", create)
+    monkeypatch.setattr(side_environment.subprocess, "run", run)
+    monkeypatch.setattr(side_environment.sysconfig, "get_path", get_path)
     return code
 
 
@@ -49,7 +50,9 @@ def test_it_is_installed_once_and_sees_the_environment_that_asked(tmp_path: Path
     folder, said = tmp_path / "torchft", list[str]()
     assert install_torchft(said.append, folder) == folder
     assert torchft_interpreter(folder) == str(folder / "bin" / "python")
-    assert (folder / "lib" / "python" / "zz-seen.pth").read_text() == "/seen/site-packages\n"
+    assert (
+        folder / "lib" / "python" / "zz-seen.pth"
+    ).read_text() == "import site; site.addsitedir('/seen/site-packages')\n"
     assert pip[1][-1] == PACKAGE
     install_torchft(said.append, folder)
     assert len(pip) == 2
