@@ -13,11 +13,10 @@ Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -27,24 +26,18 @@ from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.interface import Codec, Encoded, Vector
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError
+from p2p_diloco.kernels import operations
 from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
-from p2p_diloco.kernels.choice import block_kernels, frozen
+from p2p_diloco.kernels.choice import frozen
 
-BLOCK_ELEMENTS = 64
+BLOCK_ELEMENTS = operations.BLOCK
 _SCALE_BYTES = 2
-# 128 KiB of float32: source and scratch fit into a core's second-level cache.
-_CHUNK_ELEMENTS = 1 << 15
-_CHUNK_BLOCKS = _CHUNK_ELEMENTS // BLOCK_ELEMENTS
 # Number of blocks for which random bits are drawn at a time: half a megabyte.
-_LOOP_BLOCKS = 1 << 12
+_DRAWN_BLOCKS = 1 << 12
+# Number of elements that a mean adds up at a time, from one part after the other: 256 KiB stay in the cache.
+_ADDED_ELEMENTS = 1 << 16
 _SMALLEST_SCALE_BITS = int(np.float32(SMALLEST).view(np.uint32)) >> 16
-_NO_NOISE = np.empty(0, dtype=np.uint16)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_INFINITY = 0x7F800000
-# Adding 1.5 · 2^23 leaves the nearest integer (ties to even) in the lowest bits of a float32.
-_TO_INTEGER = np.float32(12582912.0)
 
-Codes = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
 ScaleBits = npt.NDArray[np.uint16]
 
@@ -58,27 +51,21 @@ class BlockParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCodec(Codec):
-    """A codec of scaled integer codes; subclasses define how codes become bytes.
+    """A codec of scaled integer codes. Two codes of 4 bits are in a byte, the earlier element in the low nibble.
+
+    Operations take whole blocks; a short last block is filled up with zeros, which are encoded as zeros.
 
     Attributes:
-        code_bits: bits per code.
-        largest_code: codes range from -largest_code to largest_code.
+        code_bits: bits per code, in two's complement.
+        largest_code: codes range from -largest_code to largest_code; the lowest in two's complement is refused.
     """
 
     code_bits: int
     largest_code: int
 
-    @abstractmethod
     def code_bytes(self, elements: int) -> int:
         """Return the number of bytes of the codes of `elements` elements."""
-
-    @abstractmethod
-    def pack(self, codes_N: Bytes) -> Bytes:
-        """Return the bytes of an even number of codes in two's complement; may overwrite the input."""
-
-    @abstractmethod
-    def unpack(self, packed: Bytes) -> Codes:
-        """Return the codes in the bytes, which may include -largest_code - 1."""
+        return (elements * self.code_bits + 7) // 8
 
     def encoded_bytes(self, elements: int) -> int:
         """Return the exact size of an encoded vector: two bytes per block, plus the codes."""
@@ -90,54 +77,37 @@ class BlockCodec(Codec):
         encoded = np.empty(self.encoded_bytes(vector_N.size), dtype=np.uint8)
         scale_bits_B, packed = parts_of(encoded, vector_N.size)
         noise = None if rounding_seed is None else RoundingBits(rounding_seed)
-        begin = self._encode_whole_blocks(vector_N, scale_bits_B, packed, noise)
-        scratch_BK = np.empty((min(_CHUNK_BLOCKS, scale_bits_B.size), BLOCK_ELEMENTS), dtype=np.float32)
-        with np.errstate(under="ignore"):
-            for start in range(begin, vector_N.size, _CHUNK_ELEMENTS):
-                chunk_N = vector_N[start : start + _CHUNK_ELEMENTS]
-                chunk_BK = _whole_blocks(chunk_N)
-                first_block = start // BLOCK_ELEMENTS
-                chunk_scales_B = scale_bits_B[first_block : first_block + len(chunk_BK)]
-                out_BK = scratch_BK[: len(chunk_BK)]
-                if not _find_scales(chunk_BK, self.largest_code, chunk_scales_B, out_BK):
-                    refuse_non_finite_update(vector_N)
-                codes_N = _round_to_codes(chunk_BK, chunk_scales_B, self.largest_code, noise, out_BK)
-                first_byte = self.code_bytes(start)
-                chunk_bytes = self.code_bytes(chunk_N.size)
-                packed[first_byte : first_byte + chunk_bytes] = self.pack(codes_N)[:chunk_bytes]
+        limits = self.loop_limits()
+        for blocks in operations.iterate_blocks(scale_bits_B.size, _DRAWN_BLOCKS):
+            here = _elements_of(blocks)
+            whole_N = _filled_up(vector_N[here], here.stop - here.start)
+            noise_N = operations.NO_NOISE if noise is None else noise.draw(whole_N.size)
+            codes_here = packed[self._codes_of(blocks)]
+            codes = codes_here if self.code_bytes(whole_N.size) == codes_here.size else self._room_for(whole_N.size)
+            if not operations.encode[self.code_bits](whole_N, noise_N, *limits, scale_bits_B[blocks], codes):
+                refuse_non_finite_update(vector_N)
+            if codes is not codes_here:
+                codes_here[:] = codes[: codes_here.size]
         return encoded.tobytes()
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         """Multiply codes by scales; see `Codec.decode`."""
-        scale_bits_B, packed = self._checked(encoded, elements)
-        scales_B = _widen(scale_bits_B)
-        vector_N = np.empty(elements, dtype=np.float32)
-        begin = self._decode_whole_blocks(scale_bits_B, packed, vector_N)
-        for start in range(begin, elements, _CHUNK_ELEMENTS):
-            out_N = vector_N[start : start + _CHUNK_ELEMENTS]
-            out_N[:] = self._checked_codes(packed, start, elements)
-            first_block = start // BLOCK_ELEMENTS
-            whole = out_N.size // BLOCK_ELEMENTS
-            out_BK = out_N[: whole * BLOCK_ELEMENTS].reshape(whole, BLOCK_ELEMENTS)
-            out_BK *= scales_B[first_block : first_block + whole, None]
-            out_N[whole * BLOCK_ELEMENTS :] *= scales_B[first_block + whole : first_block + whole + 1]
-        return vector_N
+        scale_bits_B, codes = self._whole_blocks(encoded, elements)
+        whole_N = np.empty(scale_bits_B.size * BLOCK_ELEMENTS, dtype=np.float32)
+        if not operations.decode[self.code_bits](scale_bits_B, codes, self._least, whole_N):
+            self._refuse_codes(codes, elements)
+        return whole_N[:elements]
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
-        """Add up chunk by chunk, without intermediate decoded vectors; see `Codec.add_up`."""
-        loop, least = self._loop("accumulate"), np.int32(-self.largest_code)
-        if loop is None or elements % BLOCK_ELEMENTS or not elements:
-            return super(BlockCodec, self).add_up(encoded, shares, elements)
-        parts = [self._checked(one, elements) for one in encoded]
-        sum_N = np.empty(elements, dtype=np.float32)
-        for start in range(0, elements, _CHUNK_ELEMENTS):
-            out_N = sum_N[start : start + _CHUNK_ELEMENTS]
-            blocks = slice(start // BLOCK_ELEMENTS, (start + out_N.size) // BLOCK_ELEMENTS)
-            codes = slice(self.code_bytes(start), self.code_bytes(start + out_N.size))
-            for place, ((scale_bits_B, packed), share) in enumerate(zip(parts, shares, strict=True)):
-                if not loop(frozen(scale_bits_B[blocks]), frozen(packed[codes]), least, share, place == 0, out_N):
-                    self.decode(encoded[place], elements)  # raises the detailed error
-        return sum_N
+        """Add up piece by piece, without intermediate decoded vectors; see `Codec.add_up`."""
+        parts = [self._whole_blocks(one, elements) for one in encoded]
+        accumulate, sum_N = operations.accumulate[self.code_bits], np.empty(num_blocks(elements) * BLOCK_ELEMENTS, "f4")
+        for blocks in operations.iterate_blocks(num_blocks(elements), _ADDED_ELEMENTS // BLOCK_ELEMENTS):
+            out_N, here = sum_N[_elements_of(blocks)], self._codes_of(blocks)
+            for place, ((scale_bits_B, codes), share) in enumerate(zip(parts, shares, strict=True)):
+                if not accumulate(scale_bits_B[blocks], codes[here], self._least, share, place == 0, out_N):
+                    self._refuse_codes(codes, elements)
+        return sum_N[:elements]
 
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
         """Decode slice by slice; see `Codec.reader`."""
@@ -152,14 +122,10 @@ class BlockCodec(Codec):
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
-        scale_bits_B, packed = self._checked(encoded, elements)
+        scale_bits_B, codes = self._whole_blocks(encoded, elements)
         code_squares_B = np.empty(scale_bits_B.size, dtype=np.int64)
-        begin = self._square_whole_blocks(packed, elements, code_squares_B)
-        for start in range(begin, elements, _CHUNK_ELEMENTS):
-            codes_BK = _whole_blocks(self._checked_codes(packed, start, elements).astype(np.float32))
-            first_block = start // BLOCK_ELEMENTS
-            # 64 · 127² < 2^24: float32 represents every partial sum exactly, in any order.
-            code_squares_B[first_block : first_block + len(codes_BK)] = np.einsum("bk,bk->b", codes_BK, codes_BK)
+        if not operations.code_squares[self.code_bits](codes, self._least, code_squares_B):
+            self._refuse_codes(codes, elements)
         return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
 
     def parts(self, encoded: Encoded, elements: int) -> BlockParts:
@@ -177,49 +143,24 @@ class BlockCodec(Codec):
         most_bits = np.uint32(largest_scale_bits(self.largest_code))
         return np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS), most_bits
 
-    # Compiled loops process whole blocks; the rest is done here, or everything if a loop found an invalid value.
+    @property
+    def _least(self) -> np.int32:
+        return np.int32(-self.largest_code)
 
-    def _encode_whole_blocks(
-        self, vector_N: Vector, scale_bits_B: ScaleBits, packed: Bytes, noise: RoundingBits | None
-    ) -> int:
-        """Encode whole blocks; return the number of elements encoded."""
-        loop, blocks = self._loop("encode"), vector_N.size // BLOCK_ELEMENTS
-        if loop is None or not blocks:
-            return 0
-        limits = self.loop_limits()
-        for first in range(0, blocks, _LOOP_BLOCKS):
-            last = min(first + _LOOP_BLOCKS, blocks)
-            start, stop = first * BLOCK_ELEMENTS, last * BLOCK_ELEMENTS
-            noise_N = noise.draw(stop - start) if noise is not None else _NO_NOISE
-            bytes_here = packed[self.code_bytes(start) : self.code_bytes(stop)]
-            vector_here = frozen(vector_N[start:stop])
-            if not loop(vector_here, noise_N, *limits, scale_bits_B[first:last], bytes_here):
-                refuse_non_finite_update(vector_N)
-        return blocks * BLOCK_ELEMENTS
+    def _codes_of(self, blocks: slice) -> slice:
+        return slice(self.code_bytes(blocks.start * BLOCK_ELEMENTS), self.code_bytes(blocks.stop * BLOCK_ELEMENTS))
 
-    def _decode_whole_blocks(self, scale_bits_B: ScaleBits, packed: Bytes, vector_N: Vector) -> int:
-        """Decode whole blocks; return the number of elements decoded, 0 if a code is invalid."""
-        loop, blocks = self._loop("decode"), vector_N.size // BLOCK_ELEMENTS
-        if loop is None or not blocks:
-            return 0
-        whole = blocks * BLOCK_ELEMENTS
-        codes = frozen(packed[: self.code_bytes(whole)])
-        is_sound = loop(frozen(scale_bits_B[:blocks]), codes, np.int32(-self.largest_code), vector_N[:whole])
-        return whole if is_sound else 0
+    def _room_for(self, elements: int) -> Bytes:
+        return np.empty(self.code_bytes(elements), dtype=np.uint8)
 
-    def _square_whole_blocks(self, packed: Bytes, elements: int, code_squares_B: npt.NDArray[np.int64]) -> int:
-        """Sum the squared codes of whole blocks; return the number of elements, or 0 if a code is invalid."""
-        loop, blocks = self._loop("code_squares"), elements // BLOCK_ELEMENTS
-        if loop is None or not blocks:
-            return 0
-        whole = blocks * BLOCK_ELEMENTS
-        codes = frozen(packed[: self.code_bytes(whole)])
-        return whole if loop(codes, np.int32(-self.largest_code), code_squares_B[:blocks]) else 0
-
-    def _loop(self, name: str) -> Callable[..., bool] | None:
-        """Return the compiled loop of that name for these codes, or None."""
-        kernels = block_kernels()
-        return None if kernels is None else getattr(kernels, f"{name}{self.code_bits}", None)
+    def _whole_blocks(self, encoded: Encoded, elements: int) -> BlockParts:
+        """Return the parts of an encoding after checking its scales, with a short last block filled up."""
+        scale_bits_B, packed = self._checked(encoded, elements)
+        spare_bits = 8 * packed.size - self.code_bits * elements
+        codes = _filled_up(packed, self.code_bytes(scale_bits_B.size * BLOCK_ELEMENTS))
+        if spare_bits and packed[-1] >> (8 - spare_bits):
+            self._refuse_codes(codes, elements)
+        return BlockParts(scale_bits_B, codes)
 
     def _checked(self, encoded: Encoded, elements: int) -> BlockParts:
         received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
@@ -230,30 +171,30 @@ class BlockCodec(Codec):
         if wrong_B.any():
             block = int(np.argmax(wrong_B))
             raise FrameError(
-                f"{self.name} block {block} of {scale_bits_B.size} has a scale of {_widen(scale_bits_B)[block]:.3g}; "
+                f"{self.name} block {block} of {scale_bits_B.size} has a scale of {_scale(scale_bits_B[block]):.3g}; "
                 f"expected 0 or a number from {_scale(_SMALLEST_SCALE_BITS):.3g} to {_scale(largest_bits):.3g}"
             )
         return BlockParts(scale_bits_B, packed)
 
-    def _checked_codes(self, packed: Bytes, start: int, elements: int) -> Codes:
-        """Return the codes of the chunk that begins at element `start`."""
-        chunk_elements = min(_CHUNK_ELEMENTS, elements - start)
-        first_byte = self.code_bytes(start)
-        codes_N = self.unpack(packed[first_byte : first_byte + self.code_bytes(chunk_elements)])
+    def _refuse_codes(self, codes: Bytes, elements: int) -> NoReturn:
+        """Raise the error about codes that no encoder writes."""
+        codes_N = operations.UNPACK[self.code_bits](codes)
         if codes_N.min() < -self.largest_code:
-            element = start + int(np.argmin(codes_N))
             raise FrameError(
-                f"{self.name} element {element} of {elements} has the code {codes_N.min()}; "
+                f"{self.name} element {int(np.argmin(codes_N))} of {elements} has the code {codes_N.min()}; "
                 f"expected {-self.largest_code} to {self.largest_code}"
             )
-        if codes_N[chunk_elements:].any():
-            raise FrameError(f"{self.name} span of {elements} elements has a code {elements + 1}; expected 0 there")
-        return codes_N[:chunk_elements]
+        raise FrameError(f"{self.name} span of {elements} elements has a code {elements + 1}; expected 0 there")
 
 
 def num_blocks(elements: int) -> int:
     """Return the number of blocks; the last one may be short."""
     return -(-elements // BLOCK_ELEMENTS)
+
+
+def is_whole(elements: int) -> bool:
+    """Return whether a span consists of whole blocks."""
+    return elements > 0 and elements % BLOCK_ELEMENTS == 0
 
 
 @cache
@@ -269,54 +210,15 @@ def parts_of(encoded: Bytes, elements: int) -> BlockParts:
     return BlockParts(encoded[:border].view("<u2"), encoded[border:])
 
 
-def _whole_blocks(chunk_N: Vector) -> Vector:
-    """Return the chunk as rows of blocks; a short last block is padded with zeros, which encode to zeros."""
-    missing = -chunk_N.size % BLOCK_ELEMENTS
-    if missing:
-        chunk_N = np.concatenate((chunk_N, np.zeros(missing, dtype=np.float32)))
-    return chunk_N.reshape(-1, BLOCK_ELEMENTS)
+def _elements_of(blocks: slice) -> slice:
+    return slice(blocks.start * BLOCK_ELEMENTS, blocks.stop * BLOCK_ELEMENTS)
 
 
-def _find_scales(chunk_BK: Vector, largest_code: int, scale_bits_B: ScaleBits, scratch_BK: Vector) -> bool:
-    """Write the blocks' scales; return False if a value is not finite."""
-    magnitude_bits_BK = np.bitwise_and(chunk_BK.view(np.uint32), _MAGNITUDE, out=scratch_BK.view(np.uint32))
-    # Magnitudes are ordered like their bits: numbers, then infinity, then NaN.
-    peak_bits_B = np.maximum.reduce(magnitude_bits_BK, axis=1)
-    if peak_bits_B.max() >= _INFINITY:
-        return False
-    quotient_B = peak_bits_B.view(np.float32) / np.float32(largest_code)
-    rounded_up_B = (quotient_B.view(np.uint32) + np.uint32(0xFFFF)) >> 16
-    np.clip(rounded_up_B, _SMALLEST_SCALE_BITS, largest_scale_bits(largest_code), out=rounded_up_B)
-    rounded_up_B[peak_bits_B == 0] = 0
-    scale_bits_B[:] = rounded_up_B
-    return True
-
-
-def _round_to_codes(
-    chunk_BK: Vector, scale_bits_B: ScaleBits, largest_code: int, noise: RoundingBits | None, scratch_BK: Vector
-) -> Bytes:
-    """Return the codes of whole blocks in two's complement.
-
-    The quotient is value · (1 / scale), with two float32 roundings. It is clipped (rounding may make it exceed the
-    largest code) and then rounded.
-    """
-    scales_B = _widen(scale_bits_B)
-    inverse_B = np.divide(np.float32(1), scales_B, out=np.zeros_like(scales_B), where=scales_B > 0)
-    np.multiply(chunk_BK, inverse_B[:, None], out=scratch_BK)
-    np.clip(scratch_BK, -largest_code, largest_code, out=scratch_BK)
-    if noise is not None:
-        # Nearest rounding after adding (r + ½) / 2^16 - ½, which is strictly between -½ and ½: zeros stay zeros.
-        offset_N = noise.draw(scratch_BK.size).astype(np.float32)
-        offset_N *= np.float32(2**-16)
-        offset_N += np.float32(2**-17 - 0.5)
-        scratch_BK += offset_N.reshape(scratch_BK.shape)
-    scratch_BK += _TO_INTEGER
-    return scratch_BK.view(np.uint32).ravel().astype(np.uint8)
-
-
-def _widen(scale_bits_B: ScaleBits) -> Vector:
-    return (scale_bits_B.astype(np.uint32) << 16).view(np.float32)
+def _filled_up(array_N: npt.NDArray[Any], elements: int) -> npt.NDArray[Any]:
+    """Return the array, with zeros behind it if it is shorter."""
+    missing = elements - array_N.size
+    return array_N if not missing else np.concatenate((array_N, np.zeros(missing, dtype=array_N.dtype)))
 
 
 def _scale(bits: int) -> float:
-    return float(_widen(np.array([bits], dtype=np.uint16))[0])
+    return float(operations.widened(np.array([bits], dtype=np.uint16))[0])

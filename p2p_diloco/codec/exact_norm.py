@@ -7,26 +7,24 @@ Python integer, and that is rounded to float64 once: the result of `math.fsum`, 
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from p2p_diloco.codec.interface import Vector
-from p2p_diloco.kernels.choice import block_kernels, frozen
+from p2p_diloco.kernels.operations import bin_squares, iterate_blocks, split_float
 
 _FLOAT32_UNIT_EXPONENT = -149
 _BFLOAT16_UNIT_EXPONENT = -133
 _FLOAT32_FRACTION_BITS = 23
-_BFLOAT16_FRACTION_BITS = 7
 # A float64 bin holds integers exactly up to 2^53, more than 2^14 addends of at most 2^36 each.
 _CHUNK_ELEMENTS = 1 << 14
 _LOW_BITS = 24
 _BFLOAT16_EXPONENTS = 256
-_FEWEST_FOR_LOOPS = 64
-_LOOP_ELEMENTS = 1 << 26
-_ONES = np.empty(0, dtype=np.int64)
+# Bins of int64 hold the sums of more elements.
+_BINNED_ELEMENTS = 1 << 26
+_NO_WEIGHTS = np.empty(0, dtype=np.int64)
 
 
 def squared_norm_of_float32(vector_N: Vector) -> float:
@@ -34,7 +32,7 @@ def squared_norm_of_float32(vector_N: Vector) -> float:
     total = 0
     for start in range(0, vector_N.size, _CHUNK_ELEMENTS):
         bits_N = vector_N[start : start + _CHUNK_ELEMENTS].view(np.uint32)
-        shift_N, integer_N = _split(bits_N & np.uint32(0x7FFFFFFF), _FLOAT32_FRACTION_BITS)
+        shift_N, integer_N = split_float(bits_N & np.uint32(0x7FFFFFFF), _FLOAT32_FRACTION_BITS)
         square_N = integer_N * integer_N
         total += _sum_of_shifted(shift_N, square_N & ((1 << _LOW_BITS) - 1))
         total += _sum_of_shifted(shift_N, square_N >> _LOW_BITS) << _LOW_BITS
@@ -48,34 +46,12 @@ def squared_norm_of_bfloat16(bits_N: npt.NDArray[np.uint16], weights_N: npt.NDAr
         bits_N: bits of the values.
         weights_N: integers from 0 to 2^20; None means 1 for all.
     """
-    loops, total = block_kernels(), 0
-    if loops is not None and bits_N.size >= _FEWEST_FOR_LOOPS:
-        return math.ldexp(float(_sum_by_loops(loops, bits_N, weights_N)), 2 * _BFLOAT16_UNIT_EXPONENT)
-    for start in range(0, bits_N.size, _CHUNK_ELEMENTS):
-        chunk = slice(start, start + _CHUNK_ELEMENTS)
-        shift_N, integer_N = _split(bits_N[chunk] & np.uint16(0x7FFF), _BFLOAT16_FRACTION_BITS)
-        square_N = integer_N * integer_N
-        total += _sum_of_shifted(shift_N, square_N if weights_N is None else square_N * weights_N[chunk])
-    return math.ldexp(float(total), 2 * _BFLOAT16_UNIT_EXPONENT)
-
-
-def _sum_by_loops(loops: ModuleType, bits_N: npt.NDArray[np.uint16], weights_N: npt.NDArray[np.int64] | None) -> int:
-    total = 0
-    for start in range(0, bits_N.size, _LOOP_ELEMENTS):
-        chunk, bins_E = slice(start, start + _LOOP_ELEMENTS), np.zeros(_BFLOAT16_EXPONENTS, dtype=np.int64)
-        loops.bin_squares(frozen(bits_N[chunk]), frozen(_ONES if weights_N is None else weights_N[chunk]), bins_E)
+    total, all_N = 0, _NO_WEIGHTS if weights_N is None else weights_N
+    for chunk in iterate_blocks(bits_N.size, _BINNED_ELEMENTS):
+        bins_E = np.zeros(_BFLOAT16_EXPONENTS, dtype=np.int64)
+        bin_squares(bits_N[chunk], all_N[chunk], bins_E)
         total += _sum_of_bins(bins_E)
-    return total
-
-
-def _split(
-    magnitude_N: npt.NDArray[np.unsignedinteger], fraction_bits: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Split each magnitude into `integer · 2^shift` units of the smallest subnormal."""
-    exponent_N = (magnitude_N >> fraction_bits).astype(np.int64)
-    fraction_N = magnitude_N.astype(np.int64) & ((1 << fraction_bits) - 1)
-    integer_N = fraction_N | ((exponent_N > 0).astype(np.int64) << fraction_bits)
-    return np.maximum(exponent_N, 1) - 1, integer_N
+    return math.ldexp(float(total), 2 * _BFLOAT16_UNIT_EXPONENT)
 
 
 def _sum_of_shifted(shift_N: npt.NDArray[np.int64], integer_N: npt.NDArray[np.int64]) -> int:

@@ -1,42 +1,88 @@
-"""Choose compiled loops if available. Without numba, or if it cannot cache compiled code, NumPy is used.
+"""Choose between the two forms of an operation on vectors: a compiled loop, or NumPy code with the same bits.
 
-Importing numba takes a second, so it is imported only for the first vector. All loops are then called once, so that
-compilation errors appear before real vectors arrive, and no round waits for a compiler.
+NumPy is used without numba, and if numba cannot cache compiled code. Importing numba takes a second, so it is imported
+only for the first vector. All loops of a module are then called once, so that compilation errors appear before real
+vectors arrive, and no round waits for a compiler.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+
+LOOPS = ("blocks", "vectors", "spans", "radial")
+"""Modules of this package with compiled loops."""
 
 _switched_off = False
 _failures: list[str] = []
 
 
-def block_kernels() -> ModuleType | None:
-    """Return the loops of `kernels/blocks.py`, or None."""
-    return _loops("blocks")
+class Operation:
+    """An operation on arrays; call it with its inputs, then the arrays that it writes.
+
+    Args:
+        loops: module of the compiled loop.
+        name: name of the loop.
+        by_numpy: the same in NumPy, for reference and where there is no loop.
+        outputs: number of arrays, the last arguments, that it writes.
+        fewest: least number of elements of the first array for which a loop is worth its call.
+        are_vectors: whether all arrays are float32 vectors of one length. Loops check nothing: for others the NumPy
+            form is called, and raises the error.
+    """
+
+    __slots__ = ("_are_vectors", "_fewest", "_outputs", "by_numpy", "loops", "name")
+
+    def __init__(
+        self,
+        loops: str,
+        name: str,
+        by_numpy: Callable[..., Any],
+        *,
+        outputs: int,
+        fewest: int = 1,
+        are_vectors: bool = False,
+    ) -> None:
+        self.loops, self.name, self.by_numpy = loops, name, by_numpy
+        self._outputs, self._fewest, self._are_vectors = outputs, fewest, are_vectors
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the loop returns, or the NumPy form."""
+        loops = loops_of(self.loops) if self._suits(arguments) else None
+        if loops is None:
+            return self.by_numpy(*arguments)
+        num_inputs = len(arguments) - self._outputs
+        inputs = (frozen(one) if isinstance(one, np.ndarray) else one for one in arguments[:num_inputs])
+        return getattr(loops, self.name)(*inputs, *arguments[num_inputs:])
+
+    def _suits(self, arguments: tuple[Any, ...]) -> bool:
+        first = arguments[0]
+        if len(first) < self._fewest:
+            return False
+        arrays = (one for one in arguments if isinstance(one, np.ndarray))
+        return not self._are_vectors or all(is_vector(one) and len(one) == len(first) for one in arrays)
 
 
-def vector_kernels() -> ModuleType | None:
-    """Return the loops of `kernels/vectors.py`, or None."""
-    return _loops("vectors")
+def is_vector(candidate: npt.NDArray[Any]) -> bool:
+    """Return whether `candidate` is one-dimensional float32 in this machine's byte order."""
+    return candidate.ndim == 1 and candidate.dtype == np.dtype(np.float32)
 
 
-def span_kernels() -> ModuleType | None:
-    """Return the loops of `kernels/spans.py`, or None."""
-    return _loops("spans")
+def loops_of(name: str) -> ModuleType | None:
+    """Return a module of compiled loops, or None."""
+    return None if _switched_off else _tried_out(name)
 
 
-def radial_kernels() -> ModuleType | None:
-    """Return the loops of `kernels/radial.py`, or None."""
-    return _loops("radial")
+def compile_loops() -> None:
+    """Compile all loops, or load them from the cache."""
+    for name in LOOPS:
+        loops_of(name)
 
 
 def why_no_loops() -> str:
@@ -63,10 +109,6 @@ def numpy_alone() -> Iterator[None]:
         yield
     finally:
         _switched_off = before
-
-
-def _loops(name: str) -> ModuleType | None:
-    return None if _switched_off else _tried_out(name)
 
 
 @cache

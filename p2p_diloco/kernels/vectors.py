@@ -1,4 +1,4 @@
-"""Steps of the outer update over whole vectors, each in one pass, bitwise equal to the NumPy code in `outer/`.
+"""Steps of the outer update over whole vectors, each in one pass, bitwise equal to the NumPy code in `operations.py`.
 
 Multiply and add round separately: numba fuses them only with `fastmath`, which must not be set here.
 
@@ -53,13 +53,6 @@ def follow_without(local_N, before_N, after_N, leaving_N, merged_N):  # type: ig
 
 
 @_compiled
-def difference(anchor_N, local_N, delta_N):  # type: ignore[no-untyped-def]
-    """φ − θ."""
-    for n in range(anchor_N.size):
-        delta_N[n] = anchor_N[n] - local_N[n]
-
-
-@_compiled
 def sum_of_squares(vector_N):  # type: ignore[no-untyped-def]
     """Return the sum of the squares in float64, added lane by lane in a fixed order."""
     lanes = np.zeros(_LANES, np.float64)
@@ -76,13 +69,6 @@ def sum_of_squares(vector_N):  # type: ignore[no-untyped-def]
         wide = np.float64(vector_N[n])
         total += wide * wide
     return total
-
-
-@_compiled
-def scaled(vector_N, share, mean_N):  # type: ignore[no-untyped-def]
-    """The first addend of a mean: v s."""
-    for n in range(vector_N.size):
-        mean_N[n] = vector_N[n] * share
 
 
 @_compiled
@@ -112,23 +98,13 @@ def is_within(vector_N, most):  # type: ignore[no-untyped-def]
     return peak <= most and least >= _SMALLEST
 
 
-@_compiled
-def subtract(vector_N, delta_N):  # type: ignore[no-untyped-def]
-    """Δ − v, in place."""
-    for n in range(delta_N.size):
-        delta_N[n] = delta_N[n] - vector_N[n]
-
-
 def try_out() -> None:
-    """Call each loop once, as `outer/` does."""
+    """Call each loop once, as `operations.py` does."""
     vector_N, share = frozen(np.ones(_LANES, np.float32)), np.float32(0.5)
     one_N, other_N = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     outer_step(vector_N, vector_N, vector_N, share, share, one_N, other_N)
     follow(vector_N, vector_N, vector_N, one_N)
     follow_without(vector_N, vector_N, vector_N, vector_N, one_N)
-    difference(vector_N, vector_N, one_N)
-    subtract(vector_N, one_N)
-    scaled(vector_N, share, one_N)
     add_scaled(vector_N, share, one_N)
     sum_of_squares(vector_N)
     is_finite(vector_N)

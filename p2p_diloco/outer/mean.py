@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only
+from p2p_diloco.kernels.operations import add_scaled, iterate_blocks
+from p2p_diloco.outer.vector import Vector, count_non_finite
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
@@ -35,8 +36,11 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
         raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
     shares = shares_of(weights, len(vectors))
     mean_N = np.empty_like(vectors[0])
-    for block in iterate_blocks(len(mean_N)):
-        _add_up([vector_N[block] for vector_N in vectors], shares, mean_N[block])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in iterate_blocks(len(mean_N)):
+            np.multiply(vectors[0][block], shares[0], out=mean_N[block])
+            for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
+                add_scaled(vector_N[block], share, mean_N[block])
     check_mean(mean_N, len(vectors))
     return mean_N
 
@@ -52,19 +56,6 @@ def check_mean(mean_N: Vector, num_vectors: int) -> None:
             f"the mean of {num_vectors} contributions holds {count_non_finite(mean_N)} non-finite numbers among "
             f"{len(mean_N)}; the span is skipped this round"
         )
-
-
-def _add_up(vectors: Sequence[Vector], shares: Sequence[np.float32], mean_N: Vector) -> None:
-    loops = loops_for(mean_N, *vectors)
-    if loops is not None:
-        loops.scaled(read_only(vectors[0]), shares[0], mean_N)
-        for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
-            loops.add_scaled(read_only(vector_N), share, mean_N)
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(vectors[0], shares[0], out=mean_N)
-        for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
-            np.add(mean_N, np.multiply(vector_N, share), out=mean_N)
 
 
 def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:

@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.outer.vector import Vector, iterate_blocks, loops_for, read_only
+from p2p_diloco.kernels.operations import follow, follow_without, iterate_blocks
+from p2p_diloco.outer.vector import Vector
 
 _KINDS = ("keep", "blend")
 
@@ -68,23 +69,10 @@ def merge_local(
     if rule.kind != "keep":
         return _blend(local_N, anchor_after_N, rule.alpha)
     merged_N = np.empty_like(local_N)
-    leaving = () if resolved_N is None else (resolved_N,)
-    loops = loops_for(local_N, anchor_before_N, anchor_after_N, *leaving)
-    if loops is not None:
-        three = (read_only(local_N), read_only(anchor_before_N), read_only(anchor_after_N))
-        if resolved_N is None:
-            loops.follow(*three, merged_N)
-        else:
-            loops.follow_without(*three, read_only(resolved_N), merged_N)
-        return merged_N
-    with np.errstate(over="ignore", invalid="ignore"):  # a diverged θ is handled by its island, not by the merge
-        for block in iterate_blocks(len(local_N)):
-            merged_B = merged_N[block]
-            np.subtract(anchor_after_N[block], anchor_before_N[block], out=merged_B)
-            # Add the small terms first: c nearly cancels the anchor's move, so θ is rounded only once.
-            if resolved_N is not None:
-                np.add(merged_B, resolved_N[block], out=merged_B)
-            np.add(local_N[block], merged_B, out=merged_B)
+    if resolved_N is None:
+        follow(local_N, anchor_before_N, anchor_after_N, merged_N)
+    else:
+        follow_without(local_N, anchor_before_N, anchor_after_N, resolved_N, merged_N)
     return merged_N
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
 from p2p_diloco.kernels.bounds import LARGEST_RATE, SMALLEST_RATE
+from p2p_diloco.kernels.operations import outer_step
 from p2p_diloco.memory.slabs import empty_vector
-from p2p_diloco.outer.vector import Vector, count_non_finite, iterate_blocks, loops_for, read_only, zero_small
+from p2p_diloco.outer.vector import Vector, count_non_finite
 
 FALL_STARTS = 0.75
 """Share of the planned entries after which the outer rate falls."""
@@ -60,9 +61,9 @@ class OuterRule:
 def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rule: OuterRule) -> tuple[Vector, Vector]:
     """Move the anchor one Nesterov step along the agreed update: m ← μ m + g; φ ← φ − η (g + μ m).
 
-    Peers given the same bytes must return the same bytes: float32 on the host, with separate multiply and add (separate
-    NumPy calls cannot be fused into one multiply-add). Values too small for the agreed state become zero, so that a
-    thread that flushes subnormal numbers (`torch.set_flush_denormal`) gets the same bytes; see `kernels/bounds.py`.
+    Peers given the same bytes must return the same bytes: float32 on the host, with separate multiply and add. Values
+    too small for the agreed state become zero, so that a thread that flushes subnormal numbers
+    (`torch.set_flush_denormal`) gets the same bytes; see `kernels/bounds.py`.
 
     Args:
         anchor_N: the span as all peers hold it; float32, shape (N,). Not changed.
@@ -80,24 +81,8 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
     next_anchor_N, next_momentum_N = empty_vector(len(anchor_N)), empty_vector(len(momentum_N))
     rate, momentum = np.float32(rule.learning_rate), np.float32(rule.momentum)
-    loops = loops_for(anchor_N, momentum_N, update_N)
-    if loops is not None:
-        now = (read_only(anchor_N), read_only(momentum_N), read_only(update_N))
-        if loops.outer_step(*now, rate, momentum, next_anchor_N, next_momentum_N):
-            return next_anchor_N, next_momentum_N
-    with np.errstate(over="ignore", invalid="ignore"):
-        for block in iterate_blocks(len(anchor_N)):
-            update_B, momentum_B, anchor_B = update_N[block], next_momentum_N[block], next_anchor_N[block]
-            np.multiply(momentum_N[block], momentum, out=momentum_B)
-            np.add(momentum_B, update_B, out=momentum_B)
-            zero_small(momentum_B)
-            np.multiply(momentum_B, momentum, out=anchor_B)
-            np.add(update_B, anchor_B, out=anchor_B)
-            np.multiply(anchor_B, rate, out=anchor_B)
-            np.subtract(anchor_N[block], anchor_B, out=anchor_B)
-            zero_small(anchor_B)
-    # A non-finite g or m makes φ non-finite too (0 · inf is NaN), so checking the result is enough.
-    if count_non_finite(next_anchor_N):
+    # A non-finite g or m makes φ non-finite too (0 · inf is NaN), so checking φ is enough.
+    if not outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, next_momentum_N):
         raise NonFiniteUpdate(
             f"the update holds {count_non_finite(update_N)} and the step along it {count_non_finite(next_anchor_N)} "
             f"non-finite numbers among {len(update_N)}; the span is skipped this round"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2p_diloco.outer.vector import Vector, euclidean_norm, iterate_blocks, loops_for, read_only
+from p2p_diloco.outer.vector import Vector, euclidean_norm
 
 # Scaling rounds every element by up to 2⁻²⁴ of itself, and the factor likewise: this margin keeps the clipped norm
 # within the limit in spite of both.
@@ -30,17 +30,10 @@ def pseudo_gradient(anchor_N: Vector, local_N: Vector, in_flight: Sequence[Vecto
         Δ, freshly allocated. Not finite where θ is not.
     """
     delta_N = np.empty_like(anchor_N)
-    loops = loops_for(anchor_N, local_N, *in_flight)
-    if loops is not None:
-        loops.difference(read_only(anchor_N), read_only(local_N), delta_N)
-        for decoded_N in in_flight:
-            loops.subtract(read_only(decoded_N), delta_N)
-        return delta_N
     with np.errstate(over="ignore", invalid="ignore"):
-        for block in iterate_blocks(len(anchor_N)):
-            np.subtract(anchor_N[block], local_N[block], out=delta_N[block])
-            for decoded_N in in_flight:
-                np.subtract(delta_N[block], decoded_N[block], out=delta_N[block])
+        np.subtract(anchor_N, local_N, out=delta_N)
+        for decoded_N in in_flight:
+            np.subtract(delta_N, decoded_N, out=delta_N)
     return delta_N
 
 

@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from p2p_diloco.errors import RoundError
-from p2p_diloco.kernels.choice import frozen, radial_kernels
+from p2p_diloco.kernels import operations as kernels
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.vector import Vector
 
-RADIAL_BLOCK = 64
+RADIAL_BLOCK = kernels.BLOCK
 _CHUNK_BLOCKS = 512
 """Blocks processed at a time, of which all vectors are copied."""
 
@@ -40,8 +40,6 @@ Vectors: TypeAlias = npt.NDArray[np.float32]
 
 RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
 """Which blocks of a span use the radial mean, shape (B,); the last block may be short."""
-
-_Wide: TypeAlias = npt.NDArray[np.float64]
 
 
 def num_radial_blocks(elements: int) -> int:
@@ -110,46 +108,6 @@ def _mean_of_chunk(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlo
     elements, missing = vectors_PN.shape[1], -vectors_PN.shape[1] % RADIAL_BLOCK
     if missing:
         vectors_PN = np.pad(vectors_PN, ((0, 0), (0, missing)))
-    loops, mean_N = radial_kernels(), np.empty(elements + missing, np.float32)
-    if loops is not None:
-        loops.radial_mean(frozen(vectors_PN), frozen(shares_P), frozen(is_radial_B), mean_N)
-    else:
-        _mean_by_numpy(vectors_PN, shares_P, is_radial_B, mean_N)
+    mean_N = np.empty(elements + missing, np.float32)
+    kernels.radial_mean(vectors_PN, shares_P, is_radial_B, mean_N)
     return mean_N[:elements]
-
-
-def _mean_by_numpy(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlocks, mean_N: Vector) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(vectors_PN[0], shares_P[0], out=mean_N)
-        for vector_N, share in zip(vectors_PN[1:], shares_P[1:], strict=True):
-            mean_N += vector_N * share
-        vectors_BK = [vector_N.reshape(-1, RADIAL_BLOCK)[is_radial_B] for vector_N in vectors_PN]
-        mean_N.reshape(-1, RADIAL_BLOCK)[is_radial_B] = _radial(vectors_BK, list(shares_P))
-
-
-def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vector:
-    direction_BK = np.full(vectors_BK[0].shape, -0.0)  # -0.0 + x is x for every x, including -0.0
-    radius_B, least_B = np.zeros(len(direction_BK)), np.zeros(len(direction_BK))
-    for vector_BK, share in zip(vectors_BK, map(float, shares), strict=True):
-        wide_BK = vector_BK.astype(np.float64)
-        length_B = np.sqrt(sums_of_blocks(wide_BK * wide_BK))
-        is_there_B = length_B > 0.0
-        factor_B = np.divide(share, length_B, out=np.zeros_like(length_B), where=is_there_B)
-        direction_BK += wide_BK * factor_B[:, None]
-        radius_B += share * length_B
-        least_B += np.where(is_there_B, share * share, 0.0)
-    square_B = np.maximum(sums_of_blocks(direction_BK * direction_BK), least_B)
-    stretch_B = np.divide(radius_B, np.sqrt(square_B), out=np.zeros_like(radius_B), where=square_B > 0.0)
-    return (direction_BK * stretch_B[:, None]).astype(np.float32)
-
-
-def sums_of_blocks(values_BK: _Wide) -> _Wide:
-    """Return the sum of each block by adding halves to each other until one number is left.
-
-    NumPy and a compiled loop can both use this order on any hardware.
-    """
-    half = RADIAL_BLOCK // 2
-    while half:
-        values_BK = values_BK[:, :half] + values_BK[:, half:]
-        half //= 2
-    return values_BK[:, 0]

@@ -15,12 +15,14 @@ import numpy as np
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
-from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, SMALLEST
+from p2p_diloco.kernels.bounds import LARGEST_ANCHOR
+from p2p_diloco.kernels.choice import is_vector
+from p2p_diloco.kernels.operations import is_within, zero_small
 from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head
 from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
 from p2p_diloco.memory.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import Vector, is_vector, loops_for, read_only, zero_small
+from p2p_diloco.outer.vector import Vector
 
 # Each kind of digest has its own prefix, so that one cannot be mistaken for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
@@ -121,11 +123,7 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
 
 def is_sound(numbers_N: Vector, *, largest: float) -> bool:
     """Return whether all values are valid in φ (`largest` = `LARGEST_ANCHOR`) or m (`LARGEST_MOMENTUM`)."""
-    loops = loops_for(numbers_N)
-    if loops is not None:
-        return bool(loops.is_within(read_only(numbers_N), np.float32(largest).view(np.uint32)))
-    magnitude_N = np.abs(numbers_N)
-    return bool(np.all((magnitude_N == 0) | ((magnitude_N >= SMALLEST) & (magnitude_N <= largest))))
+    return bool(is_within(numbers_N, np.float32(largest).view(np.uint32)))
 
 
 def content_digest(anchor_N: Vector, momentum_N: Vector, chain_digest: Digest) -> Digest:

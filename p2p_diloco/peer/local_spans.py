@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from p2p_diloco.codec.blocks import parts_of
-from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import SpanId
 from p2p_diloco.kernels import device
-from p2p_diloco.kernels.choice import span_kernels
+from p2p_diloco.kernels.operations import contribute4
 from p2p_diloco.memory.slabs import passing_bytes
 from p2p_diloco.outer.advance import norm_limit, record_contribution
 from p2p_diloco.outer.in_flight import InFlight, PendingContribution
@@ -141,6 +140,4 @@ def describe_device(where: torch.device, local: LocalSpans) -> str:
 @cache
 def encodes_alike(where: torch.device) -> bool:
     """Return whether a device encodes exactly as the host does; tested once."""
-    loops, codec = span_kernels(), codec_named("int4")
-    assert isinstance(codec, Int4Codec)
-    return loops is not None and device.agrees(where, loops.contribute4, codec.loop_limits())
+    return device.agrees(where, contribute4, Int4Codec().loop_limits())

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import BlockParts, parts_of
+from p2p_diloco.codec.blocks import BlockParts, is_whole, parts_of
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
-from p2p_diloco.kernels.choice import frozen
+from p2p_diloco.kernels.choice import frozen, is_vector
+from p2p_diloco.kernels.operations import contribute4, follow4
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector, passing_bytes
 from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
@@ -28,7 +28,7 @@ from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribut
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector, is_vector
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.span.vector_work import Codecs, encode_contribution
 
 _NOTHING = BlockParts(frozen(np.empty(0, dtype=np.uint16)), frozen(np.empty(0, dtype=np.uint8)))
@@ -108,17 +108,14 @@ def _contribute_at_once(
     state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int, codec: Codec, max_norm_ratio: float
 ) -> tuple[float, bytes | memoryview] | None:
     """Return norm and encoding, or None if the steps must be taken one by one."""
-    loops = _loops_for(codec, state.anchor_N, local_N)
-    if loops is None or len(in_flight) or round_index <= state.head.round:
+    if not _fits(codec, state.anchor_N, local_N) or len(in_flight) or round_index <= state.head.round:
         return None
-    assert isinstance(codec, Int4Codec)
     elements = len(local_N)
     room = passing_bytes(codec.encoded_bytes(elements))
     encoded = np.frombuffer(room, dtype=np.uint8)
     scale_bits_B, packed = parts_of(encoded, elements)
     squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
-    both = (frozen(state.anchor_N), frozen(local_N))
-    squared = loops.contribute4(*both, *codec.loop_limits(), scale_bits_B, packed, squares_B)
+    squared = contribute4(state.anchor_N, local_N, *codec.loop_limits(), scale_bits_B, packed, squares_B)
     norm, limit = math.sqrt(squared), norm_limit(state, max_norm_ratio)
     if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
         return None
@@ -135,16 +132,14 @@ def _follow_at_once(
     rule: OuterRule,
 ) -> tuple[SpanState, Vector] | None:
     """Return the span after an entry, and θ, or None if the steps must be taken one by one."""
-    loops = _loops_for(codec, state.anchor_N, local_N)
-    if loops is None:
+    if not _fits(codec, state.anchor_N, local_N):
         return None
-    assert isinstance(codec, Int4Codec)
-    now = (frozen(state.anchor_N), frozen(state.momentum_N), frozen(local_N))
+    now = (state.anchor_N, state.momentum_N, local_N)
     rule = rule.at(state.head.height)
     rates = (np.float32(rule.learning_rate), np.float32(rule.momentum))
     anchor_N, momentum_N, merged_N = (empty_vector(len(local_N)) for _ in now)
     sent = codec.parts(payload, len(local_N))
-    if not loops.follow4(sent, leaving, now, rates, codec.loop_limits(), (anchor_N, momentum_N, merged_N)):
+    if not follow4(sent, leaving, now, rates, codec.loop_limits(), (anchor_N, momentum_N, merged_N)):
         return None
     return state.followed_by(entry, anchor_N, momentum_N), merged_N
 
@@ -159,7 +154,7 @@ def _leaving(in_flight: InFlight, entry: AbsorbedEntry, elements: int, codec: Co
     return codec.parts(own.sent.payload, elements)
 
 
-def _loops_for(codec: Codec, anchor_N: Vector, local_N: Vector) -> ModuleType | None:
-    """Return the loops for such a span, or None. They check nothing; the NumPy path reports unsuitable vectors."""
+def _fits(codec: Codec, anchor_N: Vector, local_N: Vector) -> TypeGuard[Int4Codec]:
+    """Return whether loops may process such a span. They check nothing; the steps report unsuitable vectors."""
     is_sound = len(anchor_N) == len(local_N) and is_vector(local_N) and local_N.flags.c_contiguous
-    return codec.span_loops(len(local_N)) if isinstance(codec, Int4Codec) and is_sound else None
+    return isinstance(codec, Int4Codec) and is_sound and is_whole(len(local_N))

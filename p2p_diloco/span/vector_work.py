@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from p2p_diloco.codec.blocks import parts_of
+from p2p_diloco.codec.blocks import is_whole, parts_of
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
@@ -20,7 +21,8 @@ from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, LARGEST_MOMENTUM
-from p2p_diloco.kernels.choice import block_kernels, frozen, radial_kernels, span_kernels, vector_kernels
+from p2p_diloco.kernels.choice import compile_loops
+from p2p_diloco.kernels.operations import NO_NOISE, average4
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import balanced
 from p2p_diloco.memory.heap import trim_heap
@@ -82,10 +84,7 @@ def warm_up() -> None:
     from garbage collection: scanning the 300,000 objects of torch, numba and hivemind takes a tenth of a second, during
     which neither training nor the loop runs.
     """
-    block_kernels()
-    vector_kernels()
-    span_kernels()
-    radial_kernels()
+    compile_loops()
     shed_compiler()
     trim_heap()
     gc.freeze()
@@ -155,30 +154,29 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
     source, target = codecs.of(action.stage)
     if not isinstance(source, Int4Codec) or not isinstance(target, Int4Codec):
         return None
-    loops = target.span_loops(elements)
-    if loops is None or not action.parts:
+    if not is_whole(elements) or not action.parts:
         return None
     try:
         parts = [source.parts(part.payload, elements) for part in action.parts]
-        shares = np.array(shares_of(_weights_of(action.parts, action.stage), len(parts)), dtype=np.float32)
+        shares = shares_of(_weights_of(action.parts, action.stage), len(parts))
     except (PeerError, RoundError):
         return None
     room = passing_bytes(target.encoded_bytes(elements))
     encoded = np.frombuffer(room, dtype=np.uint8)
     scale_bits_B, packed = parts_of(encoded, elements)
     squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
-    seed = _seed_of(action, codecs)
-    noise_N = RoundingBits(seed).draw(elements) if seed is not None else np.empty(0, dtype=np.uint16)
-    scales_PB, codes_PN = np.stack([part.scale_bits_B for part in parts]), np.stack([part.packed for part in parts])
-    limits, squares = source.loop_limits(), (squares_PB[:-1], squares_PB[-1])
-    marks_B = frozen(codecs.radial.get(action.span, _ALL_PLAIN))
-    if not loops.average4(scales_PB, codes_PN, shares, marks_B, noise_N, limits, scale_bits_B, packed, *squares):
+    seed, marks_B, limits = _seed_of(action, codecs), codecs.radial.get(action.span, _ALL_PLAIN), source.loop_limits()
+
+    def draw() -> npt.NDArray[np.uint16]:
+        return RoundingBits(seed).draw(elements) if seed is not None else NO_NOISE
+
+    if not average4(parts, shares, marks_B, draw, limits, scale_bits_B, packed, squares_PB):
         return None
     norms = [
         math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
-        for bits_B, squares_B in zip([*scales_PB, scale_bits_B], squares_PB, strict=True)
+        for bits_B, squares_B in zip([*(bits_B for bits_B, _ in parts), scale_bits_B], squares_PB, strict=True)
     ]
-    if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
+    if any(_is_too_long(norm, action.norm_limit) for norm in norms[:-1]):
         return None
     sound = frozenset(part.peer for part in action.parts)
     return EncodedMean(sound=sound, payload=room.toreadonly(), norm=norms[-1], dropped=())
@@ -189,9 +187,13 @@ def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
     return action.rounding_seed if codecs.rounds_stochastically and action.stage is not Stage.ROW else None
 
 
+def _is_too_long(norm: float, limit: float) -> bool:
+    return norm > limit * _NORM_SLACK
+
+
 def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> None:
     norm = payload_norm(codec, part.payload, elements)
-    if norm > norm_limit * _NORM_SLACK:
+    if _is_too_long(norm, norm_limit):
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
 
 

@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanId
+from p2p_diloco.kernels.choice import is_vector
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.memory.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
-from p2p_diloco.outer.vector import Vector, is_vector
+from p2p_diloco.outer.vector import Vector
 from p2p_diloco.storage.tensor_file import write_tensors
 from p2p_diloco.storage.whole_file import replace_file
 

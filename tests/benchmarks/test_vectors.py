@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.vectors import measure_vectors
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.kernels.choice import block_kernels
+from p2p_diloco.kernels.choice import loops_of
 
 
 @pytest.mark.parametrize("codec", ["int4", "int8", "float32"])
@@ -17,7 +17,7 @@ def test_each_step_of_a_cycle_is_measured(codec: str) -> None:
         assert 0.0 <= step.share <= 1.0
         for spread in (step.compiled, step.numpy):
             assert 0.0 < spread.low <= spread.middle <= spread.high
-    assert block_kernels() is not None
+    assert loops_of("blocks") is not None
 
 
 def test_a_codec_that_does_not_exist_is_refused() -> None:

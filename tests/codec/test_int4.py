@@ -14,21 +14,6 @@ CODEC = Int4Codec()
 SCALE_ONE = b"\x80\x3f"
 
 
-def test_every_pair_of_codes_survives_packing() -> None:
-    codes = [(low, high) for low in range(-7, 8) for high in range(-7, 8)]
-    codes_N = np.array(codes, dtype=np.int8).reshape(-1)
-    packed = CODEC.pack(codes_N.copy().view(np.uint8))
-    assert packed.tolist() == [(low & 15) | (high & 15) << 4 for low, high in codes]
-    assert CODEC.unpack(packed).tolist() == codes_N.tolist()
-
-
-def test_all_256_bytes_unpack_to_two_signed_nibbles() -> None:
-    every_byte = np.arange(256, dtype=np.uint8)
-    signed = [nibble - 16 if nibble > 7 else nibble for nibble in range(16)]
-    assert CODEC.unpack(every_byte).reshape(256, 2).tolist() == [[signed[b & 15], signed[b >> 4]] for b in range(256)]
-    assert every_byte.tolist() == list(range(256))
-
-
 def test_bytes_worked_out_by_hand() -> None:
     # Peak 7 makes the scale 1. Codes 7, -7, 2 (2.5 ties to even), -1 and the empty high nibble.
     encoded = CODEC.encode(np.array([7.0, -7.0, 2.5, -0.75, 3.0], dtype=np.float32))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.blocks import BlockCodec
+from p2p_diloco.codec.blocks import BlockCodec, is_whole
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.int8 import Int8Codec
 from p2p_diloco.errors import FrameError
-from p2p_diloco.kernels.choice import numpy_alone, span_kernels
 
 both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])
 
@@ -40,9 +39,5 @@ def test_limits_match_what_encoders_write(codec: BlockCodec) -> None:
         assert scale_bits_B[0] == expected
 
 
-def test_loops_take_only_whole_blocks() -> None:
-    codec = Int4Codec()
-    assert codec.span_loops(128) is span_kernels() is not None
-    assert codec.span_loops(0) is codec.span_loops(100) is None
-    with numpy_alone():
-        assert codec.span_loops(128) is None
+def test_only_a_span_of_whole_blocks_is_whole() -> None:
+    assert [elements for elements in (0, 63, 64, 100, 128) if is_whole(elements)] == [64, 128]

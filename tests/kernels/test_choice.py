@@ -17,7 +17,7 @@ import hashlib, sys
 import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.kernels.choice import span_kernels, why_no_loops
+from p2p_diloco.kernels.choice import loops_of, why_no_loops
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -47,17 +47,17 @@ followed = follow_span(state, sent.advance.in_flight, local_N, entry=entry, payl
 digest = hashlib.sha256(payloads[0] + bytes(mean.payload))
 for array in (followed[0].anchor_N, followed[0].momentum_N, followed[2]):
     digest.update(array.tobytes())
-print(digest.hexdigest(), span_kernels() is not None, why_no_loops())
+print(digest.hexdigest(), loops_of("spans") is not None, why_no_loops())
 """
 
 
 def test_loops_exist_where_numba_is_installed() -> None:
-    kernels = choice.block_kernels()
+    kernels = choice.loops_of("blocks")
     assert kernels is not None
-    assert kernels is choice.block_kernels()
+    assert kernels is choice.loops_of("blocks")
     with choice.numpy_alone():
-        assert choice.block_kernels() is None
-    assert choice.block_kernels() is kernels
+        assert choice.loops_of("blocks") is None
+    assert choice.loops_of("blocks") is kernels
     assert choice.why_no_loops() == ""
 
 

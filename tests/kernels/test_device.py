@@ -15,7 +15,7 @@ from p2p_diloco.codec.blocks import parts_of
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.kernels import device
-from p2p_diloco.kernels.choice import frozen, span_kernels
+from p2p_diloco.kernels.choice import frozen, loops_of
 from p2p_diloco.outer.vector import Vector
 
 INT4 = codec_named("int4")
@@ -27,7 +27,7 @@ def encoded_there(anchor_N: Vector, local_N: Vector) -> tuple[float, bytes, list
 
 
 def encoded_here(anchor_N: Vector, local_N: Vector) -> tuple[float, bytes, list[int]]:
-    loops = span_kernels()
+    loops = loops_of("spans")
     assert loops is not None
     return encoded(loops.contribute4, anchor_N, frozen(local_N))
 
@@ -95,7 +95,7 @@ def test_neither_vector_is_changed() -> None:
 
 
 def test_a_device_with_one_wrong_operation_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    loops, here = span_kernels(), torch.device("cpu")
+    loops, here = loops_of("spans"), torch.device("cpu")
     assert loops is not None
     assert device.agrees(here, loops.contribute4, INT4.loop_limits())
     monkeypatch.setattr(torch.Tensor, "amax", lambda tensor, dim: tensor.select(dim, 0))
@@ -106,7 +106,7 @@ def test_a_device_with_one_wrong_operation_does_not_agree(monkeypatch: pytest.Mo
 def test_the_local_gpu_agrees(name: str) -> None:
     if not getattr(torch, name if name == "cuda" else "mps").is_available():
         pytest.skip(f"no {name} here")
-    loops = span_kernels()
+    loops = loops_of("spans")
     assert loops is not None
     assert device.agrees(torch.device(name), loops.contribute4, INT4.loop_limits())
 

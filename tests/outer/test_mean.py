@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
+from p2p_diloco.kernels.operations import CACHED_ELEMENTS
 from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
+from p2p_diloco.outer.vector import Vector
 
 VECTOR = hnp.arrays(np.float32, 6, elements=st.floats(-1e6, 1e6, width=32))
 WEIGHT = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
@@ -74,7 +75,7 @@ def test_a_single_contribution_is_its_own_mean() -> None:
 
 
 def test_every_element_of_many_blocks_is_averaged_in_fresh_memory() -> None:
-    first_N = np.arange(2 * BLOCK_ELEMENTS + 3, dtype=np.float32)
+    first_N = np.arange(2 * CACHED_ELEMENTS + 3, dtype=np.float32)
     mean_N = weighted_mean([first_N, first_N + 2.0], [1.0, 1.0])
     assert np.array_equal(mean_N, first_N + 1.0)
     assert not np.shares_memory(mean_N, first_N)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.kernels.operations import CACHED_ELEMENTS
 from p2p_diloco.outer.merge import MergeRule, merge_local
-from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
+from p2p_diloco.outer.vector import Vector
 
 WHOLE = hnp.arrays(np.float32, 5, elements=st.integers(-1000, 1000).map(float))
 KEEP = MergeRule()
@@ -76,7 +77,7 @@ def test_overwriting_replaces_numbers_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("rule", [KEEP, MergeRule(kind="blend", alpha=0.5), MergeRule(kind="blend")])
 def test_every_element_is_merged_in_fresh_memory(rule: MergeRule) -> None:
-    local_N = np.arange(2 * BLOCK_ELEMENTS + 3, dtype=np.float32)
+    local_N = np.arange(2 * CACHED_ELEMENTS + 3, dtype=np.float32)
     vectors = [local_N, local_N + 2.0, local_N + 4.0, local_N * 0.0 + 1.0]
     before = [each.tobytes() for each in vectors]
     merged_N = merge_local(vectors[0], vectors[1], vectors[2], vectors[3], rule)

@@ -12,8 +12,9 @@ from hypothesis.extra import numpy as hnp
 
 from p2p_diloco.config.manifest import OuterSection
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
+from p2p_diloco.kernels.operations import CACHED_ELEMENTS
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector
+from p2p_diloco.outer.vector import Vector
 
 RULE = OuterRule(learning_rate=1.0, momentum=0.5)
 MODERATE = hnp.arrays(np.float32, 12, elements=st.floats(-1e6, 1e6, width=32))
@@ -58,7 +59,7 @@ def test_every_bit_is_that_of_separate_float32_operations(
     assert stepped == step_by_scalars(anchor_N, momentum_N, update_N, rule)
 
 
-@pytest.mark.parametrize("elements", [1, 63, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1, 2 * BLOCK_ELEMENTS + 5])
+@pytest.mark.parametrize("elements", [1, 63, CACHED_ELEMENTS, CACHED_ELEMENTS + 1, 2 * CACHED_ELEMENTS + 5])
 def test_bits_do_not_depend_on_cuts_or_memory_alignment(elements: int) -> None:
     anchor_N, momentum_N, update_N = ramp(elements, 0.1), ramp(elements, 0.7), ramp(elements, 1.3)
     whole = apply_outer_step(anchor_N, momentum_N, update_N, RULE)
@@ -107,7 +108,7 @@ def test_the_step_allocates_its_results_and_does_not_change_its_arguments() -> N
 @pytest.mark.parametrize("rule", [RULE, OuterRule(learning_rate=0.7, momentum=0.0)])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_an_update_that_is_not_finite_is_refused(value: float, rule: OuterRule) -> None:
-    update_N = ramp(BLOCK_ELEMENTS + 9, 0.1)
+    update_N = ramp(CACHED_ELEMENTS + 9, 0.1)
     update_N[-2] = value
     zeros_N = np.zeros_like(update_N)
     with pytest.raises(

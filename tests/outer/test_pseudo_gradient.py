@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from p2p_diloco.kernels.operations import CACHED_ELEMENTS
 from p2p_diloco.outer.pseudo_gradient import clip_to_norm, pseudo_gradient
-from p2p_diloco.outer.vector import BLOCK_ELEMENTS, Vector, euclidean_norm
+from p2p_diloco.outer.vector import Vector, euclidean_norm
 
 WHOLE = hnp.arrays(np.float32, 5, elements=st.integers(-1000, 1000).map(float))
 # Not below 2⁻⁶⁰: clipping rounds relatively, and subnormal results round absolutely.
@@ -30,7 +31,7 @@ def test_it_is_the_anchor_minus_local_minus_contributions_in_flight(
 
 
 def test_it_covers_every_element_of_a_vector_of_many_blocks() -> None:
-    anchor_N = np.arange(2 * BLOCK_ELEMENTS + 3, dtype=np.float32)
+    anchor_N = np.arange(2 * CACHED_ELEMENTS + 3, dtype=np.float32)
     ones_N = np.ones_like(anchor_N)
     assert np.array_equal(pseudo_gradient(anchor_N, ones_N, [ones_N, ones_N]), anchor_N - 3.0)
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.kernels.operations import sums_of_blocks
 from p2p_diloco.outer.mean import shares_of, weighted_mean
-from p2p_diloco.outer.radial import RADIAL_BLOCK, mark_radial, num_radial_blocks, radial_mean, sums_of_blocks
+from p2p_diloco.outer.radial import RADIAL_BLOCK, mark_radial, num_radial_blocks, radial_mean
 from p2p_diloco.outer.vector import Vector
 
 K = RADIAL_BLOCK

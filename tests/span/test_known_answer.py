@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.kernels.choice import numpy_alone, span_kernels, vector_kernels
+from p2p_diloco.kernels import operations
+from p2p_diloco.kernels.choice import loops_of, numpy_alone
 from p2p_diloco.outer import outer_step
 from p2p_diloco.span import known_answer
 from p2p_diloco.span.known_answer import KNOWN_ANSWER, check_known_answer
 
 
 def test_this_machine_gives_the_known_answer_with_and_without_compiled_loops() -> None:
-    assert span_kernels() is not None
+    assert loops_of("spans") is not None
     check_known_answer()
     with numpy_alone():
         check_known_answer()
@@ -54,11 +55,11 @@ def keeps_small(vector_N: np.ndarray[Any, Any]) -> None:
 
 
 def replaced_outer_step(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(vector_kernels(), "outer_step", fused)
+    patch.setattr(loops_of("vectors"), "outer_step", fused)
 
 
 def replaced_follow(patch: pytest.MonkeyPatch) -> None:
-    kernels = span_kernels()
+    kernels = loops_of("spans")
     assert kernels is not None
     follow = kernels.follow4
 
@@ -72,7 +73,7 @@ def replaced_follow(patch: pytest.MonkeyPatch) -> None:
 
 
 def replaced_rule(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(outer_step, "zero_small", keeps_small)
+    patch.setattr(operations, "zero_small", keeps_small)
 
 
 @pytest.mark.parametrize("change", [replaced_outer_step, replaced_follow, replaced_rule])
@@ -90,8 +91,9 @@ def test_a_wrong_bit_in_any_kind_of_step_is_refused_with_both_answers(
 
 
 def test_a_machine_that_cannot_even_decode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_kernels(), "follow4", lambda *arguments: False)
+    monkeypatch.setattr(loops_of("spans"), "follow4", lambda *arguments: False)
     check_known_answer()  # the slow path works
+    monkeypatch.setattr(outer_step, "outer_step", lambda *arguments: False)
     monkeypatch.setattr(outer_step, "count_non_finite", lambda vector_N: 1)
     with pytest.raises(ConfigError, match="stepping known vectors gave the update holds 1 and the step along it 1"):
         check_known_answer()

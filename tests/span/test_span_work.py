@@ -15,7 +15,7 @@ from p2p_diloco.codec.blocks import parts_of as blocks_of
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.kernels.choice import numpy_alone, span_kernels
+from p2p_diloco.kernels.choice import loops_of, numpy_alone
 from p2p_diloco.log.head import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule
@@ -68,7 +68,7 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 def both(work: Callable[[], Any]) -> Any:
     """Run it fused and step by step; return the outcome, which must be equal except for the norm's last digit."""
-    assert span_kernels() is not None
+    assert loops_of("spans") is not None
     at_once = outcome(work)
     with numpy_alone():
         by_steps = outcome(work)
@@ -259,7 +259,7 @@ def test_means_of_rows_have_eight_bits_and_are_computed_step_by_step() -> None:
 
 def test_only_whole_blocks_of_four_bits_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """This shows that the two properties above really compare two implementations."""
-    kernels = span_kernels()
+    kernels = loops_of("spans")
     assert kernels is not None
     calls: list[str] = []
     for name in ("contribute4", "average4", "follow4"):

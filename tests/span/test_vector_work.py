@@ -10,7 +10,7 @@ import pytest
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.kernels.choice import block_kernels
+from p2p_diloco.kernels.choice import loops_of
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState
@@ -39,7 +39,7 @@ ELEMENTS = 64
 
 
 def test_a_warm_up_compiles_everything() -> None:
-    kernels = block_kernels()
+    kernels = loops_of("blocks")
     assert kernels is not None
     codecs = [INT4, codec_named("int8")]
     gc.unfreeze()
