@@ -30,6 +30,10 @@ class SpanHead:
     radius: float
     median_weight: float
 
+    def norm_limit(self, ratio: float) -> float:
+        """Return the largest norm that is accepted on top of this tip, where the manifest allows a multiple."""
+        return ratio * self.radius
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsorbedEntry:

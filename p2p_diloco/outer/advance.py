@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +72,7 @@ def prepare_contribution(
     newest = max((state.head.round, *in_flight.rounds))
     if round_index <= newest:
         raise RoundError(f"round {round_index} is over: the span is at round {newest}; wait for the next one")
-    limit = norm_limit(state, max_norm_ratio)
+    limit = state.head.norm_limit(max_norm_ratio)
     delta_N, norm = clip_to_norm(pseudo_gradient(state.anchor_N, local_N, in_flight.vectors), limit)
     if not math.isfinite(norm):
         raise NonFiniteUpdate(
@@ -80,27 +80,6 @@ def prepare_contribution(
             "a lower inner learning rate may help"
         )
     return PreparedContribution(round=round_index, delta_N=delta_N, norm=norm, limit=limit)
-
-
-def norm_limit(state: SpanState, max_norm_ratio: float) -> float:
-    """Return the largest norm of a contribution that reducers accept."""
-    return max_norm_ratio * state.head.radius
-
-
-def shrink_contribution(prepared: PreparedContribution, encoded_norm: float) -> PreparedContribution:
-    """Shrink a contribution whose *encoding* is longer than the limit; otherwise return the same object.
-
-    Rounding to a few bits lengthens a vector slightly, and reducers check the encoded norm. Encode again until the same
-    object is returned, which takes one or two attempts.
-
-    Args:
-        prepared: the encoded contribution.
-        encoded_norm: Euclidean norm of its decoded values.
-    """
-    if encoded_norm <= prepared.limit:
-        return prepared
-    factor = np.float32(prepared.limit / encoded_norm * (1.0 - 2.0**-10))
-    return replace(prepared, delta_N=np.multiply(prepared.delta_N, factor))
 
 
 def record_contribution(

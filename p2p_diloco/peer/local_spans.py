@@ -21,13 +21,13 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.kernels import device
 from p2p_diloco.kernels.operations import contribute4
 from p2p_diloco.memory.slabs import passing_bytes
-from p2p_diloco.outer.advance import norm_limit, record_contribution
+from p2p_diloco.outer.advance import record_contribution
 from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.span.span_work import SentSpan, contribute_span
-from p2p_diloco.span.vector_work import MOST_SHRINKS
+from p2p_diloco.span.vector_work import encode_within
 from p2p_diloco.training.parameters import LocalParameters
 
 
@@ -107,18 +107,20 @@ class DeviceSpans(LocalSpans):
         room = passing_bytes(codec.encoded_bytes(state.elements))
         scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
         squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
-        encode = partial(device.contribute4, state.anchor_N, local, *codec.loop_limits(), scale_bits_B, packed)
-        limit, factor, whole = norm_limit(state, self.plan.rules.contribution_limit), 1.0, None
-        for _ in range(MOST_SHRINKS):
-            norm = math.sqrt(encode(squares_B, factor=np.float32(factor)))
+        there = partial(device.contribute4, state.anchor_N, local, *codec.loop_limits(), scale_bits_B, packed)
+        whole, scale = math.nan, 1.0
+
+        def encode(factor: float) -> float:
+            nonlocal whole, scale
+            scale *= factor
+            norm = math.sqrt(there(squares_B, factor=np.float32(scale)))
+            whole = norm if factor == 1.0 else whole
             if not math.isfinite(norm):
-                return None
-            whole = norm if whole is None else whole
-            longest = max(norm, math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)))
-            if longest <= limit:
-                return whole, room.toreadonly()
-            factor *= limit / longest * (1.0 - 2.0**-10)
-        return None
+                return norm
+            return max(norm, math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)))
+
+        limit = state.head.norm_limit(self.plan.rules.contribution_limit)
+        return (whole, room.toreadonly()) if encode_within(limit, encode) else None
 
 
 def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -> LocalSpans:

@@ -23,7 +23,7 @@ from p2p_diloco.kernels.choice import frozen, is_vector
 from p2p_diloco.kernels.operations import contribute4, follow4
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector, passing_bytes
-from p2p_diloco.outer.advance import SpanAdvance, advance_span, norm_limit, prepare_contribution, record_contribution
+from p2p_diloco.outer.advance import SpanAdvance, advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -116,7 +116,7 @@ def _contribute_at_once(
     scale_bits_B, packed = parts_of(encoded, elements)
     squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
     squared = contribute4(state.anchor_N, local_N, *codec.loop_limits(), scale_bits_B, packed, squares_B)
-    norm, limit = math.sqrt(squared), norm_limit(state, max_norm_ratio)
+    norm, limit = math.sqrt(squared), state.head.norm_limit(max_norm_ratio)
     if not norm <= limit or math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)) > limit:
         return None
     return norm, room.toreadonly()

@@ -28,7 +28,7 @@ from p2p_diloco.log.limits import balanced
 from p2p_diloco.memory.heap import trim_heap
 from p2p_diloco.memory.shed import shed_compiler
 from p2p_diloco.memory.slabs import passing_bytes
-from p2p_diloco.outer.advance import PreparedContribution, shrink_contribution
+from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.mean import check_mean, shares_of
 from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
@@ -100,14 +100,40 @@ def encode_contribution(
     Returns:
         The contribution as encoded, shrunk if rounding made it too long, and its encoding.
     """
+    payload, limit = b"", prepared.limit
     norm = norm if norm is not None else lambda payload: payload_norm(codec, payload, len(prepared.delta_N))
-    for _ in range(MOST_SHRINKS):
+
+    def encode(factor: float) -> float:
+        nonlocal prepared, payload
+        if factor != 1.0:
+            prepared = replace(prepared, delta_N=np.multiply(prepared.delta_N, np.float32(factor)))
         payload = codec.encode(prepared.delta_N)
-        shrunk = shrink_contribution(prepared, norm(payload))
-        if shrunk is prepared:
-            return prepared, payload
-        prepared = shrunk
-    return prepared, codec.encode(prepared.delta_N)
+        return norm(payload)
+
+    encode_within(limit, encode)
+    return prepared, payload
+
+
+def encode_within(limit: float, encode: Callable[[float], float]) -> bool:
+    """Encode a vector, shorter each time, until the norm of what was encoded is within the limit of reducers.
+
+    Rounding to a few bits lengthens a vector slightly, so this takes one or two attempts, and one more for a vector
+    that is too long itself.
+
+    Args:
+        encode: multiplies the vector by a factor, which is 1 at first, encodes it, and returns the norm.
+    Returns:
+        Whether it is within the limit; False after `MOST_SHRINKS` attempts, or if a norm is not finite.
+    """
+    factor = 1.0
+    for _ in range(MOST_SHRINKS):
+        norm = encode(factor)
+        if norm <= limit:
+            return True
+        if not math.isfinite(norm):
+            return False
+        factor = limit / norm * (1.0 - 2.0**-10)
+    return False
 
 
 def payload_norm(codec: Codec, payload: bytes | memoryview, elements: int) -> float:

@@ -18,7 +18,6 @@ from p2p_diloco.outer.advance import (
     prepare_contribution,
     record_contribution,
     replace_span,
-    shrink_contribution,
 )
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
@@ -97,19 +96,6 @@ def test_a_resolved_round_gets_no_contribution(state: SpanState, in_flight: InFl
 def test_a_diverged_island_contributes_nothing(value: float) -> None:
     with pytest.raises(NonFiniteUpdate, match="local parameters are not finite in a span of 1 elements"):
         prepare_contribution(span_at(1.0, radius=1.0), InFlight(), vector(value), round_index=3)
-
-
-def test_a_contribution_whose_encoding_fits_is_not_shrunk() -> None:
-    prepared = prepare_contribution(span_at(10.0, radius=1.0), InFlight(), vector(0.0), round_index=1)
-    assert shrink_contribution(prepared, prepared.limit) is prepared
-
-
-def test_a_contribution_whose_encoding_is_too_long_is_shrunk_to_fit() -> None:
-    prepared = prepare_contribution(span_at(10.0, radius=1.0), InFlight(), vector(0.0), round_index=1)
-    longer = 1.03  # an encoding that lengthens vectors by 3 %
-    shrunk = shrink_contribution(prepared, longer * euclidean_norm(prepared.delta_N))
-    assert 0.99 * prepared.limit < longer * euclidean_norm(shrunk.delta_N) <= prepared.limit
-    assert (shrunk.round, shrunk.norm, shrunk.limit) == (prepared.round, prepared.norm, prepared.limit)
 
 
 def test_recording_leaves_only_the_unsent_part_in_the_residual() -> None:

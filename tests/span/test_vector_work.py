@@ -209,12 +209,14 @@ def test_a_contribution_that_rounding_made_too_long_is_encoded_again() -> None:
     norm = float(np.linalg.norm(delta_N))
     free = PreparedContribution(round=1, delta_N=delta_N, norm=norm, limit=float("inf"))
     same, payload = encode_contribution(codec, free)
-    assert same is free
+    assert same is free, "its encoding fits"
     assert payload == codec.encode(delta_N)
     tight = dataclasses.replace(free, limit=0.9 * payload_norm(codec, payload, len(delta_N)))
     shrunk, shorter = encode_contribution(codec, tight)
     assert payload_norm(codec, shorter, len(delta_N)) <= tight.limit
+    assert payload_norm(codec, shorter, len(delta_N)) >= 0.98 * tight.limit
     assert shorter == codec.encode(shrunk.delta_N)
+    assert (shrunk.round, shrunk.norm, shrunk.limit) == (tight.round, tight.norm, tight.limit)
     asked: list[bytes] = []
 
     def too_long(encoded: bytes) -> float:

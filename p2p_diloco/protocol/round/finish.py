@@ -94,7 +94,7 @@ class Finish:
                 span=span,
                 stage=Stage.FINISH,
                 parts=parts,
-                norm_limit=ROW_MEAN_SLACK * rules.radius_limit * head.radius,
+                norm_limit=head.norm_limit(ROW_MEAN_SLACK * rules.radius_limit),
                 rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
             ),
             inclusions={collection.grid.reducer(span, row): inclusions[row] for row in agreeing},

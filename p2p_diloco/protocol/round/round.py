@@ -242,7 +242,7 @@ def gather_contributions(
                 Part(peer=peer, payload=collection.payloads[peer, span], weight=weights[peer], norm=offer.norm)
                 for peer, (_, _, offer) in came.items()
             ),
-            norm_limit=norm_limit(head, parent, rules.radius_limit, [offer.norm for _, _, offer in came.values()]),
+            norm_limit=_norm_limit(head, parent, rules.radius_limit, [offer.norm for _, _, offer in came.values()]),
             rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
         ),
         inclusions={
@@ -277,7 +277,7 @@ def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) ->
     return Inclusion(present=(place,), places=(place,), weights=(weight,), norms=(offer.norm,), tokens=opening.tokens)
 
 
-def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms: Sequence[float]) -> float:
+def _norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms: Sequence[float]) -> float:
     """Return the largest norm of a contribution that is accepted: a multiple of the parent's radius, if it is known.
 
     A reducer of a row may not hold the parent. It then uses a multiple of the median of the claimed norms, if there are
@@ -285,7 +285,7 @@ def norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms
     knows the radius and refuses means of rows that are too long.
     """
     if head is not None and head.digest == parent:
-        return radius_limit * head.radius
+        return head.norm_limit(radius_limit)
     median = lower_median(norms) if len(norms) >= 3 else 0.0
     return UNKNOWN_NORM_RATIO * median if median > 0 else float("inf")
 

@@ -197,7 +197,7 @@ def check_entry(
     present, places = places_in(entry.present), included_places(entry)
     num_members, num_voters = len(roster.members), len(roster.voters)
     bitmap_bytes = (num_members + 7) // 8
-    limit = rules.radius_limit * head.radius
+    limit = head.norm_limit(rules.radius_limit)
     problems = (
         (entry.run != rules.run, "belongs to another run"),
         (entry.roster != roster.digest(), "names another roster"),
