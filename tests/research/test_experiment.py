@@ -32,8 +32,6 @@ SMALL = ["--size", "micro", "--islands", "2", "--steps", "8", "--sync-every", "8
         (["means", "--steps", "64", "--tokens-per-parameter", "1"], "--steps and --tokens-per-parameter both set"),
         (["means", "--tokens-per-parameter", "0"], "--tokens-per-parameter is 0; expected more than 0"),
         (["means", "--inner-schedule", "linear"], "--inner-schedule"),
-        (["primary", "--tuned", "nowhere.json"], "has no tuned values for micro, 4 islands, muon, cosine"),
-        (["tune", "--rows", "gossip"], "unknown row 'gossip'"),
         (["means", "--inner-rate", "0"], "--inner-rate is 0; expected more than 0 and less than 1"),
         (["means", "--device", "tpu"], "unknown device 'tpu'"),
         (["means", "--keep", "nowhere/kept.jsonl"], "there is no folder nowhere for --keep"),
