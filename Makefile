@@ -45,6 +45,9 @@
 # make archive-test  archivists in real processes, one of them killed and restarted; 4 minutes
 # make export-test  loads what `p2p-diloco export` writes with transformers
 # make reference  generates the pages of docs/reference
+# make gauges     measures the code: its size and shape, and the modules on the ways of messages through it; 1 minute
+# make mutants    plants 40 mistakes in copies of the code, and runs the tests of each; an hour. Others:
+#                 make mutants MUTANTS="--seed 2 --count 10"
 # make check      style and types
 # make format     formats with ruff
 # make clean      removes what the other targets created
@@ -72,7 +75,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference check format clean install
+.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -272,6 +275,13 @@ $(EXTRAS_STAMP): $(STAMP)
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not long" $(PURE_TESTS) $(PURE_ROOMS) --cov-branch --cov-report=term --cov-fail-under=100 $(TEST_FLAGS)
+
+gauges: $(STAMP)
+	$(BIN)/python -m gauges
+
+MUTANTS ?= --seed 1 --count 40
+mutants: $(STAMP)
+	$(BIN)/python -m gauges mutants $(MUTANTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 ELSEWHERE = frozenset({"torchft"})
 """Packages with an environment of their own, which `python -m benchmarks install-torchft` creates."""
+LABORATORY = ("benchmarks", "gauges", "research", "simulator")
 
 
 def declared(extra: str | None = None) -> set[str]:
@@ -61,13 +62,13 @@ def test_the_extra_of_notebooks_runs_them() -> None:
     assert found - {"pytest", "nbformat"} == declared("notebooks") - {"ipykernel"}, "nbclient brings nbformat"
 
 
-def test_benchmarks_research_and_simulator_import_nothing_undeclared() -> None:
-    beside = imported(PROJECT / "benchmarks") | imported(PROJECT / "research") | imported(PROJECT / "simulator")
-    assert beside - {"benchmarks", "research", "simulator"} - ELSEWHERE <= declared()
+def test_programs_beside_the_package_import_nothing_undeclared() -> None:
+    beside = {name for room in LABORATORY for name in imported(PROJECT / room)}
+    assert beside - set(LABORATORY) - ELSEWHERE <= declared()
 
 
 def test_plots_import_exactly_what_their_extra_declares() -> None:
-    assert imported(PROJECT / "docs") - {"benchmarks", "research", "simulator"} - declared() == declared("plots")
+    assert imported(PROJECT / "docs") - set(LABORATORY) - declared() == declared("plots")
 
 
 def test_no_extra_is_unused() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 CODE = sorted(
-    path for room in ("p2p_diloco", "simulator", "benchmarks", "research") for path in (PROJECT / room).rglob("*.py")
+    path
+    for room in ("p2p_diloco", "simulator", "benchmarks", "gauges", "research")
+    for path in (PROJECT / room).rglob("*.py")
 )
 PAGES = sorted(
     path
@@ -26,7 +28,17 @@ PAGES = sorted(
 )
 MODULES = [
     path.relative_to(PROJECT).as_posix()
-    for room in ("p2p_diloco", "simulator", "benchmarks", "research", "tests", "docs", "examples", "bootstrap")
+    for room in (
+        "p2p_diloco",
+        "simulator",
+        "benchmarks",
+        "gauges",
+        "research",
+        "tests",
+        "docs",
+        "examples",
+        "bootstrap",
+    )
     for path in (PROJECT / room).rglob("*.py")
 ]
 HISTORY = ("lab-log.md", "CHANGELOG.md")
