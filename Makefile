@@ -66,6 +66,8 @@ TEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Compiles numba's loops for all peers on this machine: 10 s, or 1 s if they have not changed since.
+COMPILE_LOOPS := $(VENV)/bin/python -c 'from p2p_diloco.span.vector_work import warm_up; warm_up()'
 
 # One worker more than cores, because tests of real processes mostly wait. An idle worker takes over tests of the others.
 IN_PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
@@ -79,6 +81,7 @@ PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
+	@$(COMPILE_LOOPS)
 	$(BIN)/python examples/local-swarm/demo.py $(DEMO_FLAGS)
 
 # Whole swarms of real processes run alone, because their rounds have deadlines.
@@ -298,13 +301,12 @@ format: $(STAMP)
 install: $(STAMP)
 
 # An interrupted installation leaves no stamp, so the next make starts it again.
-# The last command compiles numba's loops, so that the first peers need not.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e ".[dev]"
-	$(BIN)/python -c 'from p2p_diloco.span.vector_work import warm_up; warm_up()'
+	$(COMPILE_LOOPS)
 	@touch $@
 
 clean:
