@@ -17,7 +17,7 @@ from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import radial_mean
+from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.outer.vector import Vector, read_only
 from p2p_diloco.span.vector_work import Codecs, state_bytes
@@ -77,3 +77,8 @@ def mean_of_span(codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weight
     if is_radial_B is None:
         return weighted_mean(vectors, weights)
     return radial_mean(vectors, weights, is_radial_B)
+
+
+def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
+    """Return the radial mean of vectors of one length; see `radial_mean_of`."""
+    return radial_mean_of([vector_N.__getitem__ for vector_N in vectors], len(vectors[0]), weights, is_radial_B)

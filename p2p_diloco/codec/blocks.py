@@ -74,21 +74,17 @@ class BlockCodec(Codec):
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
         """Scale and round to codes, block by block; see `Codec.encode`."""
         vector_N = contiguous_vector(vector_N)
-        encoded = np.empty(self.encoded_bytes(vector_N.size), dtype=np.uint8)
-        scale_bits_B, packed = parts_of(encoded, vector_N.size)
-        noise = None if rounding_seed is None else RoundingBits(rounding_seed)
-        limits = self.loop_limits()
+        whole = num_blocks(vector_N.size) * BLOCK_ELEMENTS
+        encoded = np.empty(self.encoded_bytes(whole), dtype=np.uint8)
+        scale_bits_B, packed = parts_of(encoded, whole)
+        noise, limits = None if rounding_seed is None else RoundingBits(rounding_seed), self.loop_limits()
         for blocks in operations.iterate_blocks(scale_bits_B.size, _DRAWN_BLOCKS):
-            here = _elements_of(blocks)
+            here, codes = _elements_of(blocks), packed[self._codes_of(blocks)]
             whole_N = _filled_up(vector_N[here], here.stop - here.start)
             noise_N = operations.NO_NOISE if noise is None else noise.draw(whole_N.size)
-            codes_here = packed[self._codes_of(blocks)]
-            codes = codes_here if self.code_bytes(whole_N.size) == codes_here.size else self._room_for(whole_N.size)
-            if not operations.encode[self.code_bits](whole_N, noise_N, *limits, scale_bits_B[blocks], codes):
+            if not operations.encode[self.code_bits](whole_N, noise_N, limits, scale_bits_B[blocks], codes):
                 refuse_non_finite_update(vector_N)
-            if codes is not codes_here:
-                codes_here[:] = codes[: codes_here.size]
-        return encoded.tobytes()
+        return encoded[: self.encoded_bytes(vector_N.size)].tobytes()
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         """Multiply codes by scales; see `Codec.decode`."""
@@ -138,7 +134,7 @@ class BlockCodec(Codec):
         scale_bits_B, packed = parts_of(received, elements)
         return BlockParts(frozen(scale_bits_B), frozen(packed))
 
-    def loop_limits(self) -> tuple[np.float32, np.uint32, np.uint32]:
+    def loop_limits(self) -> operations.Limits:
         """Return the limits for a compiled encoder: largest code, and the bits of the smallest and largest scale."""
         most_bits = np.uint32(largest_scale_bits(self.largest_code))
         return np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS), most_bits
@@ -149,9 +145,6 @@ class BlockCodec(Codec):
 
     def _codes_of(self, blocks: slice) -> slice:
         return slice(self.code_bytes(blocks.start * BLOCK_ELEMENTS), self.code_bytes(blocks.stop * BLOCK_ELEMENTS))
-
-    def _room_for(self, elements: int) -> Bytes:
-        return np.empty(self.code_bytes(elements), dtype=np.uint8)
 
     def _whole_blocks(self, encoded: Encoded, elements: int) -> BlockParts:
         """Return the parts of an encoding after checking its scales, with a short last block filled up."""

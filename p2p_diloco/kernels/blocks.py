@@ -1,4 +1,4 @@
-"""Scaled integer codes in whole blocks of 64, in the layout of `codec/blocks.py`: one pass per operation.
+"""Scaled integer codes in whole blocks of 64: the loops of `operations.py`, one pass per operation.
 
 A loop that finds an invalid value returns False, and the caller's NumPy code raises the detailed error. Multiply and
 add round separately: numba fuses them only with `fastmath`, which must not be set here. Loops over a block have a
@@ -73,8 +73,8 @@ def draw_codes(vector_K, scale_bits, largest, noise_K, codes_K):  # type: ignore
 
 
 @_inlined
-def _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K):  # type: ignore[no-untyped-def]
-    vector_K = vector_N[b * BLOCK : b * BLOCK + BLOCK]
+def _encode_block(vector_N, noise_N, b, limits, codes_K):  # type: ignore[no-untyped-def]
+    vector_K, (largest, least_bits, most_bits) = vector_N[b * BLOCK : b * BLOCK + BLOCK], limits
     scale_bits = scale_of(vector_K, largest, least_bits, most_bits)
     if noise_N.size:
         draw_codes(vector_K, scale_bits, largest, noise_N[b * BLOCK : b * BLOCK + BLOCK], codes_K)
@@ -84,11 +84,10 @@ def _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
 
 
 @_compiled
-def encode4(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
-    """Encode into scales and nibbles; False if a value is not finite. Rounds to nearest if `noise_N` is empty."""
+def encode4(vector_N, noise_N, limits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
     codes_K = np.empty(BLOCK, np.uint32)
     for b in range(scale_bits_B.size):
-        scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
+        scale_bits = _encode_block(vector_N, noise_N, b, limits, codes_K)
         if scale_bits == NO_SCALE:
             return False
         scale_bits_B[b] = scale_bits
@@ -99,11 +98,10 @@ def encode4(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, pac
 
 
 @_compiled
-def encode8(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
-    """Encode into scales and bytes; False if a value is not finite. Rounds to nearest if `noise_N` is empty."""
+def encode8(vector_N, noise_N, limits, scale_bits_B, packed):  # type: ignore[no-untyped-def]
     codes_K = np.empty(BLOCK, np.uint32)
     for b in range(scale_bits_B.size):
-        scale_bits = _encode_block(vector_N, noise_N, b, largest, least_bits, most_bits, codes_K)
+        scale_bits = _encode_block(vector_N, noise_N, b, limits, codes_K)
         if scale_bits == NO_SCALE:
             return False
         scale_bits_B[b] = scale_bits
@@ -113,32 +111,43 @@ def encode8(vector_N, noise_N, largest, least_bits, most_bits, scale_bits_B, pac
     return True
 
 
+@_inlined
+def decode_block4(scale_bits, held, values_K):  # type: ignore[no-untyped-def]
+    """Write a block's values; return its lowest code."""
+    scale, lowest = float_of(scale_bits << np.uint32(16)), np.int32(0)
+    for k in range(HALF):
+        low, high = low_code(held[k]), high_code(held[k])
+        lowest = min(lowest, low, high)
+        values_K[2 * k] = np.float32(low) * scale
+        values_K[2 * k + 1] = np.float32(high) * scale
+    return lowest
+
+
+@_inlined
+def _decode_block8(scale_bits, held, values_K):  # type: ignore[no-untyped-def]
+    scale, lowest = float_of(scale_bits << np.uint32(16)), np.int32(0)
+    for k in range(BLOCK):
+        code = np.int32(np.int8(held[k]))
+        lowest = min(lowest, code)
+        values_K[k] = np.float32(code) * scale
+    return lowest
+
+
 @_compiled
 def decode4(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
-    """Decode nibbles; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(scale_bits_B.size):
-        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
         held, out_K = packed[b * HALF : b * HALF + HALF], out_N[b * BLOCK : b * BLOCK + BLOCK]
-        for k in range(HALF):
-            low, high = low_code(held[k]), high_code(held[k])
-            lowest = min(lowest, low, high)
-            out_K[2 * k] = np.float32(low) * scale
-            out_K[2 * k + 1] = np.float32(high) * scale
+        lowest = min(lowest, decode_block4(np.uint32(scale_bits_B[b]), held, out_K))
     return lowest >= least
 
 
 @_compiled
 def decode8(scale_bits_B, packed, least, out_N):  # type: ignore[no-untyped-def]
-    """Decode bytes; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(scale_bits_B.size):
-        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
-        held, out_K = packed[b * BLOCK : b * BLOCK + BLOCK], out_N[b * BLOCK : b * BLOCK + BLOCK]
-        for k in range(BLOCK):
-            code = np.int32(np.int8(held[k]))
-            lowest = min(lowest, code)
-            out_K[k] = np.float32(code) * scale
+        here = slice(b * BLOCK, b * BLOCK + BLOCK)
+        lowest = min(lowest, _decode_block8(np.uint32(scale_bits_B[b]), packed[here], out_N[here]))
     return lowest >= least
 
 
@@ -154,40 +163,26 @@ def _add_block(values_K, share, is_first, mean_K):  # type: ignore[no-untyped-de
 
 @_compiled
 def accumulate4(scale_bits_B, packed, least, share, is_first, mean_N):  # type: ignore[no-untyped-def]
-    """Add share times each value to the mean, or set it if `is_first`; False if a code is below `least`."""
-    values_K = np.empty(BLOCK, np.float32)
-    lowest = np.int32(0)
+    values_K, lowest = np.empty(BLOCK, np.float32), np.int32(0)
     for b in range(scale_bits_B.size):
-        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
         held = packed[b * HALF : b * HALF + HALF]
-        for k in range(HALF):
-            low, high = low_code(held[k]), high_code(held[k])
-            lowest = min(lowest, low, high)
-            values_K[2 * k] = np.float32(low) * scale
-            values_K[2 * k + 1] = np.float32(high) * scale
+        lowest = min(lowest, decode_block4(np.uint32(scale_bits_B[b]), held, values_K))
         _add_block(values_K, share, is_first, mean_N[b * BLOCK : b * BLOCK + BLOCK])
     return lowest >= least
 
 
 @_compiled
 def accumulate8(scale_bits_B, packed, least, share, is_first, mean_N):  # type: ignore[no-untyped-def]
-    """Add share times each value to the mean, or set it if `is_first`; False if a code is below `least`."""
-    values_K = np.empty(BLOCK, np.float32)
-    lowest = np.int32(0)
+    values_K, lowest = np.empty(BLOCK, np.float32), np.int32(0)
     for b in range(scale_bits_B.size):
-        scale = float_of(np.uint32(scale_bits_B[b]) << np.uint32(16))
-        held = packed[b * BLOCK : b * BLOCK + BLOCK]
-        for k in range(BLOCK):
-            code = np.int32(np.int8(held[k]))
-            lowest = min(lowest, code)
-            values_K[k] = np.float32(code) * scale
-        _add_block(values_K, share, is_first, mean_N[b * BLOCK : b * BLOCK + BLOCK])
+        here = slice(b * BLOCK, b * BLOCK + BLOCK)
+        lowest = min(lowest, _decode_block8(np.uint32(scale_bits_B[b]), packed[here], values_K))
+        _add_block(values_K, share, is_first, mean_N[here])
     return lowest >= least
 
 
 @_compiled
 def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
-    """Write the sum of the squared codes of each block; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(squares_B.size):
         held, total = packed[b * HALF : b * HALF + HALF], np.int32(0)
@@ -201,7 +196,6 @@ def code_squares4(packed, least, squares_B):  # type: ignore[no-untyped-def]
 
 @_compiled
 def code_squares8(packed, least, squares_B):  # type: ignore[no-untyped-def]
-    """Write the sum of the squared codes of each block; False if a code is below `least`."""
     lowest = np.int32(0)
     for b in range(squares_B.size):
         held, total = packed[b * BLOCK : b * BLOCK + BLOCK], np.int32(0)
@@ -215,10 +209,6 @@ def code_squares8(packed, least, squares_B):  # type: ignore[no-untyped-def]
 
 @_compiled
 def bin_squares(bits_N, weights_N, bins):  # type: ignore[no-untyped-def]
-    """Add weight · square of each bfloat16 value exactly to the bin of its exponent, in units of its last place.
-
-    Without weights all are 1. Squares are integers below 2^16 and weights at most 2^20, so a bin holds 2^27 addends.
-    """
     for n in range(bits_N.size):
         magnitude = np.int64(bits_N[n]) & 0x7FFF
         exponent = magnitude >> 7
@@ -237,7 +227,7 @@ def try_out() -> None:
         (encode8, decode8, accumulate8, code_squares8, 127),
     ):
         packed, least = np.empty(BLOCK if largest > 7 else HALF, np.uint8), np.int32(-largest)
-        encode(vector_N, noise_N, np.float32(largest), *limits, scale_bits_B, packed)
+        encode(vector_N, noise_N, (np.float32(largest), *limits), scale_bits_B, packed)
         decode(frozen(scale_bits_B), frozen(packed), least, out_N)
         accumulate(frozen(scale_bits_B), frozen(packed), least, np.float32(0.5), True, out_N)
         code_squares(frozen(packed), least, np.empty(1, np.int64))

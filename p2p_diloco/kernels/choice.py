@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -24,49 +25,41 @@ _switched_off = False
 _failures: list[str] = []
 
 
+@dataclass(frozen=True, slots=True)
 class Operation:
     """An operation on arrays; call it with its inputs, then the arrays that it writes.
 
-    Args:
-        loops: module of the compiled loop.
-        name: name of the loop.
-        by_numpy: the same in NumPy, for reference and where there is no loop.
+    Attributes:
+        loops, name: module and name of the compiled loop.
+        by_numpy: the same in NumPy.
         outputs: number of arrays, the last arguments, that it writes.
-        fewest: least number of elements of the first array for which a loop is worth its call.
+        fewest: least length of the first array for which a loop is worth its call.
         are_vectors: whether all arrays are float32 vectors of one length. Loops check nothing: for others the NumPy
             form is called, and raises the error.
     """
 
-    __slots__ = ("_are_vectors", "_fewest", "_outputs", "by_numpy", "loops", "name")
-
-    def __init__(
-        self,
-        loops: str,
-        name: str,
-        by_numpy: Callable[..., Any],
-        *,
-        outputs: int,
-        fewest: int = 1,
-        are_vectors: bool = False,
-    ) -> None:
-        self.loops, self.name, self.by_numpy = loops, name, by_numpy
-        self._outputs, self._fewest, self._are_vectors = outputs, fewest, are_vectors
+    loops: str
+    name: str
+    by_numpy: Callable[..., Any]
+    outputs: int
+    fewest: int = 1
+    are_vectors: bool = False
 
     def __call__(self, *arguments: Any) -> Any:
         """Return what the loop returns, or the NumPy form."""
         loops = loops_of(self.loops) if self._suits(arguments) else None
         if loops is None:
             return self.by_numpy(*arguments)
-        num_inputs = len(arguments) - self._outputs
+        num_inputs = len(arguments) - self.outputs
         inputs = (frozen(one) if isinstance(one, np.ndarray) else one for one in arguments[:num_inputs])
         return getattr(loops, self.name)(*inputs, *arguments[num_inputs:])
 
     def _suits(self, arguments: tuple[Any, ...]) -> bool:
         first = arguments[0]
-        if len(first) < self._fewest:
+        if len(first) < self.fewest:
             return False
         arrays = (one for one in arguments if isinstance(one, np.ndarray))
-        return not self._are_vectors or all(is_vector(one) and len(one) == len(first) for one in arrays)
+        return not self.are_vectors or all(is_vector(one) and len(one) == len(first) for one in arrays)
 
 
 def is_vector(candidate: npt.NDArray[Any]) -> bool:

@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-BLOCK = 64
+from p2p_diloco.kernels.operations import BLOCK, Limits
+
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of float32; about six such buffers exist at a time."""
 _MAGNITUDE = 0x7FFFFFFF
 _TO_INTEGER = 12582912.0
 _TRIED = 1 << 14
-Limits = tuple[np.float32, np.uint32, np.uint32]
-"""The largest code, and the bits of the smallest and largest scale."""
 _ONE = np.float32(1)
 _BYTES = (2, 2, 4, 32)
 """Bytes copied to the host per block: scale, sum of squared codes, squared length in units of the scale, codes."""

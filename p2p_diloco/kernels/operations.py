@@ -33,6 +33,12 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Codes: TypeAlias = npt.NDArray[np.int8]
 Bits: TypeAlias = npt.NDArray[np.uint16]
 Integers: TypeAlias = npt.NDArray[np.int64]
+Rates: TypeAlias = tuple[np.float32, np.float32]
+"""η, μ."""
+Limits: TypeAlias = tuple[np.float32, np.uint32, np.uint32]
+"""The largest code, and the bits of the smallest and largest scale."""
+Pack: TypeAlias = Callable[[Bytes], Bytes]
+Unpack: TypeAlias = Callable[[Bytes], Codes]
 _Wide: TypeAlias = npt.NDArray[np.float64]
 
 NO_NOISE: Bits = np.empty(0, dtype=np.uint16)
@@ -65,15 +71,10 @@ def zero_small(vector_N: Vector) -> None:
 
 
 def _outer_step(
-    anchor_N: Vector,
-    momentum_N: Vector,
-    update_N: Vector,
-    rate: np.float32,
-    momentum: np.float32,
-    next_anchor_N: Vector,
-    next_momentum_N: Vector,
+    anchor_N: Vector, momentum_N: Vector, update_N: Vector, rates: Rates, next_anchor_N: Vector, next_momentum_N: Vector
 ) -> bool:
     """m ← μ m + g; φ ← φ − η (g + μ m); too small values become zero. False if an element of φ is not finite."""
+    rate, momentum = rates
     with np.errstate(over="ignore", invalid="ignore"):
         for block in iterate_blocks(len(anchor_N)):
             update_B, momentum_B, anchor_B = update_N[block], next_momentum_N[block], next_anchor_N[block]
@@ -88,36 +89,20 @@ def _outer_step(
     return _is_finite(next_anchor_N)
 
 
-def _follow(local_N: Vector, before_N: Vector, after_N: Vector, merged_N: Vector) -> None:
-    """θ + (φ_new − φ_old)."""
-    _follow_without(local_N, before_N, after_N, None, merged_N)
-
-
-def _follow_without(
-    local_N: Vector, before_N: Vector, after_N: Vector, leaving_N: Vector | None, merged_N: Vector
-) -> None:
+def _follow(local_N: Vector, before_N: Vector, after_N: Vector, leaving_N: Vector, merged_N: Vector) -> None:
     """θ + ((φ_new − φ_old) + c). The small terms come first: c nearly cancels the move, so θ is rounded only once."""
     with np.errstate(over="ignore", invalid="ignore"):  # a diverged θ is handled by its island, not by the merge
         for block in iterate_blocks(len(local_N)):
             merged_B = merged_N[block]
             np.subtract(after_N[block], before_N[block], out=merged_B)
-            if leaving_N is not None:
-                np.add(merged_B, leaving_N[block], out=merged_B)
+            np.add(merged_B, leaving_N[block], out=merged_B)
             np.add(local_N[block], merged_B, out=merged_B)
-
-
-def _add_scaled(vector_N: Vector, share: np.float32, sum_N: Vector) -> None:
-    """Σ + v s; the caller ignores overflows, once for all addends."""
-    np.add(sum_N, np.multiply(vector_N, share), out=sum_N)
 
 
 def _sum_of_squares(vector_N: Vector) -> float:
     """Return the sum of the squares in float64; its order, and so its last digit, is another one than the loop's."""
-    block_sums = []
-    for block in iterate_blocks(len(vector_N)):
-        wide = vector_N[block].astype(np.float64)
-        block_sums.append(float(np.sum(wide * wide)))
-    return math.fsum(block_sums)
+    wide_blocks = (vector_N[block].astype(np.float64) for block in iterate_blocks(len(vector_N)))
+    return math.fsum(float(np.sum(wide * wide)) for wide in wide_blocks)
 
 
 def _is_finite(vector_N: Vector) -> bool:
@@ -137,8 +122,6 @@ def _of_vectors(name: str, by_numpy: Callable[..., Any], outputs: int) -> Operat
 
 outer_step = _of_vectors("outer_step", _outer_step, 2)
 follow = _of_vectors("follow", _follow, 1)
-follow_without = _of_vectors("follow_without", _follow_without, 1)
-add_scaled = _of_vectors("add_scaled", _add_scaled, 1)
 sum_of_squares = _of_vectors("sum_of_squares", _sum_of_squares, 0)
 is_finite = _of_vectors("is_finite", _is_finite, 0)
 is_within = _of_vectors("is_within", _is_within, 0)
@@ -168,26 +151,7 @@ def unpack4(packed: Bytes) -> Codes:
     return nibbles_N.view(np.int8)
 
 
-def pack8(codes_N: Bytes) -> Bytes:
-    """Return the codes unchanged."""
-    return codes_N
-
-
-def unpack8(packed: Bytes) -> Codes:
-    """Return the bytes as signed codes."""
-    return packed.view(np.int8)
-
-
-def _encode(
-    pack: Callable[[Bytes], Bytes],
-    vector_N: Vector,
-    noise_N: Bits,
-    largest: np.float32,
-    least_bits: np.uint32,
-    most_bits: np.uint32,
-    scale_bits_B: Bits,
-    packed: Bytes,
-) -> bool:
+def _encode(pack: Pack, vector_N: Vector, noise_N: Bits, limits: Limits, scale_bits_B: Bits, packed: Bytes) -> bool:
     """Encode into scales and codes; False if a value is not finite. Rounds to nearest if `noise_N` is empty."""
     scratch_BK = np.empty((min(_CACHED_BLOCKS, len(scale_bits_B)), BLOCK), dtype=np.float32)
     vector_BK, packed_B = vector_N.reshape(-1, BLOCK), _rows(packed, len(scale_bits_B))
@@ -195,27 +159,21 @@ def _encode(
     with np.errstate(under="ignore"):
         for here in iterate_blocks(len(scale_bits_B), _CACHED_BLOCKS):
             chunk_BK, out_BK = vector_BK[here], scratch_BK[: here.stop - here.start]
-            if not _find_scales(chunk_BK, largest, least_bits, most_bits, scale_bits_B[here], out_BK):
+            if not _find_scales(chunk_BK, limits, scale_bits_B[here], out_BK):
                 return False
-            codes_N = _round_to_codes(chunk_BK, noise_BK[here], scale_bits_B[here], largest, out_BK)
+            codes_N = _round_to_codes(chunk_BK, noise_BK[here], scale_bits_B[here], limits[0], out_BK)
             packed_B[here] = pack(codes_N).reshape(len(chunk_BK), -1)
     return True
 
 
-def _find_scales(
-    chunk_BK: Vector,
-    largest: np.float32,
-    least_bits: np.uint32,
-    most_bits: np.uint32,
-    scale_bits_B: Bits,
-    scratch_BK: Vector,
-) -> bool:
+def _find_scales(chunk_BK: Vector, limits: Limits, scale_bits_B: Bits, scratch_BK: Vector) -> bool:
     """Write the blocks' scales; return False if a value is not finite."""
     magnitude_bits_BK = np.bitwise_and(chunk_BK.view(np.uint32), _MAGNITUDE, out=scratch_BK.view(np.uint32))
     # Magnitudes are ordered like their bits: numbers, then infinity, then NaN.
     peak_bits_B = np.maximum.reduce(magnitude_bits_BK, axis=1)
     if peak_bits_B.max() >= _INFINITY:
         return False
+    largest, least_bits, most_bits = limits
     quotient_B = peak_bits_B.view(np.float32) / largest
     rounded_up_B = (quotient_B.view(np.uint32) + np.uint32(0xFFFF)) >> 16
     np.clip(rounded_up_B, least_bits, most_bits, out=rounded_up_B)
@@ -255,9 +213,7 @@ def widened(bits_N: Bits) -> Vector:
     return (bits_N.astype(np.uint32) << 16).view(np.float32)
 
 
-def _decode(
-    unpack: Callable[[Bytes], Codes], scale_bits_B: Bits, packed: Bytes, least: np.int32, out_N: Vector
-) -> bool:
+def _decode(unpack: Unpack, scale_bits_B: Bits, packed: Bytes, least: np.int32, out_N: Vector) -> bool:
     """Decode; False if a code is below `least`."""
     scales_B, out_BK, packed_B = widened(scale_bits_B), out_N.reshape(-1, BLOCK), _rows(packed, len(scale_bits_B))
     for here in iterate_blocks(len(scale_bits_B), _CACHED_BLOCKS):
@@ -270,7 +226,7 @@ def _decode(
 
 
 def _accumulate(
-    unpack: Callable[[Bytes], Codes],
+    unpack: Unpack,
     scale_bits_B: Bits,
     packed: Bytes,
     least: np.int32,
@@ -289,7 +245,7 @@ def _accumulate(
     return True
 
 
-def _code_squares(unpack: Callable[[Bytes], Codes], packed: Bytes, least: np.int32, squares_B: Integers) -> bool:
+def _code_squares(unpack: Unpack, packed: Bytes, least: np.int32, squares_B: Integers) -> bool:
     """Write the sum of the squared codes of each block; False if a code is below `least`."""
     packed_B = _rows(packed, len(squares_B))
     for here in iterate_blocks(len(squares_B), _CACHED_BLOCKS):
@@ -321,18 +277,13 @@ def split_float(magnitude_N: npt.NDArray[np.unsignedinteger], fraction_bits: int
     return np.maximum(exponent_N, 1) - 1, integer_N
 
 
-def _of_codes(
-    name: str, by_numpy: Callable[..., Any], outputs: int, of_codes: dict[int, Callable[..., Any]]
-) -> dict[int, Operation]:
-    """Return an operation for each number of bits of a code."""
-    return {
-        bits: Operation("blocks", f"{name}{bits}", partial(by_numpy, one), outputs=outputs)
-        for bits, one in of_codes.items()
-    }
+def _of_codes(name: str, by_numpy: Any, outputs: int, ways: dict[int, Any]) -> dict[int, Operation]:
+    """Return an operation for each number of bits of a code, with its way to pack or unpack."""
+    return {bits: Operation("blocks", f"{name}{bits}", partial(by_numpy, way), outputs) for bits, way in ways.items()}
 
 
-PACK = {4: pack4, 8: pack8}
-UNPACK = {4: unpack4, 8: unpack8}
+PACK: dict[int, Pack] = {4: pack4, 8: lambda codes_N: codes_N}
+UNPACK: dict[int, Unpack] = {4: unpack4, 8: lambda packed: packed.view(np.int8)}
 encode = _of_codes("encode", _encode, 2, PACK)
 decode = _of_codes("decode", _decode, 1, UNPACK)
 accumulate = _of_codes("accumulate", _accumulate, 1, UNPACK)
@@ -387,11 +338,7 @@ radial_mean = Operation("radial", "radial_mean", _radial_mean, outputs=1)
 # -- fused passes over a span of 4-bit codes. Their NumPy form is a refusal: the caller takes the steps one by one.
 
 
-def _no_length(*_: Any) -> float:
-    return math.nan
-
-
-contribute4 = Operation("spans", "contribute4", _no_length, outputs=3)
+contribute4 = Operation("spans", "contribute4", lambda *_: math.nan, outputs=3)
 
 
 def follow4(

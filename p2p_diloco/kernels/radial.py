@@ -68,7 +68,6 @@ def _radial_block(vectors_PN, shares_P, start, wide_K, direction_K, mean_K):  # 
 
 @_compiled
 def radial_mean(vectors_PN, shares_P, is_radial_B, mean_N):  # type: ignore[no-untyped-def]
-    """Write the mean: radial in marked blocks; plain, rounded after each step, in the others."""
     wide_K, direction_K = np.empty(_BLOCK, np.float64), np.empty(_BLOCK, np.float64)
     for b in range(is_radial_B.size):
         start = b * _BLOCK

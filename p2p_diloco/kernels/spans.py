@@ -14,7 +14,17 @@ import numpy as np
 from numba import njit
 
 from p2p_diloco.kernels.bits import bits_of, float_of
-from p2p_diloco.kernels.blocks import BLOCK, HALF, NO_SCALE, draw_codes, find_codes, high_code, low_code, scale_of
+from p2p_diloco.kernels.blocks import (
+    BLOCK,
+    HALF,
+    NO_SCALE,
+    decode_block4,
+    draw_codes,
+    find_codes,
+    high_code,
+    low_code,
+    scale_of,
+)
 from p2p_diloco.kernels.bounds import SMALLEST
 from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.kernels.radial import add_direction, mend_length
@@ -73,18 +83,6 @@ def contribute4(anchor_N, local_N, largest, least_bits, most_bits, scale_bits_B,
     return total_of_lanes
 
 
-@_inlined
-def _decode_block(scale_bits, held, values_K):  # type: ignore[no-untyped-def]
-    """Write a block's values; return its lowest code."""
-    scale, lowest = float_of(scale_bits << np.uint32(16)), np.int32(0)
-    for k in range(HALF):
-        low, high = low_code(held[k]), high_code(held[k])
-        lowest = min(lowest, low, high)
-        values_K[2 * k] = np.float32(low) * scale
-        values_K[2 * k + 1] = np.float32(high) * scale
-    return lowest
-
-
 @_compiled
 def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[no-untyped-def]
     """Do an outer step along an entry, and merge θ with `keep`: remove its own contribution, if there is one.
@@ -107,7 +105,7 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
         scale_bits = np.uint32(entry_scales_B[b])
         if not _is_scale(scale_bits, least_bits, most_bits):
             return False
-        lowest = min(lowest, _decode_block(scale_bits, entry_codes[b * HALF : b * HALF + HALF], update_K))
+        lowest = min(lowest, decode_block4(scale_bits, entry_codes[b * HALF : b * HALF + HALF], update_K))
         anchor_K, momentum_K, local_K = anchor_N[start:stop], momentum_N[start:stop], local_N[start:stop]
         next_anchor_K, next_momentum_K = next_anchor_N[start:stop], next_momentum_N[start:stop]
         next_local_K = next_local_N[start:stop]
@@ -121,7 +119,7 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
             peak = max(peak, magnitude)
         if own_scales_B.size:
             own_bits = np.uint32(own_scales_B[b])
-            lowest = min(lowest, _decode_block(own_bits, own_codes[b * HALF : b * HALF + HALF], own_K))
+            lowest = min(lowest, decode_block4(own_bits, own_codes[b * HALF : b * HALF + HALF], own_K))
             for k in range(BLOCK):
                 next_local_K[k] = local_K[k] + ((next_anchor_K[k] - anchor_K[k]) + own_K[k])
         else:

@@ -24,9 +24,8 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
 
 
 @_compiled
-def outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, next_momentum_N):  # type: ignore[no-untyped-def]
-    """m ← μ m + g; φ ← φ − η (g + μ m); too small values become zero. False if an element of φ is not finite."""
-    peak = np.uint32(0)
+def outer_step(anchor_N, momentum_N, update_N, rates, next_anchor_N, next_momentum_N):  # type: ignore[no-untyped-def]
+    peak, (rate, momentum) = np.uint32(0), rates
     for n in range(update_N.size):
         moved = momentum_N[n] * momentum + update_N[n]
         moved = moved if bits_of(moved) & _MAGNITUDE >= _SMALLEST else _ZERO
@@ -39,15 +38,7 @@ def outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, ne
 
 
 @_compiled
-def follow(local_N, before_N, after_N, merged_N):  # type: ignore[no-untyped-def]
-    """θ + (φ_new − φ_old)."""
-    for n in range(local_N.size):
-        merged_N[n] = local_N[n] + (after_N[n] - before_N[n])
-
-
-@_compiled
-def follow_without(local_N, before_N, after_N, leaving_N, merged_N):  # type: ignore[no-untyped-def]
-    """θ + ((φ_new − φ_old) + c)."""
+def follow(local_N, before_N, after_N, leaving_N, merged_N):  # type: ignore[no-untyped-def]
     for n in range(local_N.size):
         merged_N[n] = local_N[n] + ((after_N[n] - before_N[n]) + leaving_N[n])
 
@@ -72,15 +63,7 @@ def sum_of_squares(vector_N):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def add_scaled(vector_N, share, mean_N):  # type: ignore[no-untyped-def]
-    """A further addend of a mean: mean + v s."""
-    for n in range(vector_N.size):
-        mean_N[n] = mean_N[n] + vector_N[n] * share
-
-
-@_compiled
 def is_finite(vector_N):  # type: ignore[no-untyped-def]
-    """Return whether all values are finite."""
     peak = np.uint32(0)
     for n in range(vector_N.size):
         peak = max(peak, bits_of(vector_N[n]) & _MAGNITUDE)
@@ -89,7 +72,6 @@ def is_finite(vector_N):  # type: ignore[no-untyped-def]
 
 @_compiled
 def is_within(vector_N, most):  # type: ignore[no-untyped-def]
-    """Return whether all values are 0, or not too small and at most `most` (the bits of a float) in magnitude."""
     peak, least = np.uint32(0), _MAGNITUDE
     for n in range(vector_N.size):
         magnitude = bits_of(vector_N[n]) & _MAGNITUDE
@@ -102,10 +84,8 @@ def try_out() -> None:
     """Call each loop once, as `operations.py` does."""
     vector_N, share = frozen(np.ones(_LANES, np.float32)), np.float32(0.5)
     one_N, other_N = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
-    outer_step(vector_N, vector_N, vector_N, share, share, one_N, other_N)
-    follow(vector_N, vector_N, vector_N, one_N)
-    follow_without(vector_N, vector_N, vector_N, vector_N, one_N)
-    add_scaled(vector_N, share, one_N)
+    outer_step(vector_N, vector_N, vector_N, (share, share), one_N, other_N)
+    follow(vector_N, vector_N, vector_N, vector_N, one_N)
     sum_of_squares(vector_N)
     is_finite(vector_N)
     is_within(vector_N, _INFINITY)

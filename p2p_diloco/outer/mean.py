@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.kernels.operations import add_scaled, iterate_blocks
+from p2p_diloco.kernels.operations import iterate_blocks
 from p2p_diloco.outer.vector import Vector, count_non_finite
 
 
@@ -40,7 +40,7 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
         for block in iterate_blocks(len(mean_N)):
             np.multiply(vectors[0][block], shares[0], out=mean_N[block])
             for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
-                add_scaled(vector_N[block], share, mean_N[block])
+                np.add(mean_N[block], np.multiply(vector_N[block], share), out=mean_N[block])
     check_mean(mean_N, len(vectors))
     return mean_N
 

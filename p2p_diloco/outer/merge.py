@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.kernels.operations import follow, follow_without, iterate_blocks
+from p2p_diloco.kernels.operations import follow, iterate_blocks
 from p2p_diloco.outer.vector import Vector
 
 _KINDS = ("keep", "blend")
@@ -69,11 +69,11 @@ def merge_local(
     if rule.kind != "keep":
         return _blend(local_N, anchor_after_N, rule.alpha)
     merged_N = np.empty_like(local_N)
-    if resolved_N is None:
-        follow(local_N, anchor_before_N, anchor_after_N, merged_N)
-    else:
-        follow_without(local_N, anchor_before_N, anchor_after_N, resolved_N, merged_N)
-    return merged_N
+    if resolved_N is not None:
+        follow(local_N, anchor_before_N, anchor_after_N, resolved_N, merged_N)
+        return merged_N
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.add(local_N, np.subtract(anchor_after_N, anchor_before_N, out=merged_N), out=merged_N)
 
 
 def _blend(local_N: Vector, anchor_after_N: Vector, alpha: float) -> Vector:

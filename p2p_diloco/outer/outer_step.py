@@ -80,9 +80,9 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     """
     assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
     next_anchor_N, next_momentum_N = empty_vector(len(anchor_N)), empty_vector(len(momentum_N))
-    rate, momentum = np.float32(rule.learning_rate), np.float32(rule.momentum)
+    rates = (np.float32(rule.learning_rate), np.float32(rule.momentum))
     # A non-finite g or m makes φ non-finite too (0 · inf is NaN), so checking φ is enough.
-    if not outer_step(anchor_N, momentum_N, update_N, rate, momentum, next_anchor_N, next_momentum_N):
+    if not outer_step(anchor_N, momentum_N, update_N, rates, next_anchor_N, next_momentum_N):
         raise NonFiniteUpdate(
             f"the update holds {count_non_finite(update_N)} and the step along it {count_non_finite(next_anchor_N)} "
             f"non-finite numbers among {len(update_N)}; the span is skipped this round"

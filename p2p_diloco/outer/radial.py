@@ -35,9 +35,6 @@ _CHUNK_BLOCKS = 512
 Part: TypeAlias = Callable[[slice], Vector]
 """Returns the elements of one vector in a slice."""
 
-Vectors: TypeAlias = npt.NDArray[np.float32]
-"""Shape (P, N)."""
-
 RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
 """Which blocks of a span use the radial mean, shape (B,); the last block may be short."""
 
@@ -62,14 +59,15 @@ def mark_radial(start: int, stop: int, plain: Sequence[tuple[int, int]]) -> Radi
     return is_radial_B
 
 
-def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
-    """Return the mean: radial in the marked blocks and plain in the others.
+def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
+    """Return the mean of vectors: radial in the marked blocks and plain in the others.
 
     Computed in float64, vector by vector in the given order; sums over a block use a fixed order (`sums_of_blocks`), so
     that the result is deterministic.
 
     Args:
-        vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
+        parts: for each vector, in roster order, a function that returns the elements of a slice that begins at a block.
+        elements: number of elements of each vector.
         weights: one per vector, finite and not negative.
         is_radial_B: from `mark_radial`.
     Returns:
@@ -78,36 +76,16 @@ def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B
         RoundError: as `weighted_mean`, or the number of marks is wrong.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
     """
-    lengths = {len(vector_N) for vector_N in vectors}
-    if len(lengths) > 1:
-        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
-    parts: list[Part] = [vector_N.__getitem__ for vector_N in vectors]
-    return radial_mean_of(parts, len(vectors[0]) if vectors else 0, weights, is_radial_B)
-
-
-def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
-    """Return the same as `radial_mean` for vectors that need not be in memory as a whole.
-
-    Args:
-        parts: return the elements of a slice, which begins at a block.
-        elements: number of elements of each vector.
-    """
     if len(is_radial_B) != num_radial_blocks(elements):
         raise RoundError(f"got marks for {len(is_radial_B)} blocks; a span of {elements} elements has another number")
     shares_P = np.array(shares_of(weights, len(parts)), np.float32)
-    mean_N = np.empty(elements, np.float32)
-    for first in range(0, len(is_radial_B), _CHUNK_BLOCKS):
-        here = slice(first * RADIAL_BLOCK, min((first + _CHUNK_BLOCKS) * RADIAL_BLOCK, elements))
-        vectors_PN = np.stack([part(here) for part in parts])
-        mean_N[here] = _mean_of_chunk(vectors_PN, shares_P, is_radial_B[first : first + _CHUNK_BLOCKS])
-    check_mean(mean_N, len(parts))
-    return mean_N
-
-
-def _mean_of_chunk(vectors_PN: Vectors, shares_P: Vector, is_radial_B: RadialBlocks) -> Vector:
-    elements, missing = vectors_PN.shape[1], -vectors_PN.shape[1] % RADIAL_BLOCK
-    if missing:
-        vectors_PN = np.pad(vectors_PN, ((0, 0), (0, missing)))
-    mean_N = np.empty(elements + missing, np.float32)
-    kernels.radial_mean(vectors_PN, shares_P, is_radial_B, mean_N)
+    mean_N = np.empty(len(is_radial_B) * RADIAL_BLOCK, np.float32)
+    for blocks in kernels.iterate_blocks(len(is_radial_B), _CHUNK_BLOCKS):
+        whole_N = mean_N[blocks.start * RADIAL_BLOCK : blocks.stop * RADIAL_BLOCK]
+        here = slice(blocks.start * RADIAL_BLOCK, min(blocks.stop * RADIAL_BLOCK, elements))
+        vectors_PN = np.zeros((len(parts), len(whole_N)), np.float32)
+        for vector_N, part in zip(vectors_PN, parts, strict=True):
+            vector_N[: here.stop - here.start] = part(here)
+        kernels.radial_mean(vectors_PN, shares_P, is_radial_B[blocks], whole_N)
+    check_mean(mean_N[:elements], len(parts))
     return mean_N[:elements]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2p_diloco.kernels.choice import frozen
-from p2p_diloco.kernels.operations import is_finite, iterate_blocks, sum_of_squares
+from p2p_diloco.kernels.operations import is_finite, sum_of_squares
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One-dimensional float32 array, shape (N,)."""
@@ -25,10 +25,7 @@ def read_only(vector_N: Vector) -> Vector:
 
 def count_non_finite(vector_N: Vector) -> int:
     """Count the NaNs and infinities in `vector_N`."""
-    if is_finite(vector_N):
-        return 0
-    finite = sum(int(np.count_nonzero(np.isfinite(vector_N[block]))) for block in iterate_blocks(len(vector_N)))
-    return len(vector_N) - finite
+    return 0 if is_finite(vector_N) else len(vector_N) - int(np.count_nonzero(np.isfinite(vector_N)))
 
 
 def euclidean_norm(vector_N: Vector) -> float:

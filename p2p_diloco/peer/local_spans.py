@@ -14,7 +14,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from p2p_diloco.codec.blocks import parts_of
+from p2p_diloco.codec.blocks import is_whole, parts_of
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
 from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import SpanId
@@ -102,7 +102,7 @@ class DeviceSpans(LocalSpans):
         """
         place, codec = self.plan.places[span], self.plan.codecs.contribution
         local = self.parameters.on_device(span.fragment, place.start, place.stop)
-        if local is None or not isinstance(codec, Int4Codec) or state.elements % device.BLOCK:
+        if local is None or not isinstance(codec, Int4Codec) or not is_whole(state.elements):
             return None
         room = passing_bytes(codec.encoded_bytes(state.elements))
         scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)

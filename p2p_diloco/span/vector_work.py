@@ -9,9 +9,9 @@ import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from p2p_diloco.codec.blocks import is_whole, parts_of
 from p2p_diloco.codec.codec import Codec
@@ -192,10 +192,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
     scale_bits_B, packed = parts_of(encoded, elements)
     squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
     seed, marks_B, limits = _seed_of(action, codecs), codecs.radial.get(action.span, _ALL_PLAIN), source.loop_limits()
-
-    def draw() -> npt.NDArray[np.uint16]:
-        return RoundingBits(seed).draw(elements) if seed is not None else NO_NOISE
-
+    draw = partial(RoundingBits(seed).draw, elements) if seed is not None else lambda: NO_NOISE
     if not average4(parts, shares, marks_B, draw, limits, scale_bits_B, packed, squares_PB):
         return None
     norms = [

@@ -8,7 +8,7 @@ import pytest
 from p2p_diloco.kernels.choice import loops_of, numpy_alone
 from p2p_diloco.kernels.radial import sum_of_block
 from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.radial import radial_mean
+from simulator.maths import radial_mean
 
 
 def halves(values: list[float]) -> float:

@@ -39,7 +39,7 @@ def encoded(vector_N: Vector, noise_N: np.ndarray | None = None) -> tuple[np.nda
     """Return bits of scales, codes, and sums of squared codes, as computed by the loops over blocks."""
     scale_bits_B, packed, squares_B = places()
     noise_N = noise_N if noise_N is not None else np.empty(0, np.uint16)
-    assert BLOCK_LOOPS.encode4(vector_N, noise_N, *LIMITS, scale_bits_B, packed)
+    assert BLOCK_LOOPS.encode4(vector_N, noise_N, LIMITS, scale_bits_B, packed)
     assert BLOCK_LOOPS.code_squares4(frozen(packed), LEAST, squares_B)
     return frozen(scale_bits_B), frozen(packed), squares_B
 
@@ -78,12 +78,12 @@ def test_following_matches_the_separate_loops(seed: int, has_own: bool) -> None:
     ours = tuple(np.empty(ELEMENTS, np.float32) for _ in now)
     assert LOOPS.follow4(entry, leaving, now, RATES, LIMITS, ours)
     expected = tuple(np.empty(ELEMENTS, np.float32) for _ in now)
-    assert VECTOR_LOOPS.outer_step(anchor_N, momentum_N, decoded(*entry), *RATES, expected[0], expected[1])
+    assert VECTOR_LOOPS.outer_step(anchor_N, momentum_N, decoded(*entry), RATES, expected[0], expected[1])
     after_N = frozen(expected[0])
     if has_own:
-        VECTOR_LOOPS.follow_without(local_N, anchor_N, after_N, decoded(*own), expected[2])
+        VECTOR_LOOPS.follow(local_N, anchor_N, after_N, decoded(*own), expected[2])
     else:
-        VECTOR_LOOPS.follow(local_N, anchor_N, after_N, expected[2])
+        expected[2][:] = local_N + (after_N - anchor_N)
     for mine, theirs in zip(ours, expected, strict=True):
         assert np.array_equal(mine.view(np.uint32), theirs.view(np.uint32))
 

@@ -13,8 +13,9 @@ from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.kernels.operations import sums_of_blocks
 from p2p_diloco.outer.mean import shares_of, weighted_mean
-from p2p_diloco.outer.radial import RADIAL_BLOCK, mark_radial, num_radial_blocks, radial_mean
+from p2p_diloco.outer.radial import RADIAL_BLOCK, mark_radial, num_radial_blocks
 from p2p_diloco.outer.vector import Vector
+from simulator.maths import radial_mean
 
 K = RADIAL_BLOCK
 ALL = np.ones(1, np.bool_)
@@ -180,11 +181,6 @@ def test_a_sum_has_one_order() -> None:
 def test_marks_of_another_span_are_refused() -> None:
     with pytest.raises(RoundError, match="got marks for 2 blocks"):
         radial_mean([block(1.0)], [1.0], np.ones(2, np.bool_))
-
-
-def test_vectors_of_two_lengths_are_refused() -> None:
-    with pytest.raises(RoundError, match=r"contributions of \[64, 128\] elements; expected one length"):
-        radial_mean([block(1.0), np.zeros(2 * K, np.float32)], [1.0, 1.0], ALL)
 
 
 def test_a_mean_that_is_not_finite_is_refused() -> None:

@@ -43,8 +43,9 @@ def test_the_known_answer_takes_milliseconds() -> None:
     assert time.process_time() - began < 0.5, "a shared machine is no reason to fail"
 
 
-def fused(anchor_N: Any, momentum_N: Any, update_N: Any, rate: Any, mu: Any, next_N: Any, moved_N: Any) -> bool:
+def fused(anchor_N: Any, momentum_N: Any, update_N: Any, rates: Any, next_N: Any, moved_N: Any) -> bool:
     """Step with one rounding where there should be two, as a multiply-add does."""
+    rate, mu = rates
     moved_N[:] = momentum_N.astype(np.float64) * mu + update_N
     next_N[:] = anchor_N - (update_N.astype(np.float64) + moved_N.astype(np.float64) * mu) * rate
     return True

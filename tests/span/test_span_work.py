@@ -20,12 +20,13 @@ from p2p_diloco.log.head import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import num_radial_blocks, radial_mean
+from p2p_diloco.outer.radial import num_radial_blocks
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.span_work import contribute_span, follow_span
 from p2p_diloco.span.vector_work import Codecs, EncodedMean, reduce_parts
+from simulator.maths import radial_mean
 
 ROSTER = sha256(b"a roster")
 INT4, INT8 = codec_named("int4"), codec_named("int8")
