@@ -16,7 +16,7 @@ from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
-from p2p_diloco.memory.allocator import share_one_arena
+from p2p_diloco.memory.heap import share_one_arena
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.processor import wake_politely

@@ -79,7 +79,7 @@ def _prepare(settings: PeerSettings, flags: EndFlags, *, is_silent: bool = False
     if settings.threads is not None:
         # Read once, when torch is imported.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
-    from p2p_diloco.memory.allocator import share_one_arena
+    from p2p_diloco.memory.heap import share_one_arena
     from p2p_diloco.peer.processor import wake_politely
 
     share_one_arena()

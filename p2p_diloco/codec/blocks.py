@@ -1,4 +1,4 @@
-"""Small integer codes with one scale per block of 64: the common part of int8 and int4.
+"""int8 and int4: small integer codes with one scale per block of 64.
 
 Layout, B = ceil(N / 64): B bfloat16 scales (little-endian), then the codes of all elements. A value is
 `scale · code`, with codes from -largest to +largest. The product has at most 15 significant bits, so it is exact in
@@ -178,6 +178,27 @@ class BlockCodec(Codec):
                 f"expected {-self.largest_code} to {self.largest_code}"
             )
         raise FrameError(f"{self.name} span of {elements} elements has a code {elements + 1}; expected 0 there")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Codec(BlockCodec):
+    """4.25 bits per parameter: codes -7 to 7, two per byte; -8 is refused.
+
+    An odd number of elements leaves the last high nibble zero.
+    """
+
+    name: str = "int4"
+    code_bits: int = 4
+    largest_code: int = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Codec(BlockCodec):
+    """8.25 bits per parameter: codes -127 to 127, one per byte; -128 is refused."""
+
+    name: str = "int8"
+    code_bits: int = 8
+    largest_code: int = 127
 
 
 def num_blocks(elements: int) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
-from p2p_diloco.node.look_pace import LookPace
 from p2p_diloco.protocol.round.routes import FEW_LINKS
 from p2p_diloco.protocol.wire.messages import MOST_RECORDS
 from p2p_diloco.transport.directory import MOST_AHEAD_SECONDS, Directory, PeerRecord, PeerRole, decode_record
@@ -39,6 +38,11 @@ MOST_ISSUED = 256
 """Number of its latest records that a peer recognises as its own."""
 MOST_BOOTSTRAPS_ON_TRUST = 2
 """Maximum number of bootstrap peers in an invite that this peer has not dialled: any peer may claim to be one."""
+LOOK_SECONDS = 1.0
+CALM_LOOK_SECONDS = 5.0
+CALM_AFTER_LOOKS = 30
+CONTENT_LOOK_SECONDS = 60.0
+"""Longest pause between two looks. Among a thousand peers one reads about two megabytes, most of them already known."""
 
 
 @dataclass(slots=True)
@@ -49,6 +53,38 @@ class _Attempt:
     pause: float = FIRST_RETRY_SECONDS
     linked_at: float | None = None
     failed_at: float = float("-inf")
+
+
+class LookPace:
+    """Decides when the next look at the directory is due. Time is an argument, in seconds of any steady clock.
+
+    The first looks are `LOOK_SECONDS` apart, which sets how fast a swarm forms. Then pauses grow from
+    `CALM_LOOK_SECONDS` to `CONTENT_LOOK_SECONDS`, and start over after every `hurry`.
+    """
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._looked_at = float("-inf")
+        self._pause = CALM_LOOK_SECONDS
+
+    def turn_seconds(self) -> float:
+        """Return the seconds until the caller asks again; in each such turn it also dials and hangs up."""
+        return LOOK_SECONDS if self._looks < CALM_AFTER_LOOKS else CALM_LOOK_SECONDS
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to look now."""
+        return self._looks < CALM_AFTER_LOOKS or now - self._looked_at >= self._pause
+
+    def looked(self, now: float) -> None:
+        """Record that a look begins now."""
+        self._looks += 1
+        self._looked_at = now
+        if self._looks > CALM_AFTER_LOOKS:
+            self._pause = min(2 * self._pause, CONTENT_LOOK_SECONDS)
+
+    def hurry(self) -> None:
+        """Shorten the pause to `CALM_LOOK_SECONDS` again, because something is missing."""
+        self._pause = CALM_LOOK_SECONDS
 
 
 class LinkKeeper:

@@ -14,7 +14,6 @@ from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.node.budgets import Line, PeerBudgets
 from p2p_diloco.node.clock_sync import SwarmClock
-from p2p_diloco.node.round_notes import RoundNotes
 from p2p_diloco.node.serving import Serving
 from p2p_diloco.node.surroundings import (
     AddressBook,
@@ -563,3 +562,31 @@ def _update(action: ApplyEntry) -> SpanUpdate:
     return SpanUpdate(
         span=entry.span, absorbed=entry.absorbed(), payload=entry.payload, own_included=action.own_included
     )
+
+
+class RoundNotes:
+    """Collects texts until the round is over: a round that skips every span makes one report, not many.
+
+    For each subject it keeps the first text and counts the others.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, PeerId | None], str] = {}
+        self._more: dict[tuple[str, PeerId | None], int] = {}
+
+    def note(self, topic: str, text: str, *, about: PeerId | None = None) -> None:
+        """Add a text. `about` is the peer that it blames; each peer is a separate subject, so none hides another."""
+        subject = (topic, about)
+        if subject in self._first:
+            self._more[subject] = self._more.get(subject, 0) + 1
+        else:
+            self._first[subject] = text
+
+    def take(self) -> list[tuple[str, str, PeerId | None]]:
+        """Return topic, text and peer of each subject, in order of their first texts, and start over."""
+        first, more = self._first, self._more
+        self._first, self._more = {}, {}
+        return [
+            (topic, f"{text} (and {more[topic, about]} more like it)" if (topic, about) in more else text, about)
+            for (topic, about), text in first.items()
+        ]

@@ -14,9 +14,8 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from p2p_diloco.codec.blocks import is_whole, parts_of
+from p2p_diloco.codec.blocks import Int4Codec, is_whole, parts_of
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
-from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.ids import SpanId
 from p2p_diloco.kernels import device
 from p2p_diloco.kernels.operations import contribute4

@@ -20,7 +20,7 @@ from p2p_diloco.config.settings import PeerSettings, bytes_per_second
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
-from p2p_diloco.memory.allocator import trim_now_and_then
+from p2p_diloco.memory.heap import trim_now_and_then
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode

@@ -14,10 +14,9 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import BlockParts, is_whole, parts_of
+from p2p_diloco.codec.blocks import BlockParts, Int4Codec, is_whole, parts_of
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
-from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.kernels.choice import frozen, is_vector
 from p2p_diloco.kernels.operations import contribute4, follow4

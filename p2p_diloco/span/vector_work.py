@@ -13,10 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import is_whole, parts_of
+from p2p_diloco.codec.blocks import Int4Codec, is_whole, parts_of
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
-from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
@@ -25,8 +24,7 @@ from p2p_diloco.kernels.choice import compile_loops
 from p2p_diloco.kernels.operations import NO_NOISE, average4
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import balanced
-from p2p_diloco.memory.heap import trim_heap
-from p2p_diloco.memory.shed import shed_compiler
+from p2p_diloco.memory.heap import shed_compiler, trim_heap
 from p2p_diloco.memory.slabs import passing_bytes
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.mean import check_mean, shares_of

@@ -83,7 +83,7 @@ def test_at_a_terminal_a_line_is_shown_at_once(
     source = Invite(run=ZERO_DIGEST, bootstraps=())
     plan = PeerPlan(settings=PeerSettings(state_directory=tmp_path), source=source)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    monkeypatch.setitem(sys.modules, "p2p_diloco.memory.allocator", None)
+    monkeypatch.setitem(sys.modules, "p2p_diloco.memory.heap", None)
     with pytest.raises(ImportError):
         run_trainer(plan, PeerFlags())
     assert tuple(capsys.readouterr()) == ("", said)

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec import blocks
-from p2p_diloco.codec.blocks import BlockCodec, largest_scale_bits, num_blocks
-from p2p_diloco.codec.int4 import Int4Codec
-from p2p_diloco.codec.int8 import Int8Codec
+from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec, largest_scale_bits, num_blocks
 from p2p_diloco.codec.interface import Vector
 from p2p_diloco.codec.rounding import RoundingBits
 from p2p_diloco.errors import FrameError

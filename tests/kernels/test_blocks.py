@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.blocks import BlockCodec
-from p2p_diloco.codec.int4 import Int4Codec
-from p2p_diloco.codec.int8 import Int8Codec
+from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec
 from p2p_diloco.codec.interface import Vector
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
 from p2p_diloco.kernels.choice import numpy_alone

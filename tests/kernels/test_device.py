@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.blocks import parts_of
+from p2p_diloco.codec.blocks import Int4Codec, parts_of
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.int4 import Int4Codec
 from p2p_diloco.kernels import device
 from p2p_diloco.kernels.choice import frozen, loops_of
 from p2p_diloco.outer.vector import Vector

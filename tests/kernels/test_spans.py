@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.blocks import Int4Codec
 from p2p_diloco.codec.interface import Vector
 from p2p_diloco.kernels.choice import frozen, loops_of
 

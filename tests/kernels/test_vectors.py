@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import NonFiniteUpdate
 from p2p_diloco.kernels.choice import numpy_alone
+from p2p_diloco.outer.advance import pseudo_gradient
 from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.merge import MergeRule, merge_local
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.pseudo_gradient import pseudo_gradient
 from p2p_diloco.outer.vector import Vector, count_non_finite, euclidean_norm
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from p2p_diloco.memory import allocator
-from p2p_diloco.memory.allocator import TRIM_SECONDS, share_one_arena, trim_now_and_then
+from p2p_diloco.memory import heap
+from p2p_diloco.memory.heap import TRIM_SECONDS, share_one_arena, trim_now_and_then
 from simulator.virtual_time import run_virtual
 
 # malloc_info lists the heaps, one <heap> for each arena.
@@ -18,7 +18,7 @@ ARENAS = """
 import ctypes, os, sys, tempfile, threading
 sys.path[:0] = [{package!r}]
 if {shares}:
-    from p2p_diloco.memory.allocator import share_one_arena
+    from p2p_diloco.memory.heap import share_one_arena
     assert share_one_arena()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -68,7 +68,7 @@ def test_free_pages_are_returned_at_intervals_until_cancelled(monkeypatch: pytes
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(allocator, "trim_heap", lambda: trimmed_at.append(loop.time()))
+        monkeypatch.setattr(heap, "trim_heap", lambda: trimmed_at.append(loop.time()))
         began = loop.time()
         task = asyncio.ensure_future(trim_now_and_then())
         await asyncio.sleep(3.5 * TRIM_SECONDS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.kernels import choice
-from p2p_diloco.memory.shed import shed_compiler, unwritten
+from p2p_diloco.memory.heap import shed_compiler, unwritten
 
 MAPS = """\
 7f0000000000-7f0000001000 r--p 00000000 fe:00 11 /x/lib/libllvmlite.so

@@ -11,7 +11,7 @@ import pytest
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.node import link_keeper
-from p2p_diloco.node.look_pace import CALM_LOOK_SECONDS
+from p2p_diloco.node.link_keeper import CALM_LOOK_SECONDS
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import PeerRecord, PeerRole, decode_record, sign_record
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, Scene, now, play

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.look_pace import (
+from p2p_diloco.node.link_keeper import (
     CALM_AFTER_LOOKS,
     CALM_LOOK_SECONDS,
     CONTENT_LOOK_SECONDS,
     LOOK_SECONDS,
+    LinkKeeper,
     LookPace,
 )
 from p2p_diloco.transport.directory import PeerRole, sign_record

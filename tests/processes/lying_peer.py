@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.blocks import Int4Codec
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, within_reach

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 import pytest
 
-from p2p_diloco.codec.int4 import Int4Codec
+from p2p_diloco.codec.blocks import Int4Codec
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.node.budgets import LINES_PER_MINUTE

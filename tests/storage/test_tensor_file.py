@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.storage.tensor_file import write_tensors
+from p2p_diloco.storage.checkpoint import write_tensors
 
 
 def vectors(elements: int) -> dict[str, Vector]:
