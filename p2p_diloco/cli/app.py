@@ -200,9 +200,13 @@ def make_app(around: Surroundings) -> App:
         start
             safetensors file with the initial values of the trained tensors, for a model of your own
         """
-        from p2p_diloco.cli.bootstrap import run_bootstrap
+        from p2p_diloco.cli.bootstrap import request_bootstrap
+        from p2p_diloco.cli.peer_process import run_bootstrap_peer
 
-        return run_bootstrap(run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around)
+        plan = request_bootstrap(
+            run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around
+        )
+        return run_bootstrap_peer(plan, flags)
 
     @app.command
     def join(
@@ -225,14 +229,7 @@ def make_app(around: Surroundings) -> App:
         """
         from p2p_diloco.cli.join import run_join
 
-        return run_join(
-            invite,
-            found=found,
-            key_path=organiser_key,
-            settings=settings,
-            flags=flags,
-            around=around,
-        )
+        return run_join(invite, found=found, key_path=organiser_key, settings=settings, flags=flags, around=around)
 
     @app.command
     def archive(
@@ -257,9 +254,10 @@ def make_app(around: Surroundings) -> App:
         keep
             number of exports to keep
         """
-        from p2p_diloco.cli.archive import run_archive
+        from p2p_diloco.cli.bootstrap import request_archive
+        from p2p_diloco.cli.peer_process import run_bootstrap_peer
 
-        return run_archive(
+        plan = request_archive(
             run,
             into=into,
             every=every,
@@ -269,6 +267,7 @@ def make_app(around: Surroundings) -> App:
             flags=flags,
             around=around,
         )
+        return run_bootstrap_peer(plan, flags)
 
     @app.command
     def status(*, json: Annotated[bool, Parameter(negative=())] = False, state_directory: str | None = None) -> int:
@@ -376,7 +375,7 @@ def make_app(around: Surroundings) -> App:
     ) -> int:
         """Write the run's model as files that transformers and other programs load."""
         settings = settings_of(SettingsFlags(state_directory=state_directory), around)
-        from p2p_diloco.cli.export import export_model
+        from p2p_diloco.cli.sample import export_model
 
         return export_model(folder, state_directory=settings.state_directory, run=run)
 
@@ -386,7 +385,7 @@ def make_app(around: Surroundings) -> App:
         /,
     ) -> int:
         """Print the values by which a run names a text: data.fingerprint, and data.files for a run that shares it."""
-        from p2p_diloco.cli.fingerprint import print_fingerprint
+        from p2p_diloco.cli.tokenize import print_fingerprint
 
         return print_fingerprint(path)
 

@@ -1,19 +1,19 @@
-"""`p2p-diloco bootstrap`: found a run and introduce its peers to each other, without training."""
+"""`p2p-diloco bootstrap` and `archive`: read all that a peer without training needs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from p2p_diloco.cli.flags import EndFlags, PeerFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.cli.peer_process import run_bootstrap_peer
+from p2p_diloco.cli.flags import EndFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.config.invite import SCHEME, parse_invite
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.run_file import KEY_FILE, read_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.peer_plan import Founding, PeerPlan
+from p2p_diloco.peer.peer_plan import ExportPlan, Founding, PeerPlan
 
-BOOTSTRAP_FOLDER = "bootstrap"
+BOOTSTRAP_FOLDER, ARCHIVE_FOLDER, EXPORTS_FOLDER = "bootstrap", "archive", "exports"
 
 
 def run_to_found(path: Path, key_path: Path | None, around: Surroundings, start: Path | None = None) -> Founding:
@@ -63,15 +63,28 @@ def _with_own_folder(settings: PeerSettings, name: str) -> PeerSettings:
     return settings.model_copy(update={"state_directory": settings.state_directory / name})
 
 
-def run_bootstrap(
+def request_archive(
     run: str,
     *,
+    into: Path | None,
+    every: int,
+    keep: int,
     key_path: Path | None,
-    start: Path | None = None,
     settings: SettingsFlags,
-    flags: PeerFlags,
+    flags: EndFlags,
     around: Surroundings,
-) -> int:
-    """Run a bootstrap peer; return the exit code."""
-    plan = request_bootstrap(run, key_path=key_path, start=start, settings=settings, flags=flags, around=around)
-    return run_bootstrap_peer(plan, flags)
+) -> PeerPlan:
+    """Read all that an archivist needs; `run` is the invite of a run, or the file of a run to found.
+
+    Args:
+        into: folder for the exports; None: a folder in the state directory.
+        every: cycles from one export to the next.
+        keep: number of exports to keep.
+    Raises:
+        ConfigError: an option is invalid.
+    """
+    plan = request_bootstrap(
+        run, key_path=key_path, settings=settings, flags=flags, around=around, own_folder=ARCHIVE_FOLDER
+    )
+    folder = (into.expanduser() if into is not None else plan.settings.state_directory / EXPORTS_FOLDER).absolute()
+    return replace(plan, exports=ExportPlan(folder=folder, every=every, keep=keep))

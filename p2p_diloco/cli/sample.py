@@ -1,4 +1,4 @@
-"""`p2p-diloco sample`: generate text with the model of a run."""
+"""`p2p-diloco sample` and `export`: use the model of a run, as text or as files for other programs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from pathlib import Path
 import torch
 
 from p2p_diloco.cli.lost_stream import print_to_stderr
+from p2p_diloco.config.new_file import check_new_folder, write_new_folder
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.exported_model import files_of, provenance_of
 from p2p_diloco.peer.learnt_model import LearntModel, load_learnt_model
+from p2p_diloco.status.status_file import read_status
 from p2p_diloco.training.model import model_of
 from p2p_diloco.training.sampling import continue_text, readable_text
 
@@ -89,6 +92,23 @@ def sample_text(learnt: LearntModel, prompt: bytes, *, num_bytes: int, temperatu
     """Yield the prompt and the generated text, piece by piece, made readable."""
     written = continue_text(model_of(learnt.plan.shape, learnt.parameters), prompt, temperature=temperature, seed=seed)
     return filter(None, readable_text(chain(prompt, islice(written, num_bytes))))
+
+
+def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int:
+    """Write the newest checkpoint in `state_directory` to a new `folder`; return the exit code.
+
+    Raises:
+        ConfigError: the folder exists, no peer has run in `state_directory`, or the run is ambiguous.
+        StateError: there is no readable checkpoint, or the folder cannot be written.
+    """
+    check_new_folder(folder)
+    learnt = load_learnt_model(state_directory, run)
+    warn_about(learnt)
+    files = files_of(learnt, provenance_of(learnt, read_status(state_directory)))
+    write_new_folder(folder, files)
+    print(f"wrote {folder}: {', '.join(files)}")
+    print("README.md is the model card; it names no licence, so add yours before you publish")
+    return 0
 
 
 def warn_about(learnt: LearntModel) -> None:

@@ -1,4 +1,4 @@
-"""`p2p-diloco tokenize`: make a folder of token shards that a run can train on."""
+"""`p2p-diloco tokenize` and `fingerprint`: the text of a run, as shards of tokens and by its values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 from p2p_diloco.config.new_file import check_new_folder
 from p2p_diloco.config.own_command import own_command
 from p2p_diloco.errors import StateError
-from p2p_diloco.training.token_shards import total_tokens
+from p2p_diloco.rate import counted
+from p2p_diloco.storage.text_copy import list_own_text
+from p2p_diloco.training.data import open_corpus
+from p2p_diloco.training.token_shards import TokenText, is_shard_folder, total_tokens
 from p2p_diloco.training.tokenize_text import TokenizeOptions, tokenize_text
+from p2p_diloco.wording import format_bytes
 
 
 def tokenize(folder: Path, options: TokenizeOptions) -> int:
@@ -36,4 +40,22 @@ def tokenize(folder: Path, options: TokenizeOptions) -> int:
     )
     print(f"fingerprint {index.digest.hex()}")
     print(f"next: {own_command('new', 'run.toml', '--data.path', str(folder))}")
+    return 0
+
+
+def print_fingerprint(path: str) -> int:
+    """Print lines for the section [data] of a run file; return the exit code, 0.
+
+    Raises:
+        ConfigError: the text is missing or too short, or a name cannot be shared.
+    """
+    tokens = TokenText(Path(path).expanduser()) if is_shard_folder(Path(path).expanduser()) else None
+    fingerprint = open_corpus(path).fingerprint if tokens is None else tokens.fingerprint
+    own = list_own_text(path)
+    assert own.listed is not None, "it was just made"
+    size = f"{counted(len(own.listed.files), 'file')}, {format_bytes(own.listed.num_bytes)}"
+    print(f'fingerprint = "{fingerprint.hex()}"  # {size}')
+    if tokens is not None:
+        print(f'tokenizer = "{tokens.index.tokenizer}"')
+    print(f'files = "{own.digest.hex()}"  # for share = true')
     return 0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.cli import archive
+from p2p_diloco.cli import peer_process
 from p2p_diloco.cli.app import main
-from p2p_diloco.cli.archive import request_archive
+from p2p_diloco.cli.bootstrap import request_archive
 from p2p_diloco.cli.flags import EndFlags, SettingsFlags, Surroundings
 from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan
 
@@ -62,7 +62,7 @@ def test_an_archivist_may_found_a_run(run_file: Path) -> None:
 
 def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
-    monkeypatch.setattr(archive, "run_bootstrap_peer", lambda plan, flags: ran.append(plan) or flags.until_round)
+    monkeypatch.setattr(peer_process, "run_bootstrap_peer", lambda plan, flags: ran.append(plan) or flags.until_round)
     assert main(["archive", "--every", "5", "--keep", "4", INVITE, "--into", "out", "--until-round", "9"]) == 9
     assert ran[0].exports == ExportPlan(folder=Path.cwd() / "out", every=5, keep=4)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import bootstrap
-from p2p_diloco.cli.bootstrap import request_bootstrap, run_bootstrap
+from p2p_diloco.cli import bootstrap, peer_process
+from p2p_diloco.cli.app import main
+from p2p_diloco.cli.bootstrap import request_bootstrap
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import PeerSettings
@@ -53,11 +54,8 @@ def test_start_applies_only_to_a_new_run() -> None:
 
 def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
-    monkeypatch.setattr(bootstrap, "run_bootstrap_peer", lambda plan, flags: ran.append(plan) or 7)
-    around = Surroundings(overrides={}, environment={})
-    code = run_bootstrap(
-        str(run_file), key_path=None, settings=SettingsFlags(), flags=PeerFlags(until_round=3), around=around
-    )
+    monkeypatch.setattr(peer_process, "run_bootstrap_peer", lambda plan, flags: ran.append(plan) or 7)
+    code = main(["bootstrap", str(run_file), "--until-round", "3"])
     assert (code, ran[0].until_round) == (7, 3)
 
 
