@@ -189,19 +189,6 @@ class Slice(NamedTuple):
     stop: int
 
 
-def anchor_loss(
-    shape: ModelShape,
-    fragments: Sequence[Fragment],
-    vectors: Sequence[NDArray[np.float32]],
-    corpus: Text,
-    *,
-    device: torch.device | str = "cpu",
-    num_tokens: int = EVALUATION_TOKENS,
-) -> float:
-    """Return the held-out loss of one set of vectors; for several sets, reuse an `AnchorEvaluation`."""
-    return AnchorEvaluation(shape, fragments, corpus, device=device, num_tokens=num_tokens).loss(vectors)
-
-
 def _windows(shape: ModelShape, corpus: Text, num_tokens: int) -> Tensor:
     return held_out_windows(corpus, context=shape.context, num_windows=max(1, num_tokens // shape.context))
 

@@ -365,11 +365,6 @@ class InnerLoop:
             first = stop
         self._optimizer_steps = state["optimizer_steps"]
 
-    def restart_optimizer(self) -> None:
-        """Reset momentum and warm-up; use it after θ was replaced, not merged."""
-        self._optimizers = _optimizers(self._text_model, self.rule)
-        self._optimizer_steps = 0
-
 
 def choose_device(name: str = "auto") -> torch.device:
     """Return the device called `name`: cpu, cuda, cuda:N, mps, or auto for the fastest available.

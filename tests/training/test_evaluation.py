@@ -9,7 +9,7 @@ import torch
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import plan_fragments
 from p2p_diloco.training.data import Corpus, held_out_windows
-from p2p_diloco.training.evaluation import AnchorEvaluation, anchor_loss, held_out_loss
+from p2p_diloco.training.evaluation import AnchorEvaluation, held_out_loss
 from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
 from p2p_diloco.training.parameters import LocalParameters, sizes
 
@@ -59,7 +59,7 @@ def test_the_anchors_loss_is_that_of_a_model_with_its_parameters(shape: ModelSha
     vectors = LocalParameters(model, fragments).read_all()
     for vector_N in vectors:
         vector_N.flags.writeable = False
-    assert anchor_loss(shape, fragments, vectors, corpus) == held_out_loss(model, corpus)
+    assert AnchorEvaluation(shape, fragments, corpus).loss(vectors) == held_out_loss(model, corpus)
 
 
 def test_parts_cover_every_element_once_and_are_taken_one_by_one(shape: ModelShape, corpus: Corpus) -> None:

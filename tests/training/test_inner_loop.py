@@ -119,18 +119,6 @@ def test_momentum_survives_a_merge(shape: ModelShape, corpus: Corpus) -> None:
     assert np.array_equal(weights(merged), weights(plain))
 
 
-def test_a_restarted_optimizer_has_no_momentum_and_warms_up_again(shape: ModelShape, corpus: Corpus) -> None:
-    loop, fresh = loop_of(shape, corpus), loop_of(shape, corpus)
-    for _ in range(7):
-        loop.step()
-    fresh.model.load_state_dict(loop.model.state_dict())
-    fresh.stream.position = loop.stream.position
-    loop.restart_optimizer()
-    assert loop.step() == fresh.step()
-    assert np.array_equal(weights(loop), weights(fresh))
-    assert loop.steps == 8
-
-
 def test_the_rate_warms_up_and_stays_constant(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
     rates = [loop.step().learning_rate / RULE.learning_rate for _ in range(7)]
