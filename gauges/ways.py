@@ -32,7 +32,9 @@ import p2p_diloco
 from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.testing import local_swarm
 
-FEWEST_ENTRIES, PATIENCE_SECONDS = 8, 180.0
+SETTLING_ENTRIES, RECORDED_ENTRIES = 4, 8
+"""Entries until others know the joiner as ready too, and entries from then on."""
+PATIENCE_SECONDS = 180.0
 
 Call = tuple[str, str]
 """A module below the package, such as `node/node`, and the qualified name of a function in it."""
@@ -218,7 +220,7 @@ class Recording(NamedTuple):
 def record() -> Recording:
     """Record a second peer that joins the first, and trains with it.
 
-    The joiner's way is what is called until it is ready, the other ways are what is called from then on.
+    The joiner's way is what is called until it is ready. The other ways are what is called some entries later.
 
     Raises:
         LookupError: a stage had no call.
@@ -241,8 +243,10 @@ def record() -> Recording:
 
         train_until(lambda: second.ready and second.status.ready)
         ways = recorder.take("joiner")
-        enough = second.status.entries_absorbed + FEWEST_ENTRIES
+        enough = second.status.entries_absorbed + SETTLING_ENTRIES
         train_until(lambda: second.status.entries_absorbed >= enough)
+        recorder.take()
+        train_until(lambda: second.status.entries_absorbed >= enough + RECORDED_ENTRIES)
         ways |= recorder.take(*(way for way in WAYS if way not in ways))
     return Recording(recorder.calls, {way: ways[way] for way in WAYS})
 

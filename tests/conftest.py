@@ -12,12 +12,12 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-LAB = [Path(__file__).parent / folder for folder in ("benchmarks", "research")]
+LAB = [Path(__file__).parent / folder for folder in ("benchmarks", "gauges", "research")]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow: tests of benchmarks and research, and all cases of a story but its first.
+    """Mark as slow: tests of programs beside the package, and all cases of a story but its first.
 
     The other cases of a story are the same claim for other seeds and sizes.
     """
