@@ -24,14 +24,6 @@ class Worker(Protocol):
         ...
 
 
-class AtOnce:
-    """Runs every function immediately in the loop: for virtual time, where computing takes no time."""
-
-    def submit(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` now; `done` is called in the loop's next iteration, as with a thread."""
-        asyncio.get_running_loop().call_soon(done, *_run(function, args))
-
-
 class _Order(NamedTuple):
     done: Done
     function: Callable[..., Any]

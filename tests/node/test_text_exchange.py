@@ -14,7 +14,6 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node.text_exchange import NOBODY_SECONDS, SharedCopy, TextExchange
 from p2p_diloco.node.text_upload import BUSY_SHARE, IDLE_SHARE
-from p2p_diloco.node.vector_worker import AtOnce
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES
 from p2p_diloco.protocol.wire.messages import (
     MOST_BLOCK_BYTES,
@@ -28,7 +27,7 @@ from p2p_diloco.protocol.wire.messages import (
 from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
 from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
 from simulator.faulty_network import FaultyNetwork
-from simulator.virtual_time import run_virtual
+from simulator.virtual_time import AtOnce, run_virtual
 
 RUN = sha256(b"a run")
 NUM_PIECES = 6

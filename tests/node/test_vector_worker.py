@@ -6,8 +6,8 @@ import asyncio
 import threading
 from typing import Any
 
-from p2p_diloco.node.vector_worker import AtOnce, VectorWorker
-from simulator.virtual_time import run_virtual
+from p2p_diloco.node.vector_worker import VectorWorker
+from simulator.virtual_time import AtOnce, run_virtual
 
 
 def test_results_are_delivered_in_the_loop_and_in_order() -> None:

@@ -14,7 +14,6 @@ from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_te
 from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import PeerId
-from p2p_diloco.node.vector_worker import AtOnce
 from p2p_diloco.peer import built_in, held_state, session
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.peer_plan import Clocks, ExportPlan, Founding, PeerPlan
@@ -27,7 +26,7 @@ from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory
 from simulator.faulty_network import FaultyNetwork
-from simulator.virtual_time import VirtualTimeLoop
+from simulator.virtual_time import AtOnce, VirtualTimeLoop
 
 _T = TypeVar("_T")
 
