@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, PeerError
-from p2p_diloco.ids import PeerId, format_peer_id, parse_peer_id, short_peer_id
-from p2p_diloco.transport.addresses import explain_refusal, sort_addresses
+from p2p_diloco.ids import PeerId, format_peer_id, parse_peer_id
+from p2p_diloco.transport.addresses import sort_addresses
 from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
 from p2p_diloco.transport.directory_shards import choose_some, directory_key, directory_keys, is_acceptable, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -54,14 +54,12 @@ class Libp2pDirectory(Directory):
         self._initial = _group_by_peer(initial_peers, own=transport.peer)
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._dials = DialBudget()
-        self._failures: dict[PeerId, str] = {}
-        self._joined = asyncio.Event()
         self._p2p: Any = None
         self._node: Any = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the DHT node; joining continues in the background, see `wait_until_joined`."""
+        """Start the DHT node; joining continues in the background."""
         await asyncio.to_thread(load_hivemind)
         try:
             async with asyncio.timeout(_CALL_SECONDS):
@@ -79,24 +77,6 @@ class Libp2pDirectory(Directory):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stop()
-
-    async def wait_until_joined(self, deadline: float) -> None:
-        """Wait until another peer of the directory has answered; return immediately without initial peers.
-
-        Args:
-            deadline: loop time.
-        Raises:
-            NetworkError: none answered; the text gives the reason for each address.
-        """
-        if not self._initial:
-            return
-        loop = asyncio.get_running_loop()
-        seconds = max(0.0, deadline - loop.time())
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._joined.wait()
-        except TimeoutError:
-            raise NetworkError(self._explain_loneliness(seconds)) from None
 
     def num_neighbours(self) -> int:
         """Return the number of other DHT nodes that this one knows."""
@@ -170,24 +150,9 @@ class Libp2pDirectory(Directory):
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await self._transport.client.connect(peer, sort_addresses(peer, addresses), _CONNECT_SECONDS)
-                answer = await self._node.protocol.call_ping(_hivemind_peer(peer))
-        except TimeoutError:
-            self._failures[peer] = f"{short_peer_id(peer)} timed out"
-        except PeerError as error:
-            self._failures[peer] = explain_refusal(str(error))
-        else:
-            if answer is None:
-                self._failures[peer] = f"{short_peer_id(peer)} answered, but has no directory"
-            else:
-                self._failures.pop(peer, None)
-                self._joined.set()
-
-    def _explain_loneliness(self, seconds: float) -> str:
-        reasons = [self._failures.get(peer, f"{short_peer_id(peer)} timed out") for peer in self._initial]
-        return (
-            f"none of the {len(self._initial)} bootstrap peers answered within {seconds:.0f} s ({'; '.join(reasons)}); "
-            "is the invite outdated, or is your network blocking outgoing TCP?"
-        )
+                await self._node.protocol.call_ping(_hivemind_peer(peer))
+        except (TimeoutError, PeerError):
+            return  # it is visited again
 
     async def _stop(self) -> None:
         if self._keeper is not None:
