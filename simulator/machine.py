@@ -35,8 +35,7 @@ from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.storage.saving import Saver
-from p2p_diloco.storage.watched_memory import WatchedMemory
+from p2p_diloco.storage.saving import Saver, WatchedMemory
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import TransportLimits
 from simulator.clock import MachineClock

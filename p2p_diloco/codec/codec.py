@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from p2p_diloco.codec.bfloat16 import Bfloat16Codec
 from p2p_diloco.codec.blocks import Int4Codec, Int8Codec
-from p2p_diloco.codec.float32 import Float32Codec
+from p2p_diloco.codec.floats import Bfloat16Codec, Float32Codec
 from p2p_diloco.codec.interface import Codec
 from p2p_diloco.errors import ConfigError
 

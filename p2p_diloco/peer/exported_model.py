@@ -1,16 +1,28 @@
-"""The files of an exported model, and the facts for its card."""
+"""The files of an exported model, and the facts for its card.
+
+A Hugging Face model is written in the layout that `from_pretrained` loads, or its LoRA adapters in peft's.
+"""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
 
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
 from p2p_diloco.peer.learnt_model import LearntModel
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.training.hugging_face import LoraShape
-from p2p_diloco.training.hugging_face_files import adapter_files, model_files
 from p2p_diloco.training.llama import llama_files
 from p2p_diloco.training.own_files import own_files
-from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
+from p2p_diloco.training.tensor_bytes import tensor_bytes
 from p2p_diloco.training.tokenizer_files import tokenizer_files
+
+_ADAPTER = ".default."
+"""peft's name of the adapter in the names of its parameters, which its files leave out."""
 
 
 def files_of(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
@@ -52,3 +64,88 @@ def _describe(data: DataSection) -> str:
     if data.fingerprint is not None:
         return f"a text with the fingerprint {data.fingerprint}"
     return "a text provided by the run's organiser"
+
+
+def model_files(
+    config: str, tensors: Mapping[str, Tensor], provenance: Provenance, tokenizer: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Return the files of a folder that `AutoModelForCausalLM` and `AutoTokenizer` can load, by name.
+
+    Args:
+        config: the configuration as JSON.
+        tensors: parameters by the model's own names.
+        tokenizer: files of the tokenizer, by name.
+    """
+    return {
+        "model.safetensors": tensor_bytes(tensors, {"run": provenance.run}),
+        "config.json": _json({**json.loads(config), "dtype": "float32"}),
+        **tokenizer,
+        "README.md": _card(tensors, provenance, "A causal language model", _USE_MODEL).encode(),
+    }
+
+
+def adapter_files(
+    lora: LoraShape, base: str, tensors: Mapping[str, Tensor], provenance: Provenance, tokenizer: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Return the files of a folder that `PeftModel.from_pretrained` can load, by name.
+
+    Args:
+        base: folder or hub id of the base model, which is not part of the files.
+    """
+    targets = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in tensors if ".lora_" in name})
+    named = {name.replace(_ADAPTER, "."): tensor for name, tensor in tensors.items()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": targets,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    return {
+        "adapter_model.safetensors": tensor_bytes(named, {"run": provenance.run}),
+        "adapter_config.json": _json(config),
+        **tokenizer,
+        "README.md": _card(tensors, provenance, "LoRA adapters of a causal language model", _USE_ADAPTERS).encode(),
+    }
+
+
+_USE_MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+prompt = tokenizer("Once", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(prompt, do_sample=True, max_new_tokens=50)[0]))"""
+_USE_ADAPTERS = """from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained(".")  # loads the base model that adapter_config.json names"""
+
+
+def _card(tensors: Mapping[str, Tensor], provenance: Provenance, what: str, usage: str) -> str:
+    size = ("parameters", f"{sum(tensor.numel() for tensor in tensors.values()):,}, float32")
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- p2p-diloco
+---
+
+# {as_markdown(provenance.run_name)}
+
+{what}, trained by the peers of a p2p_diloco run.
+
+{card_table(provenance, [size])}
+
+```python
+{usage}
+```
+
+This card names no licence. Before you publish this model, choose one that its base model and training text allow, and
+add `license: …` to the lines at the top.
+"""
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()

@@ -17,7 +17,7 @@ from p2p_diloco.bandwidth.forecast import STATE_BYTES_PER_ELEMENT
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.settings import PeerSettings, bytes_per_second
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.memory.heap import trim_now_and_then
@@ -35,7 +35,6 @@ from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_state
 from p2p_diloco.peer.guest_watch import LEAVE_SECONDS, GuestWatch
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.last_round import state_digest, wait_for_agreement, wait_until_over
-from p2p_diloco.peer.next_start import NextStart
 from p2p_diloco.peer.peer_plan import PeerPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.shared_text import SharedText
@@ -52,9 +51,8 @@ from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.disk_rule import Saving
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
+from p2p_diloco.storage.saving import Saver, WatchedMemory, pause_between_checkpoints
 from p2p_diloco.storage.text_copy import OwnText, TextStore
-from p2p_diloco.storage.watched_memory import WatchedMemory
 from p2p_diloco.transport.addresses import without_loopback
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import SilentListener, Transport
@@ -64,6 +62,8 @@ LEAVE_PAUSE_SECONDS = 0.05
 MOST_WAITED = 0.4
 """Share of the time for leaving that a peer waits for the end of the round and for a roster without it."""
 HOUSEKEEPING_SECONDS = 1.0
+KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
+"""Write the offset between swarm time and wall clock after a change of this much, and at most this often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -613,3 +613,45 @@ class PeerSession:
         digest = self._reporter.state_digest[:16]
         text = f"finished with state {digest}" if digest else "finished"
         self._reporter.report("finished", text, state_digest=self._reporter.state_digest)
+
+
+class NextStart:
+    """What the next start of a peer needs: the clock offset, and the addresses at which other peers were reached.
+
+    Changed values are written in a separate thread.
+
+    Args:
+        soon: runs a call in that thread.
+        refused: called there with a sentence if the addresses cannot be written; the peer continues.
+    """
+
+    def __init__(
+        self, folder: RunFolder, *, soon: Callable[[Callable[[], None]], object], refused: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._soon = soon
+        self._refused = refused
+        self._offset, self._offset_at = folder.recall_clock_offset(), float("-inf")
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+
+    def keep(self, clock: SwarmClock, addresses: dict[PeerId, tuple[str, ...]], moment: float) -> None:
+        """Save both if they have changed; call this about once a second.
+
+        Args:
+            addresses: addresses by peer, the best first.
+            moment: seconds of any monotonic clock.
+        """
+        offset = clock.wall_offset_seconds
+        has_moved = abs(offset - self._offset) > KEPT_OFFSET_SECONDS
+        if clock.is_settled and has_moved and moment - self._offset_at >= KEEP_CLOCK_SECONDS:
+            self._offset, self._offset_at = offset, moment
+            self._soon(partial(self._folder.keep_clock_offset, offset))
+        if list(addresses.items()) != list(self._addresses.items()):
+            self._addresses = addresses
+            self._soon(partial(self._keep_addresses, addresses))
+
+    def _keep_addresses(self, known: dict[PeerId, tuple[str, ...]]) -> None:
+        try:
+            self._folder.keep_addresses(known)
+        except StateError as error:
+            self._refused(str(error))

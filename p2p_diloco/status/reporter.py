@@ -1,4 +1,4 @@
-"""Publish one peer's current status and its events. It only observes."""
+"""Publish one peer's current status and its events, in sentences for people. It only observes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any, Protocol
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
-from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.traffic import Purpose
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.reach import Standing
+from p2p_diloco.protocol.membership.reach import Network, Standing, network_of
 from p2p_diloco.protocol.wire.member import EQUAL_SHARE
 from p2p_diloco.rate import counted, format_part
 from p2p_diloco.status.event_log import Figure, PeerEvent
-from p2p_diloco.status.reach import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
 from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 from p2p_diloco.transport.link import TransportLimits
 
@@ -34,6 +33,10 @@ PACE_SECONDS = 10.0
 """Minimum time over which inner steps are counted; at least one cycle, too."""
 MOST_OF_PLAN, FEWEST_IN_ROUND = 2.0, 2.0
 """A peer reports its pace above this multiple of the planned steps of a cycle, or below this many steps in a round."""
+IDLE_CYCLES = 3
+"""A ready peer reports a reason once it has been in no entry for this many cycles."""
+MOST_FAILURES = 3
+_WITHIN = {Network.MACHINE: ", within this machine", Network.SITE: ", within its own network", Network.WORLD: ""}
 
 
 class PeerObserver(Protocol):
@@ -325,3 +328,79 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
             )
         )
     return tuple(lines)
+
+
+def reach_sentence(standing: Standing, ports: tuple[int, ...], *, trains: bool) -> str:
+    """Return a sentence: whether others can dial this peer, and what its owner can do about it.
+
+    Args:
+        standing: the reachability that the proofs show.
+        ports: ports on which the peer listens; none with --dial-out-only.
+        trains: False for a bootstrap peer, which others must be able to reach.
+    """
+    if not ports:
+        return "outbound only, as configured; training works through other peers"
+    if standing.is_reachable:
+        proof, peers = standing.proofs[0], counted(standing.num_proved, "peer")
+        return f"reachable at {proof.place}{_WITHIN[network_of(proof.host)]} (proved by {peers})"
+    if not standing.proofs and not standing.failures:
+        return "outbound only until another member has dialled this peer"
+    if standing.proofs:
+        near = standing.proofs[0]
+        why = f"reached only at {near.place}{_WITHIN[network_of(near.host)]}, but some members are on other networks"
+        if standing.failures:
+            why = f"{why} ({standing.failures[0].reason})"
+    else:
+        why = f"no member could dial it ({standing.failures[0].reason})"
+    otherwise = (
+        "do nothing: training works through other peers"
+        if trains
+        else "other peers can join through it only from there"
+    )
+    return f"outbound only: {why}; forward TCP port {ports[0]} on the router to this machine, or {otherwise}"
+
+
+def idle_cycles(engine: PeerEngine, ready_since: int | None, now: float) -> int:
+    """Return for how many whole cycles a ready trainer has been in no entry; 0 for any other peer."""
+    if ready_since is None or not engine.ready or not engine.me.trains:
+        return 0
+    clock = engine.rules.clock
+    since = max(ready_since, engine.last_included if engine.last_included is not None else ready_since)
+    return max(clock.round_at(now) - since - 1, 0) // clock.num_fragments
+
+
+def explain_idleness(engine: PeerEngine, cycles: int, failures: Mapping[PeerId, str], *, others_learn: bool) -> str:
+    """Explain why a peer is in no entry, with the dials that failed.
+
+    Args:
+        cycles: for how many cycles.
+        failures: reason for each failed dial, by peer.
+        others_learn: whether entries with other peers' contributions arrived meanwhile.
+    """
+    return f"in no entry for {counted(cycles, 'cycle')}: {_reason(engine, failures, others_learn)}"
+
+
+def _reason(engine: PeerEngine, failures: Mapping[PeerId, str], others_learn: bool) -> str:
+    roster, grid, me = engine.book.in_force, engine.book.grid(), engine.me.peer
+    if roster is None or grid is None:
+        return "no roster received; is any member reachable?"
+    if roster.member(me) is None:
+        return f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
+    averaging = grid.reducers() - {me}
+    unlinked = sorted(averaging - engine.linked)
+    if unlinked:
+        told = [f"{short_peer_id(peer)}: {failures.get(peer, 'not dialled yet')}" for peer in unlinked[:MOST_FAILURES]]
+        more = f" and {len(unlinked) - MOST_FAILURES} more" if len(unlinked) > MOST_FAILURES else ""
+        return (
+            f"no link to {format_part(len(unlinked), len(averaging), 'member')} that average ({'; '.join(told)}{more})"
+        )
+    if others_learn:
+        return "entries arrive without its contributions; is its upload too slow, or its clock wrong?"
+    others = roster.peers() - {me}
+    if not others:
+        return "no span gets an entry, and this peer is alone on the roster; is training too slow for a round?"
+    away = sorted(others - engine.linked)
+    told = [failures[peer] for peer in away if peer in failures][:MOST_FAILURES]
+    dials = f" ({'; '.join(told)})" if told else ""
+    linked = format_part(len(others) - len(away), len(others), "other member")
+    return f"no span gets an entry; linked with {linked}{dials}"

@@ -24,8 +24,7 @@ from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_o
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
-from p2p_diloco.transport.lane_reader import LaneReader
-from p2p_diloco.transport.lane_writer import LaneWriter
+from p2p_diloco.transport.lanes import LaneReader, LaneWriter
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings

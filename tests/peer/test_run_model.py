@@ -16,11 +16,11 @@ import torch
 from p2p_diloco.config.manifest import ModelSection
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.exported_model import adapter_files, model_files
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.training.hugging_face import LoraShape
-from p2p_diloco.training.hugging_face_files import adapter_files, model_files
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.provenance import Provenance
 from p2p_diloco.training.tokenizer_files import tokenizer_files

@@ -13,7 +13,7 @@ from p2p_diloco.log.head import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply, encode_message
-from p2p_diloco.span import pieces, versions
+from p2p_diloco.span import pieces
 from p2p_diloco.span.pieces import Pieces
 from p2p_diloco.transport.byte_stream import FIRST_BYTES
 from simulator.simulation import play
@@ -136,7 +136,7 @@ def test_a_version_is_kept_while_it_is_requested_and_then_dropped() -> None:
 
 
 def test_many_spans_fetched_to_the_end_leave_few_versions_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "SERVED_BYTES", 0)
+    monkeypatch.setattr(pieces, "SERVED_BYTES", 0)
 
     async def scene(line: Line) -> None:
         for index in range(5):

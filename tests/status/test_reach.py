@@ -10,7 +10,7 @@ from small_run import peer_key, small_plan
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.membership.reach import Answer, Standing
-from p2p_diloco.status.reach import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
+from p2p_diloco.status.reporter import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
 
 RULES = small_plan().rules
 CYCLE = RULES.clock.num_fragments

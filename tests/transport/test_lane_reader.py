@@ -10,7 +10,7 @@ import pytest
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.framing import reading_of
-from p2p_diloco.transport.lane_reader import CONTROL_BURST_SECONDS, LaneReader
+from p2p_diloco.transport.lanes import CONTROL_BURST_SECONDS, LaneReader
 from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.rate_limit import WIRE_SHARE

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.framing import END
-from p2p_diloco.transport.lane_writer import LaneWriter
+from p2p_diloco.transport.lanes import LaneWriter
 from p2p_diloco.transport.link import KIB, Frame, Lane, SplitFrame, TransportCounters, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.pace import Pace

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.transport.msgpack_guard import MAX_DEPTH, MAX_ITEMS, MAX_MESSAGE_BYTES, check_msgpack
+from p2p_diloco.transport.hivemind_border import MAX_DEPTH, MAX_ITEMS, MAX_MESSAGE_BYTES, check_msgpack
 
 NESTING = msgpack.ExtType(0x50, b"")
 

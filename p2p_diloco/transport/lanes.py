@@ -1,4 +1,4 @@
-"""Write the queue of one lane of one link, frame by frame, until the link is lost.
+"""Read and write one lane of one link, frame by frame, no faster than the caps allow.
 
 With an upload cap, the frames of bulk lanes take turns and are sent in pieces, within the cap. A frame whose reader is
 slower than the cap gives up its turn, so that other peers do not wait for a slow reader.
@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 from p2p_diloco.errors import PeerError
+from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.framing import (
     STALL_SECONDS,
     WRITE_BUFFER_BYTES,
@@ -18,19 +19,79 @@ from p2p_diloco.transport.framing import (
     drain,
     frame_prefix,
     not_read_in_time,
+    read_frame,
     write_frame,
 )
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, LaneCounters, TransportLimits, whole
 from p2p_diloco.transport.outbox import PostedFrame
 from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import WIRE_BYTES_PER_FRAME, TokenBucket
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
 
 EXPIRY_SECONDS = 1e-3
 """Tolerance after a deadline, for rounding differences between clocks."""
+CONTROL_BURST_SECONDS = 8.0
+MOST_CONTROL_SHARE = 0.25
+"""Maximum share of a download cap for the control frames of one peer; more would leave too little for the others."""
+
+
+class LaneReader:
+    """The reader of one stream, no faster than the bandwidth cap and the lane's limit allow.
+
+    Unread bytes stay in the daemon, then in TCP, then at the sender: this is the only back-pressure.
+
+    Args:
+        pace: bandwidth cap, if there is one: bulk frames wait for it, control frames are only counted.
+        was_read: called with the total bytes of bulk frames that the sender acknowledges.
+    """
+
+    def __init__(
+        self,
+        sender: PeerId,
+        stream: LaneStream,
+        *,
+        limits: TransportLimits,
+        pace: Pace | None,
+        was_read: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        self._sender, self._stream, self._limits, self._pace = sender, stream, limits, pace
+        self._was_read = was_read
+        rate, cap = limits.control_bytes_per_second, limits.download_bytes_per_second
+        if cap is not None:
+            rate = min(rate, MOST_CONTROL_SHARE * cap)
+        self._control = TokenBucket(per_second=rate, burst=CONTROL_BURST_SECONDS * rate)
+
+    async def next_frame(self) -> bytes | bytearray | memoryview | None:
+        """Return the next frame, or None at the end of the stream; see `read_frame` for the errors."""
+        is_bulk = self._stream.lane is Lane.BULK
+        while True:
+            frame = await read_frame(
+                self._stream.reader,
+                sender=self._sender,
+                lane=self._stream.lane,
+                limits=self._limits,
+                pace=self._pace if is_bulk else None,
+            )
+            if isinstance(frame, int):
+                self._was_read(frame)
+                await self._slow_down(WIRE_BYTES_PER_FRAME)
+                continue
+            if frame is not None and not is_bulk:
+                await self._slow_down(len(frame) + FRAME_PREFIX_BYTES)
+            return frame
+
+    async def _slow_down(self, num_bytes: int) -> None:
+        """Count a control frame; wait only if the sender floods this lane."""
+        if self._pace is not None:
+            self._pace.count(num_bytes)
+        now = asyncio.get_running_loop().time()
+        at = self._control.spend(num_bytes, now)
+        if at > now:
+            await asyncio.sleep(at - now)
 
 
 class LaneWriter:
-    """The writer of one lane; `run` is a task of its link.
+    """The writer of the queue of one lane; `run` is a task of its link, until that is lost.
 
     Args:
         pace: bandwidth cap, if there is one: bulk frames wait for it, control frames are only counted.
