@@ -20,7 +20,8 @@ from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
-from p2p_diloco.storage.trace import TRACE_FILE, read_trace
+from p2p_diloco.storage.trace import TRACE_FILE
+from research.trace import read_trace
 
 KEPT_CYCLES = 1 << 30
 

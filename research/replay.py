@@ -36,7 +36,6 @@ from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts
-from p2p_diloco.storage.trace import chosen_spans
 from p2p_diloco.training.data import Corpus, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop
@@ -44,6 +43,7 @@ from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 from research.recording import Recording, pace_of, read_recording
 from research.setting import Circumstances, Setting, run_trial
+from research.trace import chosen_spans
 
 Heads = dict[SpanId, Digest]
 

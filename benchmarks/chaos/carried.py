@@ -14,7 +14,7 @@ from typing import Any
 
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT
-from p2p_diloco.storage.trace import chosen_spans
+from research.trace import chosen_spans
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import ROSTERS_FILE, RunFolder, run_folder
-from p2p_diloco.storage.trace import read_trace
+from research.trace import read_trace
 
 _ALL_CYCLES = 1 << 30
 

@@ -6,7 +6,7 @@ It is off by default (`keep_trace`). Each line is written at once: a killed proc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,29 +55,3 @@ class Trace:
         except OSError as error:
             text = f"cannot write {self._path}: {error.strerror}; free some space or leave keep_trace out"
             raise StateError(text) from None
-
-
-def chosen_spans(line: Mapping[str, Any]) -> frozenset[SpanId] | None:
-    """Return the spans in a record of a contribution; None: all."""
-    return frozenset(SpanId(line["fragment"], index) for index in line["only"]) if "only" in line else None
-
-
-def read_trace(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a trace; an incomplete last line is skipped.
-
-    Raises:
-        StateError: there is no trace, or a line is not a valid record.
-    """
-    path = folder / TRACE_FILE
-    try:
-        lines = path.read_text(encoding="ascii").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StateError(f"cannot read {path} ({error}); was the peer started with keep_trace?") from None
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or "what" not in found:
-            raise StateError(f"line {number} of {path} is not a trace record")
-        yield found

@@ -9,7 +9,8 @@ import pytest
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.storage.trace import TRACE_FILE, Trace, chosen_spans, read_trace
+from p2p_diloco.storage.trace import TRACE_FILE, Trace
+from research.trace import chosen_spans, read_trace
 
 SPAN, ENTRY = SpanId(1, 2), Digest(b"\1" * 32)
 
