@@ -120,10 +120,6 @@ class Corpus:
         own.held_out_parts = _inside(self.held_out_parts, ranges)
         return own
 
-    def held_out_bytes(self) -> int:
-        """Return the number of held-out bytes."""
-        return int((self.held_out_parts[:, 1] - self.held_out_parts[:, 0]).sum())
-
 
 def _inside(parts: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """Return the rows of `parts` that lie within one of the ranges, which are in order and apart."""
