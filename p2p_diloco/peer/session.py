@@ -616,9 +616,9 @@ class PeerSession:
 
 
 class NextStart:
-    """What the next start of a peer needs: the clock offset, and the addresses at which other peers were reached.
+    """Saves what the next start of a peer needs: the clock offset, and the addresses at which other peers were reached.
 
-    Changed values are written in a separate thread.
+    It writes changed values in a separate thread.
 
     Args:
         soon: runs a call in that thread.
