@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from p2p_diloco.errors import StateError
 
 EVENTS_FILE = "events.jsonl"
-MAX_LINE_CHARACTERS = 64 * 1024
 
 Figure = float | int | str
 
@@ -113,16 +111,6 @@ def event_line(event: PeerEvent) -> str:
     return event.text if event.text.startswith(event.topic) else f"{event.topic}: {event.text}"
 
 
-def parse_event(line: str) -> PeerEvent | None:
-    """Parse one line; return None if it is not a complete event."""
-    if not line.strip() or len(line) > MAX_LINE_CHARACTERS:
-        return None
-    try:
-        return _event_of(json.loads(line))
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return None
-
-
 def append_event(folder: Path, event: PeerEvent) -> None:
     """Append `event` to the log in `folder`.
 
@@ -136,29 +124,6 @@ def append_event(folder: Path, event: PeerEvent) -> None:
             file.write((b"\n" if torn else b"") + format_event(event).encode("ascii") + b"\n")
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}; check the folder and the disk") from None
-
-
-def read_events(folder: Path, *topics: str) -> tuple[PeerEvent, ...]:
-    """Return the events in `folder`, oldest first; only those of `topics` if any are named."""
-    return tuple(event for event in _events(folder / EVENTS_FILE) if not topics or event.topic in topics)
-
-
-def _events(path: Path) -> Iterator[PeerEvent]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                event = parse_event(line)
-                if event is not None:
-                    yield event
-    except OSError:
-        return
-
-
-def _event_of(document: Mapping[str, Any]) -> PeerEvent:
-    figures = {str(name): value for name, value in document["figures"].items() if isinstance(value, int | float | str)}
-    return PeerEvent(
-        time=float(document["time"]), topic=str(document["topic"]), text=str(document["text"]), figures=figures
-    )
 
 
 def _ends_with_line_break(path: Path) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli.peer_output import PeerOutput
-from p2p_diloco.status.event_log import PeerEvent, read_events
+from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus, read_status
+from tests.status.kept_events import read_events
 
 INVITE = "p2pdiloco://" + "ab" * 32 + "?b=/ip4/192.0.2.10/tcp/31337/p2p/12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289"
 

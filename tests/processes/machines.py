@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from p2p_diloco.status.event_log import read_events
 from p2p_diloco.status.status_file import PeerStatus, read_status
+from tests.status.kept_events import read_events
 
 PROJECT = Path(__file__).resolve().parents[2]
 INVITE = re.compile(r"p2pdiloco://[0-9a-f]{64}\?[^\s\"']+")

@@ -20,8 +20,8 @@ import pytest
 
 from p2p_diloco.guest.control_file import CONTROL_FILE
 from p2p_diloco.guest.month_ledger import read_traffic
-from p2p_diloco.status.event_log import read_events
 from p2p_diloco.status.status_file import PeerStatus, read_status
+from tests.status.kept_events import read_events
 from tests.swarm.process_swarm import PROJECT, ProcessSwarm
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]

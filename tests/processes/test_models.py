@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from p2p_diloco.peer.learnt_model import load_learnt_model
-from p2p_diloco.status.event_log import read_events
 from p2p_diloco.training.hugging_face import hugging_face_model
 from tests.processes.machines import PROJECT, Machines, wait_for_end
+from tests.status.kept_events import read_events
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
 

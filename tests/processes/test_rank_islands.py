@@ -12,9 +12,9 @@ import pytest
 
 from p2p_diloco.ids import Digest
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.status.event_log import read_events
 from p2p_diloco.storage.entry_log import EntryLog
 from tests.processes.machines import Machines, wait_for_end
+from tests.status.kept_events import read_events
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import p2p_diloco
-from p2p_diloco.status.event_log import read_events
+from tests.status.kept_events import read_events
 
 pytest.importorskip("transformers", reason="needs transformers: make examples brings it")
 pytest.importorskip("accelerate", reason="needs accelerate: make examples brings it")

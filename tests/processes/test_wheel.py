@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
-from p2p_diloco.status.event_log import read_events
+from tests.status.kept_events import read_events
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.status.event_log import (
-    EVENTS_FILE,
-    MAX_LINE_CHARACTERS,
-    PeerEvent,
-    append_event,
-    event_line,
-    format_event,
-    parse_event,
-    read_events,
-)
+from p2p_diloco.status.event_log import EVENTS_FILE, PeerEvent, append_event, event_line, format_event
+from tests.status.kept_events import MAX_LINE_CHARACTERS, parse_event, read_events
 
 READY = PeerEvent(time=1.5, topic="ready", text="compared with 2 peers", figures={"peers": 2})
 SKIPPED = PeerEvent(time=2.5, topic="skipped", text="fragment 0 span 1", figures={"share": 0.5, "why": "nobody"})

@@ -19,10 +19,11 @@ from p2p_diloco.protocol.engine import PeerEngine, Progress
 from p2p_diloco.protocol.membership.attendance import LocalPeer, PeerView
 from p2p_diloco.protocol.membership.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
-from p2p_diloco.status.event_log import EVENTS_FILE, append_event, read_events
+from p2p_diloco.status.event_log import EVENTS_FILE, append_event
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.status.status_file import ByteCounts, PeerStatus
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
+from tests.status.kept_events import read_events
 
 PLAN = small_plan()
 NOW = PLAN.rules.clock.begin(5) + 1.0

@@ -29,11 +29,12 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.status.event_log import PeerEvent, read_events
+from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.text_copy import list_own_text
+from tests.status.kept_events import read_events
 
 ORGANISER = SigningKey(b"o" * 32)
 SCRIPT = Path(__file__).with_name("swarm_peer.py")

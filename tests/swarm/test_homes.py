@@ -21,7 +21,8 @@ from typing import IO, Any
 
 import pytest
 
-from p2p_diloco.status.event_log import PeerEvent, read_events
+from p2p_diloco.status.event_log import PeerEvent
+from tests.status.kept_events import read_events
 from tests.swarm.home_network import Place, home_network
 from tests.swarm.process_swarm import FRAGMENTS, PROJECT, PeerProcess, ProcessSwarm
 
