@@ -12,7 +12,7 @@ from p2p_diloco.protocol.actions import RebuildSpan
 from p2p_diloco.protocol.engine import CYCLES_IN_MEMORY
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
-from p2p_diloco.span import pieces, versions
+from p2p_diloco.span import pieces
 from p2p_diloco.span.vector_work import state_bytes
 from simulator.hostility import Caller
 from simulator.machine import Machine
@@ -60,7 +60,7 @@ def test_a_span_that_is_being_fetched_is_served_once_it_has_arrived() -> None:
 
 
 def test_the_number_of_snapshots_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "MOST_VERSIONS", 2)
+    monkeypatch.setattr(pieces, "MOST_VERSIONS", 2)
 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         for index in range(4):
