@@ -39,7 +39,9 @@ def test_the_standard_library_needs_no_path(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_the_held_out_share_is_that_of_the_manifest(tmp_path: Path) -> None:
     corpus = open_run_text(DataSection(held_out=0.25), str(write_text(tmp_path)))
-    assert sum(stop - start for start, stop in corpus.held_out_parts) / corpus.num_bytes == pytest.approx(0.25, abs=0.01)
+    assert sum(stop - start for start, stop in corpus.held_out_parts) / corpus.num_bytes == pytest.approx(
+        0.25, abs=0.01
+    )
 
 
 def test_the_same_text_has_the_expected_fingerprint(tmp_path: Path) -> None:
