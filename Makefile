@@ -90,8 +90,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm $(TEST_FLAGS)
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not (long or wall_clock)" tests $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "slow and wall_clock and not long" tests $(TEST_FLAGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not long" tests $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
