@@ -252,6 +252,7 @@ def test_a_peer_that_cannot_save_its_votes_or_rosters_ends(tmp_path: Path, monke
     run_stage(monkeypatch, scene)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_at_intervals(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         stage, stop = SessionStage(tmp_path), StopRequest()

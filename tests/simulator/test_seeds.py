@@ -10,7 +10,7 @@ from simulator.troubles import KINDS
 
 pytestmark = pytest.mark.story
 
-SEEDS_OF_ONE_TEST, SEEDS = 4, 24
+SEEDS_OF_ONE_TEST, SEEDS = 2, 24
 
 
 # `make disasters` plays ten thousand others.

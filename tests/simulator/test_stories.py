@@ -169,6 +169,7 @@ def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_
     tell(story, num_spans=(2,), group_size=2, stalled_cycles=3, heartbeat_seconds=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, *(pytest.param(place, marks=pytest.mark.long) for place in (3, 6))])
 def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: int) -> None:
     """The first roster without a majority kept the rows that it heard nothing from, whose reducers were all dead."""

@@ -28,6 +28,7 @@ def new_run(folder: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
