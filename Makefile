@@ -87,7 +87,7 @@ demo: $(STAMP)
 # Whole swarms of real processes run alone, because their rounds have deadlines.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not (long or slow or wall_clock)" tests $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py $(TEST_FLAGS)
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not long" tests $(TEST_FLAGS)
