@@ -31,7 +31,7 @@ class SpanHead:
     median_weight: float
 
     def norm_limit(self, ratio: float) -> float:
-        """Return the largest norm that is accepted on top of this tip, where the manifest allows a multiple."""
+        """Return the largest norm that is accepted on top of this tip: a multiple of the published radius."""
         return ratio * self.radius
 
 

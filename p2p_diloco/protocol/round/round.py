@@ -58,7 +58,7 @@ class FragmentContribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionRules:
-    """Limits on contributions, from the manifest."""
+    """Limits on contributions."""
 
     weight_clip: float
     radius_limit: float

@@ -1,4 +1,4 @@
-"""What transfers come to: medians, and whether all was equal; real processes play in tests/benchmarks/processes."""
+"""Figures of transfers: medians, and whether all was equal; real processes play in tests/benchmarks/processes."""
 
 from __future__ import annotations
 
