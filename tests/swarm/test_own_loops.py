@@ -52,6 +52,7 @@ class Loop:
         return swarm.step(tokens=64, loss=self.learn())
 
 
+@pytest.mark.slow
 def test_two_swarms_in_one_process_train_together_and_end_with_the_same_bytes(tmp_path: Path) -> None:
     ada, ben = Loop(0), Loop(1)
     run = tmp_path / "run.toml"
@@ -263,6 +264,7 @@ swarm.step(tokens=1)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_leaving_leaves_and_saves(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORGETFUL], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS

@@ -40,6 +40,7 @@ def test_a_processor_needs_no_shards() -> None:
     assert not needs_shards(10**12, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_steps_of_two_ranks_are_those_of_one_process(tmp_path: Path) -> None:
     """The ranks start from different values, of which those of rank 0 count."""
     cases = [

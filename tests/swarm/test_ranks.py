@@ -104,6 +104,7 @@ def test_own_exchange_of_gradients_is_accepted(tmp_path: Path) -> None:
     assert said[0]["shared"] == said[1]["shared"]
 
 
+@pytest.mark.slow
 def test_a_sharded_model_of_one_rank_trains_without_a_network(tmp_path: Path) -> None:
     """As under `torchrun --nproc-per-node 1`."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
