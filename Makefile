@@ -13,6 +13,8 @@
 # make replay     a swarm of real processes on two texts, then replayed in one process; 12 minutes
 # make homes      real processes behind home routers in separate networks: two homes with README's commands, and a few
 #                 reachable peers among many that are not; 8 minutes
+# make internet   real processes on an internet of namespaces with lines and routers as homes have them (root and
+#                 /dev/net/tun); 5 minutes a scene. Others: make internet INTERNET="mixed bad --how commands --plays 5"
 # make hostility  strangers and lying members against real processes, one attack at a time; 45 minutes. Longer attacks:
 #                 make hostility ATTACK_SECONDS=60
 # make losses     two volunteers and a bootstrap peer, real processes: any one of the three is killed, or two; prints how
@@ -77,20 +79,20 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
+.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes internet hostility shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
 	@$(COMPILE_LOOPS)
 	$(BIN)/python examples/local-swarm/demo.py $(DEMO_FLAGS)
 
-# Whole swarms of real processes run alone, because their rounds have deadlines.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not (long or slow or wall_clock)" tests $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py $(TEST_FLAGS)
 
+# A whole swarm of real processes runs alone, because its rounds have deadlines.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not long" tests $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
@@ -126,6 +128,11 @@ hostility: $(STAMP)
 
 homes: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)
+
+INTERNET ?= near good mixed far bad one-lan both-homes
+internet: $(STAMP)
+	@$(COMPILE_LOOPS)
+	$(BIN)/python -m internet $(INTERNET)
 
 shared-text: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)

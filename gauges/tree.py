@@ -210,7 +210,7 @@ def room_of(path: str) -> str:
     top, _, rest = path.partition("/")
     if top == PACKAGE:
         return "kit" if rest.startswith("testing") else "product"
-    return "kit" if top == "simulator" else top if top in ROOMS else "other"
+    return "kit" if top in ("simulator", "internet") else top if top in ROOMS else "other"
 
 
 def public_names(module: ast.Module) -> set[str]:

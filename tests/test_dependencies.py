@@ -12,7 +12,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 ELSEWHERE = frozenset({"torchft"})
 """Packages with an environment of their own, which `python -m benchmarks install-torchft` creates."""
-LABORATORY = ("benchmarks", "gauges", "research", "simulator")
+LABORATORY = ("benchmarks", "gauges", "internet", "research", "simulator")
 
 
 def declared(extra: str | None = None) -> set[str]:
