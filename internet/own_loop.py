@@ -102,7 +102,11 @@ def main() -> None:
         train(invite, folder, options.step_seconds, options.port)
         return
     path = Path(options.where[0]) / "run.toml"
-    rounds = {} if math.isnan(options.round_seconds) else {"rounds": {"round_seconds": options.round_seconds}}
+    rounds = (
+        {}
+        if math.isnan(options.round_seconds)
+        else {"rounds": {"round_seconds": options.round_seconds, "fragments": 1}}
+    )
     model = make_model()
     save_file(model.state_dict(), path.with_name(START_FILE))
     p2p_diloco.new_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,7 @@ from internet.middle import SitePlan
 
 PROJECT = Path(__file__).resolve().parent.parent
 TUN = Path("/dev/net/tun")
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 DEVICE, MTU = "line", 1500
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
 _END_SECONDS = 10.0
@@ -71,7 +74,8 @@ class Internet:
             devices = {}
             for site in self.sites.values():
                 for machine, address in site.machines.items():
-                    network = exits.enter_context(PrivateNetwork())
+                    with _congestion_of_new_networks(self._congestion):
+                        network = exits.enter_context(PrivateNetwork())
                     if not network.is_private:
                         raise NoInternetError("this machine lets nobody make networks of its own")
                     devices[machine] = device = _open_tun(network.pid)
@@ -91,11 +95,9 @@ class Internet:
     @property
     def congestion(self) -> str:
         """Congestion control of TCP that the machines use."""
-        name = "/proc/sys/net/ipv4/tcp_congestion_control"
         place = next(iter(self.places.values()))
-        return subprocess.run(
-            [*place.entrance, "cat", name], check=True, capture_output=True, text=True
-        ).stdout.strip()  # fmt: skip
+        command = [*place.entrance, "cat", str(CONGESTION)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def cut(self, site: str, *, is_cut: bool = True) -> None:
         """Let a line carry nothing, or carry again."""
@@ -115,8 +117,6 @@ class Internet:
             f"ip link set {DEVICE} mtu {MTU} up",
             f"ip route add default dev {DEVICE}",
         ]
-        if self._congestion is not None:
-            commands.append(f"echo {self._congestion} > /proc/sys/net/ipv4/tcp_congestion_control")
         done = subprocess.run(
             [*network.entrance, "sh", "-ec", "\n".join(commands)], capture_output=True, text=True, check=False
         )
@@ -146,6 +146,20 @@ class Internet:
         finally:
             self._carrier.kill()
             self._carrier.wait()
+
+
+@contextlib.contextmanager
+def _congestion_of_new_networks(name: str | None) -> Iterator[None]:
+    """Set the machine's congestion control, which new networks take over, and restore it afterwards."""
+    before = CONGESTION.read_text()
+    try:
+        if name is not None:
+            CONGESTION.write_text(name)
+        yield
+    except OSError as error:
+        raise NoInternetError(f"this machine has no congestion control {name}: {error.strerror}") from None
+    finally:
+        CONGESTION.write_text(before)
 
 
 def _open_tun(pid: int) -> int:

@@ -65,6 +65,7 @@ class Process:
         folder: its home folder.
         state: its state directory.
         began: when it was started, Unix seconds.
+        ended_after: seconds after which it had ended by itself; None: it ran on.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Process:
     state: Path
     began: float = 0.0
     running: subprocess.Popen[str] | None = None
+    ended_after: float | None = None
     logs: list[IO[str]] = field(default_factory=list)
 
     @property
@@ -225,7 +227,7 @@ def _wait(internet: Internet, play: Play, processes: list[Process], began: float
             play.then(internet, since)
         for process in processes:
             if process.running is not None and process.running.poll() is not None:
-                raise RuntimeError(f"{process.name} ended after {since:.0f} s: {process.told()}")
+                process.ended_after = process.ended_after or since
         time.sleep(1.0)
 
 

@@ -125,7 +125,7 @@ def report(scene: str, played: Played) -> Row:
                 losses=tuple(_losses(process, events[name], played.began)),
                 steps=played.statuses[name].get("inner_steps", 0),
                 reach=played.statuses[name].get("reach", ""),
-                trouble=played.statuses[name].get("trouble", ""),
+                trouble=played.statuses[name].get("trouble", "") or _end_of(process),
             )
             for name, process in played.trainers.items()
         ),
@@ -163,6 +163,12 @@ def last_loss(row: Row) -> float | None:
     """Return the median of the trainers' last losses of the shared copy."""
     last = [line.losses[-1][1] for line in row.lines if line.losses]
     return statistics.median(last) if last else None
+
+
+def _end_of(process: Process) -> str:
+    if process.ended_after is None:
+        return ""
+    return f"ended after {process.ended_after:.0f} s: {process.told().strip().splitlines()[-1]}"
 
 
 def _told(counts: Mapping[str, int]) -> str:
