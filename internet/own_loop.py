@@ -1,8 +1,8 @@
 """An own loop whose steps have a fixed length and learn real text: the next byte of Python's standard library.
 
-`new FOLDER` writes the run file and the tensors that it starts from; `join INVITE FOLDER` trains until it is interrupted. Every few seconds a line of JSON
-tells the held-out loss of the shared copy. A step computes for a few milliseconds and then waits, so that four loops
-leave two cores idle.
+`new FOLDER` writes the run file and the tensors that it starts from; `join INVITE FOLDER` trains until it is
+interrupted. Every few seconds a line of JSON tells the held-out loss of the shared copy. A step computes for a few
+milliseconds and then waits, so that four loops leave two cores idle.
 """
 
 from __future__ import annotations

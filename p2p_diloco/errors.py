@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 RANK_LOST_CODE = 75
 """Exit code of a rank whose island has ended because another rank is missing: started again, they continue."""
 
@@ -40,6 +42,24 @@ class RoundError(P2PDilocoError):
     """Nobody must act: this round has no result for a span; the next round follows."""
 
     exit_code = 6
+
+
+class DialFailure(enum.Enum):
+    """Why an address cannot be dialled."""
+
+    REFUSED = "refused"
+    TIMED_OUT = "timed out"
+    OTHER_PEER = "another peer"
+    OTHER_PROTOCOL = "another protocol"
+    NO_ROUTE = "no route"
+
+
+class NotReached(PeerError):
+    """A peer cannot be dialled at one address; `failure` is the reason."""
+
+    def __init__(self, text: str, failure: DialFailure) -> None:
+        super().__init__(text)
+        self.failure = failure
 
 
 class FrameError(PeerError):

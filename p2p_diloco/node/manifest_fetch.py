@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from p2p_diloco.errors import ConfigError, FrameError, NetworkError, NotInRun, PeerError
+from p2p_diloco.errors import ConfigError, DialFailure, FrameError, NetworkError, NotInRun, NotReached, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.wire.messages import (
     Introductions,
@@ -19,13 +19,29 @@ from p2p_diloco.protocol.wire.messages import (
     decode_message,
     encode_message,
 )
+from p2p_diloco.transport.addresses import place_in
 from p2p_diloco.transport.link import Lane, SilentListener, Transport
 
 DIAL_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+"""Time in which an address that cannot be dialled is looked at alone, for the reason."""
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 5.5
 """Pause before a retry: for this long libp2p does not redial an address that has just failed."""
-ASKED_AT_ONCE = 16
+ASKED_AT_ONCE = 64
+"""More than an invite and the addresses of an earlier start name together."""
+LIKELIEST = (
+    (DialFailure.OTHER_PEER, "another peer has this address now; ask for a new invite"),
+    (DialFailure.OTHER_PROTOCOL, "another program answers at this address; check address and port of the bootstrap"),
+    (DialFailure.NO_ROUTE, "this machine is not connected to that network; check its network"),
+    (
+        DialFailure.TIMED_OUT,
+        "the bootstrap's machine is off, or its router does not forward this port to it, or this network blocks "
+        "outgoing TCP",
+    ),
+    (DialFailure.REFUSED, "no bootstrap is running there; start it, or ask for a new invite"),
+)
+"""The likeliest cause of a failed join: that of the first kind of failure in this order."""
 MOST_INTRODUCED = 256
 MOST_ANSWERS = 16
 _MOST_TOLD = 8
@@ -82,7 +98,7 @@ async def fetch_manifest(
         peers: addresses of each peer, in the order in which to ask.
         check: raises `FrameError` or `ConfigError` if the bytes are not the manifest of the run.
     Raises:
-        NetworkError: no peer answered in time; the text gives the failure at each.
+        NetworkError: no peer answered in time, or every address refused; the text gives the failure at each.
         ConfigError: every peer answered that it does not take part in this run, or sent a wrong manifest.
     """
     listener = _ManifestListener(peers.keys())
@@ -101,16 +117,11 @@ async def fetch_manifest(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    told = format_troubles(asking.trouble)
-    asked = f"none of the {len(peers)} peers asked answered" if len(peers) > 1 else "the one peer asked did not answer"
-    raise NetworkError(
-        f"{asked} within {timeout_seconds:.0f} s ({told}); is one running, is the invite complete, is your network "
-        "blocking outgoing TCP?"
-    )
+    raise NetworkError(asking.explain(f" within {timeout_seconds:.0f} s"))
 
 
 class _Asking:
-    """One search for a manifest: the limit of concurrent attempts, the deadline, and the last failure at each peer."""
+    """One search for a manifest: the deadline, and the last failure at each peer and each of its addresses."""
 
     def __init__(
         self,
@@ -121,6 +132,7 @@ class _Asking:
         num_peers: int,
     ) -> None:
         self.trouble: dict[PeerId, PeerError] = {}
+        self._failures: dict[PeerId, list[NotReached]] = {}
         self._transport = transport
         self._listener = listener
         self._until = until
@@ -133,6 +145,7 @@ class _Asking:
 
         Raises:
             ConfigError: every peer has answered that it does not take part in the run, or sent a wrong manifest.
+            NetworkError: every address of every peer has refused the connection.
         """
         loop = asyncio.get_running_loop()
         while loop.time() < self._until:
@@ -144,6 +157,8 @@ class _Asking:
                 if peer not in self.trouble or loop.time() < self._until:
                     self.trouble[peer] = error
                 self._raise_if_invite_is_wrong()
+                await self._look_at(peer, addresses)
+                self._raise_if_refused()
             await asyncio.sleep(min(RETRY_SECONDS, max(self._until - loop.time(), 0.0)))
         self.trouble.setdefault(peer, PeerError("there was no time left to ask it"))
         return None
@@ -152,6 +167,44 @@ class _Asking:
         errors = self.trouble.values()
         if len(errors) == self._num_peers and all(isinstance(error, NotInRun | _WrongManifest) for error in errors):
             raise ConfigError(f"{format_troubles(self.trouble)}; check the invite with its sender")
+
+    async def _look_at(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """Find out why each address fails; libp2p says so only once, and then waits."""
+        until = min(asyncio.get_running_loop().time() + LOOK_SECONDS, self._until)
+
+        async def look(host: str, port: int) -> NotReached | None:
+            try:
+                await self._transport.probe(peer, host, port, until)
+            except NotReached as failure:
+                return failure
+            except PeerError:
+                return None
+            return None
+
+        places = dict.fromkeys(place for address in addresses if (place := place_in(address)) is not None)
+        found = await asyncio.gather(*(look(*place) for place in places))
+        self._failures[peer] = [failure for failure in found if failure is not None]
+
+    def _raise_if_refused(self) -> None:
+        """End if nothing listens at any address: waiting would not change that."""
+        kinds = {failure.failure for failures in self._failures.values() for failure in failures}
+        if len(self._failures) == self._num_peers and all(self._failures.values()) and kinds == {DialFailure.REFUSED}:
+            raise NetworkError(self.explain(""))
+
+    def explain(self, when: str) -> str:
+        """Return what failed at each peer, and the likeliest cause."""
+        told: dict[PeerId, object] = dict(self.trouble)
+        for peer, failures in self._failures.items():
+            if failures:
+                told[peer] = ", ".join(map(str, failures))
+        asked = f"none of the {self._num_peers} peers asked answered"
+        if self._num_peers == 1:
+            asked = "the one peer asked did not answer"
+        kinds = {failure.failure for failures in self._failures.values() for failure in failures}
+        cause = next(
+            (text for kind, text in LIKELIEST if kind in kinds), "the peers of the invite are gone; ask for a new one"
+        )
+        return f"{asked}{when} ({format_troubles(told)}); most likely {cause}"
 
     async def _ask_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
         loop = asyncio.get_running_loop()

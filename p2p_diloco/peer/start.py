@@ -42,7 +42,8 @@ from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFold
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.link import Lane, Transport
 
-START_SECONDS = 60.0
+JOIN_SECONDS = 20.0
+"""Time after which a peer that nobody answers gives up its first start."""
 BYTES_TO_TRAIN, BYTES_TO_HOLD, BYTES_OF_CHECKPOINT = 12, 8, 8
 """Minimum host bytes per parameter: anchor and momentum in float32, and for training the parameters themselves."""
 BYTES_TO_EXPORT = 20
@@ -392,7 +393,7 @@ async def _find_manifest(
         *([f"{len(known)} in all"] if len(known) > MOST_NAMED else []),
     ]
     reporter.report("asking", f"fetching the manifest from {', '.join(names)}")
-    asking = fetch_manifest(transport, known, START_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
+    asking = fetch_manifest(transport, known, JOIN_SECONDS, check=lambda raw: decode_signed_manifest(raw).verify(run))
     fetched = await result_before(asking, stop.wait_for_leave())
     if fetched is None:
         reporter.report("asking", "stopped before any peer answered")

@@ -14,6 +14,7 @@ from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 _TCP_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+")
 _DIAL_LINE = re.compile(r"\* \[([^\]]+)\] ([^\n]*)")
 _HOST_AND_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/\d+")
+_PLACE = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/p2p/[^/]+)?$")
 _PORT = re.compile(r"^/[^/]+/[^/]+/tcp/(\d{1,5})(?:/|$)")
 _LONGEST_EXPLANATION = 600
 
@@ -42,6 +43,12 @@ def host_of(address: str) -> str | None:
     """Return the IP address of a plain TCP multiaddr; None for host names and relayed addresses."""
     match = _HOST_AND_PORT.fullmatch(address)
     return match[1] if match is not None else None
+
+
+def place_in(address: str) -> tuple[str, int] | None:
+    """Return host (an IP address or a name) and port of a TCP multiaddr, with or without a peer id; else None."""
+    match = _PLACE.match(address)
+    return (match[1], int(match[2])) if match is not None else None
 
 
 def port_in(address: str) -> int | None:

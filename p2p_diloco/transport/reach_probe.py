@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from p2p_diloco.errors import PeerError
+from p2p_diloco.errors import DialFailure, NotReached
 from p2p_diloco.ids import PEER_ID_BYTES, PeerId, short_peer_id
 from p2p_diloco.signing import SIGNATURE_BYTES, is_signed_by
 
@@ -38,10 +38,10 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
     """Check that `peer` can be dialled at `host` and `port`.
 
     Args:
-        host: an IP address.
+        host: an IP address, or a host name.
         deadline: loop time.
     Raises:
-        PeerError: nobody answered by the deadline, or another peer did; the text says which.
+        NotReached: nobody answered by the deadline, or another peer did; the text says which.
     """
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     writer: asyncio.StreamWriter | None = None
@@ -50,18 +50,19 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 16)
             found = await _identity_behind(reader, writer)
     except TimeoutError:
-        raise PeerError(f"{place} timed out") from None
+        raise NotReached(f"{place} timed out", DialFailure.TIMED_OUT) from None
     except ConnectionRefusedError:
-        raise PeerError(f"{place} refused") from None
+        raise NotReached(f"{place} refused", DialFailure.REFUSED) from None
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError, InvalidTag):
+        raise NotReached(f"{place} answers, but is not a libp2p peer", DialFailure.OTHER_PROTOCOL) from None
     except OSError as error:
-        raise PeerError(f"{place} {error.strerror or 'cannot be reached'}") from None
-    except (asyncio.IncompleteReadError, ValueError, InvalidTag):
-        raise PeerError(f"{place} answers, but is not a libp2p peer") from None
+        reason = error.strerror or "cannot be reached"
+        raise NotReached(f"{place} has no route from here ({reason})", DialFailure.NO_ROUTE) from None
     finally:
         if writer is not None:
             writer.transport.abort()
     if found != peer:
-        raise PeerError(f"{place} is another peer ({short_peer_id(found)})")
+        raise NotReached(f"{place} is another peer ({short_peer_id(found)})", DialFailure.OTHER_PEER)
 
 
 def is_own_host(host: str) -> bool:
