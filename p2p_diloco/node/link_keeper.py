@@ -114,7 +114,7 @@ class LinkKeeper:
         is_stranger: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self.known = dict(known)
-        self._given = frozenset(known)
+        self._given = dict(known)
         self._is_unknown_to_run = is_stranger
         self._dials = DialBudget()
         self._arrivals: dict[PeerId, None] = {}  # linked peers, latest last
@@ -239,7 +239,7 @@ class LinkKeeper:
         self._records[record.peer] = record
         self._learnt_at[record.peer] = self._unix_seconds()
         if record.addresses:
-            self.known[record.peer] = record.addresses
+            self.known[record.peer] = tuple(dict.fromkeys((*record.addresses, *self._given.get(record.peer, ()))))
 
     def _look_for_twin(self, record: PeerRecord) -> None:
         """Report once that another process has this identity: it signs current records that this one has not issued.

@@ -135,6 +135,22 @@ def test_introductions_link_strangers_without_a_directory() -> None:
     play(act)
 
 
+def test_the_addresses_of_the_invite_stay_known_beside_those_of_a_record() -> None:
+    """On a LAN whose router turns nothing back, the one that works may stand in the invite alone."""
+
+    async def act(scene: Scene) -> None:
+        keeper = await scene.keeper(ANN, known=[CLEO], runs=False)
+        (given,) = keeper.known.values()
+        elsewhere = ("/ip4/45.10.0.1/tcp/1",)
+        record = sign_record(
+            CLEO, run=RUN, addresses=elsewhere, can_be_dialled=True, role=PeerRole.TRAINER, issued_at=9.0
+        )
+        keeper.introduced((record.encode(),))
+        assert keeper.known == {CLEO.peer: (*elsewhere, *given)}
+
+    play(act)
+
+
 def test_forged_foreign_older_and_own_records_are_ignored() -> None:
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, runs=False)
