@@ -177,6 +177,9 @@ def test_a_member_that_was_never_linked_counts_as_elsewhere_after_a_while() -> N
     assert reach.standing({A}, {A, B}, UNSEEN_SECONDS - 1.0).is_reachable
     assert not reach.standing({A}, {A, B}, UNSEEN_SECONDS).is_reachable
     assert reach.standing({A}, {A}, UNSEEN_SECONDS).is_reachable, "it is no member any more"
+    assert not reach.standing({A}, {A, B}, UNSEEN_SECONDS + 1.0).is_reachable, "it returns, and is as far as before"
+    reach.see({B: (HOME,)})
+    assert reach.standing({A}, {A, B}, UNSEEN_SECONDS + 2.0).is_reachable
 
 
 def test_a_dead_member_keeps_its_place() -> None:

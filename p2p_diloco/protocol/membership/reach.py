@@ -22,8 +22,9 @@ ANSWER_SECONDS = 15.0
 """Time in which a prover should answer; if it does not, it is asked again later."""
 FIRST_RETRY_SECONDS = 30.0
 LAST_RETRY_SECONDS = RENEW_SECONDS
-UNSEEN_SECONDS = 30.0
-"""Time after which a member that was never linked is taken to be in another network, and not just not dialled yet."""
+UNSEEN_SECONDS = 10.0
+"""Time after which a member that was never linked is taken to be in another network, and not just not dialled yet.
+Until then it cannot contribute to what this peer reduces."""
 MOST_REMEMBERED = 4096
 
 
@@ -181,8 +182,11 @@ class Reach:
 
     def _farthest(self, company: Collection[PeerId], now: float) -> Network:
         """Return the smallest network that holds all of `company`; `WORLD` if one of them stays unseen for too long."""
-        self._missed_since = {p: self._missed_since.get(p, now) for p in company if p not in self._seen_at}
-        if any(now - since >= UNSEEN_SECONDS for since in self._missed_since.values()):
+        missed = {peer: self._missed_since.get(peer, now) for peer in company if peer not in self._seen_at}
+        # Kept when a peer is not in the company any more: one that comes and goes must not be waited for anew.
+        kept = {peer: since for peer, since in self._missed_since.items() if peer not in self._seen_at}
+        self._missed_since = dict([*kept.items(), *missed.items()][-MOST_REMEMBERED:])
+        if any(now - since >= UNSEEN_SECONDS for since in missed.values()):
             return Network.WORLD
         return max((self._seen_at[peer] for peer in company if peer in self._seen_at), default=Network.MACHINE)
 
