@@ -99,6 +99,7 @@ class PeerEngine:
             ballots=recalled.ballots,
             verify=verify,
             remembers=bool(recalled.rosters),
+            linked=self.linked,
         )
         entry_rules = EntryRules(
             run=rules.run, clock=rules.clock, radius_limit=rules.entry_limit, weight_clip=rules.weight_clip

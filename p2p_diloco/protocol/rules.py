@@ -15,6 +15,10 @@ STALLED_CYCLES = 3
 SCRUB_CYCLES = 8
 SHORTEST_PIECE_SECONDS = 15.0
 SHORTEST_STALL_SECONDS = 20.0
+ABSENT_CYCLES = 4
+SHORTEST_ABSENCE_SECONDS = 20.0
+CLOSED_SECONDS = 5.0
+"""Time for which a closed link must stay closed: on a long line, dialling again takes three to four seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,20 @@ class RunRules:
     def stalled_cycles(self) -> int:
         """Number of cycles without an entry after which the run is stalled; only cycles spent awake count."""
         return max(self.least_stalled_cycles, math.ceil(SHORTEST_STALL_SECONDS / self.cycle_seconds))
+
+    @property
+    def absence_rounds(self) -> int:
+        """Rounds without an entry for which a member was present after which it counts as gone.
+
+        On lines that people have, a member may miss some rounds in a row, and a roster costs all members a part of one.
+        """
+        least = math.ceil(SHORTEST_ABSENCE_SECONDS / self.clock.round_seconds)
+        return max(ABSENT_CYCLES * self.clock.num_fragments, least)
+
+    @property
+    def closed_seconds(self) -> float:
+        """Time after which a member whose link was closed, and not opened again, counts as gone."""
+        return max(self.cycle_seconds, self.silence_seconds, CLOSED_SECONDS)
 
     @property
     def silence_seconds(self) -> float:

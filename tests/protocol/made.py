@@ -147,6 +147,7 @@ def membership_of(
     trains: bool = True,
     archives: bool = False,
     group_size: int = 16,
+    linked: Iterable[PeerId] = (),
 ) -> Membership:
     membership = Membership(
         me=self_of(peer, incarnation=incarnation, trains=trains, archives=archives),
@@ -155,6 +156,7 @@ def membership_of(
         ballots=ballots,
         verify=verify,
         remembers=remembers,
+        linked=frozenset(linked),
     )
     membership.proofs = (proof_of(peer),)
     return membership

@@ -16,7 +16,7 @@ from p2p_diloco.protocol.wire.grid import column_mates, fold_roster, row_mates
 from p2p_diloco.protocol.wire.roster import Roster, lead_order
 
 GROUP_SIZE = 2
-VOTING = 7
+VOTING, LISTENED_CYCLES = 13, 6
 NOW = VOTING * ROUND_SECONDS + 0.1
 ROSTER = replace(roster_of(8), members=tuple(member(p, reduces=n < 4) for n, p in enumerate(ids(8))))
 GRID = fold_roster(ROSTER, GROUP_SIZE)
@@ -36,7 +36,7 @@ MATES = row_mates(GRID, LEAD)
 def elect(living: frozenset[PeerId], *, cycles_without_entries: int, lead_remembers: bool = True) -> Roster:
     """Run one ballot of the live peers over links between its leader and each of them; return the leader's result.
 
-    They have listened for longer than a cycle, and heard every live peer that can be heard.
+    They have listened for four cycles and longer, and heard every live peer that can be heard.
     """
     chosen = lead_of(degraded=cycles_without_entries >= STALLED)
     assert chosen in living
@@ -53,7 +53,7 @@ def elect(living: frozenset[PeerId], *, cycles_without_entries: int, lead_rememb
         )
         swarm[peer].cycles_without_entries = cycles_without_entries
         swarm[peer].ready = True
-        for seconds in range(int(3 * CYCLE_SECONDS), 0, -4):
+        for seconds in range(int(LISTENED_CYCLES * CYCLE_SECONDS), 0, -4):
             swarm[peer].tick(NOW - seconds)
         near = GRID.neighbours(peer) if peer != chosen else ROSTER.peers()
         for other in living & near - {peer}:

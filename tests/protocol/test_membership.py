@@ -703,46 +703,72 @@ def named(bitmap: bytes, roster: Roster = ROSTER) -> set[PeerId]:
     return {roster.members[place].peer for place in places_in(bitmap)}
 
 
-def seeing(*rosters: CertifiedRoster, num_entries: int = 0) -> Membership:
-    """A member that has listened for three cycles, and was the only one present in `num_entries` of the last one."""
-    peer = A
-    here = membership_of(peer, founding(), *(rosters or (roster_1(3),)))
-    here.ready = True
-    for now in range(0, int(3 * CYCLE_SECONDS), 4):
+LISTENED_CYCLES = 6
+SEEN = LISTENED_CYCLES * CYCLE_SECONDS + 0.1
+LAST_ROUNDS = range(2 * LISTENED_CYCLES - 8, 2 * LISTENED_CYCLES)
+"""The rounds of the last four cycles, after which a member that was in none of their entries counts as gone."""
+
+
+def listen(here: Membership, num_entries: int, present: Iterable[PeerId]) -> None:
+    """Let a member listen for six cycles, and have `num_entries` in each of the last four."""
+    for now in range(0, int(SEEN), 4):
         here.tick(float(now))
-    for number in range(num_entries):
-        here.note_entry({peer}, {peer}, 4 + number % 2)
+    for first in LAST_ROUNDS[::2]:
+        for number in range(num_entries):
+            here.note_entry(present, (), first + number % 2)
+
+
+def seeing(*rosters: CertifiedRoster, num_entries: int = 0, linked: Iterable[PeerId] = ()) -> Membership:
+    """A member that has listened, and was the only one present in the entries."""
+    here = membership_of(A, founding(), *(rosters or (roster_1(3),)), linked=linked)
+    here.ready = True
+    listen(here, num_entries, {A})
     return here
 
 
-SEEN = 3 * CYCLE_SECONDS + 0.1
-
-
-def test_if_most_spans_got_entries_a_member_in_none_is_missed_even_if_heard() -> None:
-    here = seeing(num_entries=3)
-    here.note_entry({B}, (), 4)
-    here.note_entry({C}, (), 3)
+def test_if_most_spans_got_entries_a_member_in_none_of_four_cycles_is_absent_even_if_heard() -> None:
+    here = seeing(num_entries=3, linked=(B, C))
+    here.note_entry({B}, (), LAST_ROUNDS[0])
+    here.note_entry({C}, (), LAST_ROUNDS[0] - 1)
     here.take_heartbeat(heartbeat(C), SEEN)
     assert named(here.view(ROSTER, SEEN).absent) == {C}
 
 
-def test_if_few_spans_got_entries_a_member_not_heard_for_a_cycle_is_missed() -> None:
-    here = seeing(num_entries=1)
-    here.take_heartbeat(heartbeat(B), SEEN - CYCLE_SECONDS)
+def test_a_member_whose_link_was_closed_is_absent_after_a_cycle_and_one_with_a_link_is_not() -> None:
+    here = seeing(num_entries=3, linked=(B,))
+    for peer in (B, C):
+        here.note_entry({peer}, (), LAST_ROUNDS[-3])
+        here.take_heartbeat(heartbeat(peer), SEEN - CYCLE_SECONDS - 1.0)
     assert named(here.view(ROSTER, SEEN).absent) == {C}
-    here.note_entry({C}, (), 5)
+    here.take_heartbeat(heartbeat(C, sequence=2), SEEN - 1.0)
+    assert named(here.view(ROSTER, SEEN).absent) == set()
+
+
+def test_right_after_a_stall_nobody_is_absent_for_having_been_in_no_entry() -> None:
+    here = seeing(linked=(B, C))
+    for number in range(5):
+        here.note_entry({A, B}, (), LAST_ROUNDS[-2] + number % 2)
+    here.take_heartbeat(heartbeat(C), SEEN)
+    assert named(here.view(ROSTER, SEEN).absent) == set()
+
+
+def test_if_few_spans_got_entries_a_member_not_heard_for_four_cycles_is_absent() -> None:
+    here = seeing(num_entries=1, linked=(B, C))
+    here.take_heartbeat(heartbeat(B), SEEN - 4 * CYCLE_SECONDS + 1.0)
+    assert named(here.view(ROSTER, SEEN).absent) == {C}
+    here.note_entry({C}, (), LAST_ROUNDS[-1])
     assert named(here.view(ROSTER, SEEN).absent) == set()
     assert named(here.view(ROSTER, SEEN + 0.1).heard) == {A}, "a heartbeat counts for eight seconds"
 
 
-def test_no_member_is_missed_before_a_cycle_of_listening_or_of_membership() -> None:
-    woken = membership_of(A, founding(), roster_1(3))
+def test_no_member_is_absent_before_it_was_listed_and_this_peer_listened_for_four_cycles() -> None:
+    woken = membership_of(A, founding(), roster_1(3), linked=(B, C))
     woken.tick(SEEN - 1.0)
     assert named(woken.view(ROSTER, SEEN).absent) == set()
-    here = seeing(num_entries=5)
+    here = seeing(num_entries=5, linked=(B, C))
     assert named(here.view(ROSTER, SEEN).absent) == {B, C}
     just = certify(child_of(ROSTER, [*ROSTER.members, member(D, since=2)], cycle=2), ids(3), ballot_number(5, 0))
-    here = seeing(roster_1(3), just, num_entries=5)
+    here = seeing(roster_1(3), just, num_entries=5, linked=(B, C, D))
     assert named(here.view(just.roster, SEEN).absent, just.roster) == {B, C}
 
 
@@ -750,7 +776,7 @@ def test_a_peer_that_only_dials_out_misses_no_member_that_it_cannot_hear() -> No
     hidden = certify(
         child_of(founding().roster, [member(B), member(A, reduces=False), member(C, reduces=False)]), [BOOT]
     )
-    here = seeing(hidden)
+    here = seeing(hidden, linked=(B,))
     here.can_be_dialled = False
     assert named(here.view(hidden.roster, SEEN).absent, hidden.roster) == {B}
 
@@ -759,11 +785,8 @@ GRID_8 = certify(roster_of(8), [BOOT])
 
 
 def in_grid(peer: PeerId, num_entries: int, present: Iterable[PeerId] = ()) -> View:
-    here = membership_of(peer, founding(), GRID_8, group_size=3)
-    for now in range(0, int(3 * CYCLE_SECONDS), 4):
-        here.tick(float(now))
-    for number in range(num_entries):
-        here.note_entry({peer, *present}, (), 4 + number % 2)
+    here = membership_of(peer, founding(), GRID_8, group_size=3, linked=GRID_8.roster.peers())
+    listen(here, num_entries, {peer, *present})
     return here.view(GRID_8.roster, SEEN)
 
 
@@ -778,11 +801,10 @@ def test_in_a_grid_members_of_a_silent_row_are_spared_and_its_reducers_are_not()
     hidden = child_of(
         founding().roster, [replace(m, reduces=place < 6) for place, m in enumerate(GRID_8.roster.members)]
     )
-    here = membership_of(A, founding(), certify(hidden, [BOOT]), group_size=3)
+    here = membership_of(A, founding(), certify(hidden, [BOOT]), group_size=3, linked=hidden.peers())
     fold = fold_roster(hidden, 3)
     row = next(row for row in fold.rows if A not in row and not set(row) <= fold.reducers())
-    for number in range(5):
-        here.note_entry(hidden.peers() - set(row), (), 4 + number % 2)
+    listen(here, 5, hidden.peers() - set(row))
     assert named(here.view(hidden, SEEN).absent, hidden) == set(row) & {m.peer for m in hidden.members if m.reduces}
 
 

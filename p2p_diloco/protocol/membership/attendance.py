@@ -226,7 +226,7 @@ class Attendance:
                 bits |= 1 << (last - cycle)
             self._included_in[peer] = (last, bits & ((1 << CYCLES_SEEN) - 1))
         self._entries_of[round_index] = self._entries_of.get(round_index, 0) + 1
-        while len(self._entries_of) > 4 * self.rules.clock.num_fragments + 4:
+        while len(self._entries_of) > self.rules.absence_rounds + 4:
             del self._entries_of[min(self._entries_of)]
 
     def num_entries(self, first: int, last: int) -> int:

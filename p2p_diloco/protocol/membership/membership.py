@@ -12,7 +12,7 @@ docs/decisions/0026-governing-rosters.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
@@ -24,7 +24,7 @@ from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, Owne
 from p2p_diloco.protocol.membership.proposal import SHARE_STEP, is_bootstrap_needed, next_roster
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
 from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.rules import ABSENT_CYCLES, RunRules
 from p2p_diloco.protocol.wire.ballot import (
     MOST_DECLARATION_BYTES,
     MOST_DECLARATIONS,
@@ -85,6 +85,7 @@ class Membership(Attendance):
     Args:
         remembers: whether this peer still knows the votes of its earlier incarnations. A peer that lost its disk does
             not, so it has no vote on the child of a roster that lists an earlier incarnation.
+        linked: peers to which messages can be sent now; shared with the engine, which updates it.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Membership(Attendance):
         ballots: Ballots,
         verify: Verify,
         remembers: bool,
+        linked: Collection[PeerId] = frozenset(),
     ) -> None:
         super().__init__(me=me, rules=rules, book=book, verify=verify)
+        self._linked = linked
         self.owners = OwnerLog(clock=rules.clock)
         self.cycles_without_entries = 0
         self.in_force_since = 0
@@ -739,38 +742,67 @@ class Membership(Attendance):
         return _as_many_as_fit([*applications, *members], MOST_DECLARATIONS, MOST_DECLARATION_BYTES)
 
     def _absent(self, parent: Roster, now: float) -> frozenset[PeerId]:
-        """Return the members that this peer would drop.
+        """Return the members that this peer would drop: those that were present for no entry for long.
 
-        If most spans got entries in the last cycle, these are the members that were present for none of them.
-        Otherwise, they must also have sent no heartbeat for a cycle. If no member of a row was present, the row has
-        lost its reducers, and only these are dropped.
+        For a member whose link was closed and not opened again, a cycle is enough, as for a killed process. If the
+        spans got few entries, a member must also have sent no heartbeat for as long. If no member of a row was present,
+        the row has lost its reducers, and only these are dropped.
         """
         clock = self.rules.clock
         current = clock.round_at(now)
-        first, cycle = current - clock.num_fragments, clock.cycle(current)
+        closed = frozenset(member.peer for member in parent.members if self._is_closed(member, now))
+        patience = {
+            member.peer: clock.num_fragments if member.peer in closed else self.rules.absence_rounds
+            for member in parent.members
+        }
         quiet = {
             member.peer: member
             for member in parent.members
             if member.peer != self.me.peer
-            and member.since + 2 <= cycle
-            and self.present_in.get(member.peer, -1) < first
+            and max(member.since + 1, 0) * clock.num_fragments <= current - patience[member.peer]
+            and self.present_in.get(member.peer, -1) < current - patience[member.peer]
         }
-        if 2 * self.num_entries(first, current - 1) >= self.rules.num_all_spans:
-            _, grid = self.book.folded(parent.digest(), current)
-            silent = [row for row in grid.rows if all(self.present_in.get(peer, -1) < first for peer in row)]
-            spared = frozenset(peer for row in silent for peer in row) if len(grid.rows) > 1 else frozenset()
-            return frozenset(peer for peer, member in quiet.items() if member.reduces or peer not in spared)
-        return frozenset(peer for peer, member in quiet.items() if self._is_unheard(member, now))
+        first = current - clock.num_fragments
+        if 2 * self.num_entries(first, current - 1) < self.rules.num_all_spans:
+            return frozenset(peer for peer, member in quiet.items() if peer in closed or self._is_unheard(member, now))
+        _, grid = self.book.folded(parent.digest(), current)
+        silent = [row for row in grid.rows if all(self.present_in.get(peer, -1) < first for peer in row)]
+        spared = frozenset(peer for row in silent for peer in row) if len(grid.rows) > 1 else frozenset()
+        had_entries = self._had_entries(current)
+        return frozenset(
+            peer
+            for peer, member in quiet.items()
+            if (peer in closed or had_entries) and (member.reduces or peer not in spared)
+        )
+
+    def _had_entries(self, current: int) -> bool:
+        """Return whether members had a chance to be present: after a stall, all of them were in no entry for long."""
+        num = self.num_entries(current - self.rules.absence_rounds, current - 1)
+        return 2 * num >= ABSENT_CYCLES * self.rules.num_all_spans
+
+    def _should_be_heard(self, member: Member) -> bool:
+        grid = self.book.grid()
+        is_near = grid is not None and (len(grid.rows) == 1 or member.peer in grid.neighbours(self.me.peer))
+        return is_near and (self.can_be_dialled or member.reduces)
+
+    def _is_closed(self, member: Member, now: float) -> bool:
+        """Return whether the link to a member was closed and has stayed so, as after a kill."""
+        heard = self.heard.get(member.peer)
+        long_ago = now - self.rules.closed_seconds
+        return (
+            member.peer not in self._linked
+            and self._should_be_heard(member)
+            and self._listens_since <= long_ago
+            and heard is not None
+            and heard.at < long_ago
+        )
 
     def _is_unheard(self, member: Member, now: float) -> bool:
-        """Return whether a member whose heartbeats should arrive here has sent none for a cycle."""
-        grid, me = self.book.grid(), self.me.peer
-        is_near = grid is not None and (len(grid.rows) == 1 or member.peer in grid.neighbours(me))
-        if not is_near or not (self.can_be_dialled or member.reduces):
-            return False
-        long_ago = now - max(self.rules.cycle_seconds, self.rules.silence_seconds)
+        """Return whether a member whose heartbeats should arrive here has sent none for long."""
+        long_ago = now - self.rules.absence_rounds * self.rules.clock.round_seconds
         heard = self.heard.get(member.peer)
-        return self._listens_since <= long_ago and (heard is None or heard.at < long_ago)
+        is_silent = heard is None or heard.at < long_ago
+        return is_silent and self._listens_since <= long_ago and self._should_be_heard(member)
 
     def round_over(self, round_index: int) -> list[Action]:
         """Report the owners that get no entries, after a round is over; only a peer that follows the logs can tell."""
