@@ -30,6 +30,15 @@ def test_slow_or_missing_answers_narrow_the_window_to_two() -> None:
         assert line.size == 2
 
 
+def test_a_long_line_is_not_a_thin_one() -> None:
+    line = Window(seconds=8.0, target_seconds=2.0, leaves_out_way=True)
+    for expected in range(5, 9):
+        line.answered(5.0)
+        assert line.size == expected
+    line.answered(9.5)
+    assert line.size == 5, "this answer has waited behind others for more than four seconds"
+
+
 def test_the_timeout_grows_with_the_answer_time() -> None:
     line = window()
     assert line.seconds == 8.0

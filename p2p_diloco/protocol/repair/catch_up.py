@@ -38,7 +38,7 @@ from p2p_diloco.protocol.wire.messages import (
 
 Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest | SpanRequest
 
-MOST_ASKED_PER_DONOR = {Want.ENTRY: 8, Want.SPAN: 8}
+MOST_ASKED_PER_DONOR = {Want.ENTRY: 16, Want.SPAN: 8}
 """Maximum number of requests under way at one donor: enough to keep it busy even if some requests are lost."""
 QUIET_SHARE = 0.125
 """Share of `piece_seconds` for which a donor that used to answer may be silent while others answer."""
@@ -168,7 +168,9 @@ class CatchUp:
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
         self._windows = {
-            Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0),
+            Want.ENTRY: Window(
+                seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0, leaves_out_way=True
+            ),
             Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds),
         }
         self._lacking: dict[SpanId, set[PeerId]] = {}

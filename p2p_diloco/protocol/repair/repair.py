@@ -46,6 +46,8 @@ from p2p_diloco.rate import counted
 BYTES_PER_ELEMENT_OF_STATE = 8
 ASKS_IN_A_ROUND = 8
 PATIENT_CYCLES = 2
+SHORTEST_ENTRY_SECONDS = 1.5
+"""Shortest time after which an entry is requested again; on lines with 200 ms each way, answers take half a second."""
 REPORT_AGAIN_SILENCES = 16
 ENOUGH_READY = 3
 """Number of ready peers with thin lines that together replace a founder in serving newcomers."""
@@ -778,7 +780,7 @@ def _catch_up_rules(rules: RunRules) -> CatchUpRules:
         num_spans=rules.num_spans,
         span_bytes={span: BYTES_PER_ELEMENT_OF_STATE * n for span, n in rules.span_elements.items()},
         answer_seconds=rules.silence_seconds,
-        entry_seconds=rules.clock.round_seconds / 4.0,
+        entry_seconds=max(rules.clock.round_seconds / 4.0, SHORTEST_ENTRY_SECONDS),
         piece_seconds=rules.piece_seconds,
         piece_target_seconds=min(rules.clock.round_seconds, rules.piece_seconds / 2.0),
         pause_seconds=rules.clock.round_seconds,

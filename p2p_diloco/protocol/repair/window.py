@@ -31,14 +31,17 @@ class Window:
     Args:
         seconds: initial time that an answer may take; longer once answers are known to take longer.
         target_seconds: time that an answer should take, because an answer delays everything after it in the line.
+        leaves_out_way: whether that is in addition to the quickest answer. A long line is not a thin one: small answers
+            that all take half a second leave it empty.
     """
 
-    def __init__(self, *, seconds: float, target_seconds: float) -> None:
+    def __init__(self, *, seconds: float, target_seconds: float, leaves_out_way: bool = False) -> None:
         self._seconds = seconds
         self.longest_seconds = LONGEST_PATIENCE * seconds
         self._target_seconds = target_seconds
         self._size = FIRST_WINDOW
         self._usual_seconds = 0.0
+        self._least_seconds = math.inf if leaves_out_way else 0.0
 
     @property
     def size(self) -> int:
@@ -57,9 +60,11 @@ class Window:
         """
         took_seconds = min(took_seconds, self.longest_seconds)
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
-        if took_seconds < self._target_seconds:
+        self._least_seconds = min(self._least_seconds, took_seconds)
+        waited_seconds = took_seconds - self._least_seconds
+        if waited_seconds < self._target_seconds:
             self._size = min(self._size + 1.0, float(MOST_ASKED))
-        elif took_seconds > SLOW * self._target_seconds:
+        elif waited_seconds > SLOW * self._target_seconds:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:
