@@ -3,8 +3,9 @@
 The buffers below us are invisible: the daemon and the system buffer a megabyte per link, which a slow connection needs
 many seconds to send. A vector waiting there is late regardless of its deadline, and so is everything after it,
 including heartbeats and clock messages. So the receiver acknowledges what it has read, and the window limits the bytes
-in flight to what arrives within a moment. It grows while full windows arrive quickly, and shrinks when they take longer
-(based on delay, not loss, as in TCP Vegas).
+in flight to what arrives within a moment, beyond the time that the quickest frame took: that is the way there and back.
+It grows while full windows arrive quickly, and shrinks when they take longer (based on delay, not loss, as in TCP
+Vegas).
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ MOST_BYTES = 64 * MIB
 MOMENT_SECONDS = 1.0
 """Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
 AT_ONCE_SECONDS = 0.5
-"""An acknowledgement within this time shows that the connection could carry more. It exceeds any round trip on Earth,
-except over geostationary satellites, whose links keep the first window. Between the two times the window stays, to
-avoid oscillation."""
+"""An acknowledgement within this time, beyond the way, shows that the connection could carry more. Between the two times
+the window stays, to avoid oscillation."""
+LONGEST_WAY_SECONDS = 0.6
+"""A quickest frame that took longer has waited in a thin line. Two homes on different continents are half a second from
+each other, there and back, each with its own line."""
 
 
 class WriteInFlight(NamedTuple):
@@ -50,13 +53,14 @@ class FlightWindow:
         last_read_at: time of the last acknowledgement, seconds.
     """
 
-    __slots__ = ("_frames", "_read_of_first", "bytes_under_way", "last_read_at", "window_bytes")
+    __slots__ = ("_frames", "_read_of_first", "_way_seconds", "bytes_under_way", "last_read_at", "window_bytes")
 
     def __init__(self) -> None:
         self.window_bytes = float(FIRST_BYTES)
         self.bytes_under_way = 0
         self._frames: deque[WriteInFlight] = deque()
         self._read_of_first = 0
+        self._way_seconds = LONGEST_WAY_SECONDS
         self.last_read_at = float("-inf")
 
     @property
@@ -93,11 +97,12 @@ class FlightWindow:
     def _learn(self, sent: WriteInFlight, now: float) -> None:
         """Grow (up to doubling) after a full window that arrived quickly; after a late frame, shrink to its rate."""
         seconds = now - sent.at
-        if seconds <= AT_ONCE_SECONDS:
+        self._way_seconds = min(self._way_seconds, seconds)
+        if seconds <= self._way_seconds + AT_ONCE_SECONDS:
             if 2 * sent.with_all_before > self.window_bytes:
                 self.window_bytes = min(self.window_bytes + sent.num_bytes, MOST_BYTES)
-        elif seconds > MOMENT_SECONDS:
-            come = sent.with_all_before * MOMENT_SECONDS / seconds
+        elif seconds > self._way_seconds + MOMENT_SECONDS:
+            come = sent.with_all_before * (self._way_seconds + MOMENT_SECONDS) / seconds
             self.window_bytes = min(self.window_bytes, max(come, FEWEST_BYTES))
 
     def lose(self) -> None:

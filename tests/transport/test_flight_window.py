@@ -12,6 +12,7 @@ from p2p_diloco.transport.flight_window import (
     AT_ONCE_SECONDS,
     FEWEST_BYTES,
     FIRST_BYTES,
+    LONGEST_WAY_SECONDS,
     MOMENT_SECONDS,
     MOST_BYTES,
     FlightWindow,
@@ -55,7 +56,8 @@ def test_a_frame_of_any_length_is_sent_if_nothing_else_is_in_flight() -> None:
 def test_on_a_thin_line_frames_take_a_moment_and_the_line_is_used(rate: float) -> None:
     frame_bytes = 16 * KIB
     longest, came = carry(FlightWindow(), rate, frame_bytes, 120.0)
-    assert longest <= max(MOMENT_SECONDS, 1.25 * FEWEST_BYTES / rate)
+    way_seconds = min(frame_bytes / rate, LONGEST_WAY_SECONDS)
+    assert longest <= max(way_seconds + MOMENT_SECONDS, 1.25 * FEWEST_BYTES / rate)
     assert came >= 0.95 * rate * 120.0
 
 
@@ -63,6 +65,19 @@ def test_on_a_wide_line_the_window_opens_up_to_its_limit() -> None:
     window = FlightWindow()
     carry(window, 1e9, 256 * KIB, 2.0)
     assert window.window_bytes == MOST_BYTES
+
+
+@pytest.mark.parametrize("way_seconds", [0.2, 0.45, 0.8])
+def test_on_a_long_line_the_window_opens_as_on_a_short_one(way_seconds: float) -> None:
+    window, now = FlightWindow(), 0.0
+    for _ in range(40):
+        num_frames = 0
+        while window.has_room(64 * KIB):
+            window.send(64 * KIB, now, now + 60.0)
+            num_frames += 1
+        now += way_seconds + num_frames * 64 * KIB / 12.5e6
+        window.read(num_frames * 64 * KIB, now)
+    assert window.window_bytes >= 0.25 * 12.5e6, "what this line carries in a quarter of a second"
 
 
 def test_a_line_that_turns_thin_is_detected_from_the_bytes_in_flight() -> None:
@@ -88,14 +103,15 @@ def test_the_first_late_frame_of_a_flood_gives_the_rate() -> None:
         window.send(FIRST_BYTES // 16, 0.0, 60.0)
     for number in range(1, 17):
         window.read(FIRST_BYTES // 16, 0.3 * number)
-        expected = FIRST_BYTES if number < 4 else max(FIRST_BYTES / 16 / 0.3, FEWEST_BYTES)
+        come = FIRST_BYTES / 16 / 0.3 * (0.3 + MOMENT_SECONDS)
+        expected = FIRST_BYTES if number < 5 else max(come, FEWEST_BYTES)
         assert window.window_bytes == pytest.approx(expected)
 
 
 def test_a_frame_that_is_neither_prompt_nor_late_changes_nothing() -> None:
     window = FlightWindow()
     window.send(FIRST_BYTES, 0.0, 60.0)
-    window.read(FIRST_BYTES, (AT_ONCE_SECONDS + MOMENT_SECONDS) / 2)
+    window.read(FIRST_BYTES, LONGEST_WAY_SECONDS + (AT_ONCE_SECONDS + MOMENT_SECONDS) / 2)
     assert window.window_bytes == FIRST_BYTES
 
 

@@ -15,7 +15,8 @@ FIRST_PIECE_BYTES = 1 << 16
 """Size of a donor's first piece, and the smallest later one. It is small so that progress is visible on thin lines."""
 QUICK_SECONDS, SLOW_SECONDS = 0.5, 2.0
 """Pieces that arrive sooner may double in size; those that arrive later are halved. Entries and heartbeats in the same
-line wait for a whole piece."""
+line wait for a whole piece. Both are in addition to the time of the quickest piece, which is the way there and back."""
+LONGEST_WAY_SECONDS = 0.6
 SHUN_SECONDS = 60.0
 TIMES_USUAL = 8.0
 """Multiple of its usual answer time after which a donor that used to answer has probably stopped."""
@@ -33,6 +34,7 @@ class Donors:
         self._quiet_seconds = quiet_seconds
         self._piece_bytes: dict[PeerId, int] = {}
         self._usual_seconds: dict[PeerId, float] = {}
+        self._way_seconds: dict[PeerId, float] = {}
         self._heard_at: dict[PeerId, float] = {}
         self._shunned: dict[PeerId, float] = {}
         self._looked_at = float("-inf")
@@ -49,9 +51,10 @@ class Donors:
         usual = self._usual_seconds.get(donor, took_seconds)
         self._usual_seconds[donor] = usual + WEIGHT_OF_LATEST * (took_seconds - usual)
         size = self.piece_bytes(donor)
-        if took_seconds > SLOW_SECONDS and asked_bytes <= size:
+        way = self._way_seconds[donor] = min(self._way_seconds.get(donor, LONGEST_WAY_SECONDS), took_seconds)
+        if took_seconds > way + SLOW_SECONDS and asked_bytes <= size:
             self._piece_bytes[donor] = max(asked_bytes // 2, FIRST_PIECE_BYTES)
-        elif took_seconds < QUICK_SECONDS and came_bytes >= size:
+        elif took_seconds < way + QUICK_SECONDS and came_bytes >= size:
             self._piece_bytes[donor] = min(2 * size, MOST_PIECE_BYTES)
 
     def heard(self, donor: PeerId, now: float) -> None:
@@ -89,5 +92,5 @@ class Donors:
 
     def lose(self, donor: PeerId) -> None:
         """Forget what was learnt about a donor whose link is lost: its next link may have another line."""
-        for learnt in (self._piece_bytes, self._usual_seconds, self._heard_at):
+        for learnt in (self._piece_bytes, self._usual_seconds, self._way_seconds, self._heard_at):
             learnt.pop(donor, None)
