@@ -27,6 +27,7 @@ import torch
 import uvloop
 from torch import Tensor, nn
 
+from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
@@ -136,7 +137,8 @@ def _write_new_run(
     elif "rounds.fragments" not in given:  # a fragment consists of whole tensors
         fragments = min(draft.rounds.fragments, len(draft.model.tensors))
         sections = given | {"rounds.fragments": fragments}
-    plan_run(draft_manifest(now_seconds=now, name=path.stem, values=sections))
+    sentence, _ = month_sentence(plan_run(draft_manifest(now_seconds=now, name=path.stem, values=sections)).rules)
+    logger.info(sentence)
     return write_new_run(path, key_path, now_seconds=now, values=sections)
 
 

@@ -93,6 +93,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     if sys.stdin.isatty() and sys.stdout.isatty():
         options = _ask_for_more(options, given)
     values, notes = _with_rounds(draft, described, options, settings)
+    notes = (*notes, _traffic_of(values))
     write_new_run(path, key_path, now_seconds=time.time(), values=values)
     print(f"wrote {path}; edit it before the first peer joins")
     for note in notes:
@@ -311,6 +312,14 @@ def _with_files(given: Document) -> Document:
     from p2p_diloco.storage.text_copy import list_own_text  # imported late: it imports NumPy
 
     return given | {"data.files": list_own_text(str(path)).digest.hex()}
+
+
+def _traffic_of(values: Document) -> str:
+    from p2p_diloco.bandwidth.forecast import month_sentence
+    from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
+
+    sentence, _ = month_sentence(plan_run(_draft(values)).rules)
+    return f"{sentence}, on every machine; longer rounds send less, and each owner can cap it"
 
 
 def _spans_for(manifest: RunManifest, islands: int) -> int:

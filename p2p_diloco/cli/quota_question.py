@@ -12,7 +12,9 @@ from p2p_diloco.errors import ConfigError
 
 LOOK_SECONDS = 0.2
 SPARE = 1.1
-"""The suggested quota, as a multiple of what the run needs at full rate: it limits nothing but surprises."""
+"""The suggested quota, as a multiple of what the run needs at full rate, if that is modest."""
+MOST_SUGGESTED_GB = 500.0
+"""Largest quota that Enter grants: home lines with a limit often have one of 1,000 GB a month for the whole home."""
 
 
 class QuotaQuestion:
@@ -46,7 +48,9 @@ class QuotaQuestion:
             return ""
         default = suggest_quota(month_bytes)
         self._show(f"{sentence}. How much may this machine send and receive in a calendar month?")
-        self._show(f"an amount such as 500GB, {NO_LIMIT} for no limit, or Enter for {default}:")
+        lasts = MOST_SUGGESTED_GB * 1e9 / max(month_bytes, 1.0)
+        pause = f", after which it pauses until the next month: after {30 * lasts:.0f} days" if lasts < 1.0 else ""
+        self._show(f"an amount such as 500GB, {NO_LIMIT} for no limit, or Enter for {default}{pause}:")
         while True:
             line = self._wait_for_line()
             if line is None:
@@ -69,8 +73,8 @@ class QuotaQuestion:
 
 
 def suggest_quota(month_bytes: float) -> str:
-    """Return a round amount above what the run needs, such as 500GB; at least 1GB."""
-    gigabytes = max(SPARE * month_bytes / 1e9, 1.0)
+    """Return a round amount above what the run needs, such as 200GB; at least 1GB and at most what a home can spare."""
+    gigabytes = min(max(SPARE * month_bytes / 1e9, 1.0), MOST_SUGGESTED_GB)
     unit = 10.0 ** (math.floor(math.log10(gigabytes)) - 1)
     return f"{math.ceil(gigabytes / unit) * unit:.6g}GB" if gigabytes > 10.0 else f"{math.ceil(gigabytes)}GB"
 

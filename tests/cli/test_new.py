@@ -313,6 +313,14 @@ def test_a_default_uplink_is_assumed_and_reported(tmp_path: Path, capsys: Captur
     assert "assuming an uplink of 20 Mbit/s; set it with --uplink\n" in capsys.readouterr().out
 
 
+def test_the_traffic_of_the_run_is_told_before_anything_starts(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["new", *TOLD]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "at full rate this run sends up to 43.0 GB and receives up to 43.0 GB a day, 2.6 TB in 30 days, on every" in out
+    )
+
+
 def test_the_step_is_measured_if_it_is_not_given(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

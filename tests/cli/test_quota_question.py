@@ -56,7 +56,15 @@ def test_without_a_terminal_the_sentence_names_the_flag() -> None:
     assert shown == [f"{SENTENCE}; limit a month with --monthly-quota 500GB"]
 
 
-@pytest.mark.parametrize(("need", "text"), [(1e3, "1GB"), (5.2e9, "6GB"), (180e9, "200GB"), (4.31e12, "4800GB")])
-def test_the_suggestion_is_round_and_above_the_need(need: float, text: str) -> None:
+@pytest.mark.parametrize(("need", "text"), [(1e3, "1GB"), (5.2e9, "6GB"), (180e9, "200GB")])
+def test_the_suggestion_is_round_and_above_a_modest_need(need: float, text: str) -> None:
     assert suggest_quota(need) == text
     assert need < parse_bytes(text, "it") < max(1.25 * need, 2e9)
+
+
+def test_enter_grants_at_most_what_a_home_can_spare_and_the_question_says_how_long_that_lasts() -> None:
+    shown: list[str] = []
+    waiting = ["\n"]
+    answer = QuotaQuestion(shown.append, lambda: False, lambda: waiting.pop(0)).ask(SENTENCE, 2.6e12)
+    assert answer == "500GB"
+    assert "Enter for 500GB, after which it pauses until the next month: after 6 days:" in shown[1]
