@@ -57,7 +57,7 @@ class DialFailure(enum.Enum):
 class NotReached(PeerError):
     """A peer cannot be dialled at one address; `failure` is the reason."""
 
-    def __init__(self, text: str, failure: DialFailure) -> None:
+    def __init__(self, text: str, failure: DialFailure = DialFailure.TIMED_OUT) -> None:
         super().__init__(text)
         self.failure = failure
 

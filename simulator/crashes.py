@@ -26,6 +26,7 @@ from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.node import node as node_module
 from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.rules import ABSENT_CYCLES
 from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.grid import Grid
@@ -51,7 +52,7 @@ NUM_SPANS = (2, 2)
 STALLED_CYCLES = 3
 """As in a manifest."""
 DOWN_ROUNDS = 4
-FROZEN_ROUNDS = (CYCLES_TO_GO_ON + 1) * len(NUM_SPANS)
+FROZEN_ROUNDS = (CYCLES_TO_GO_ON + ABSENT_CYCLES + 1) * len(NUM_SPANS)
 REACHED_WITHIN_ROUNDS = 40
 """Rounds until the step is reached: the newcomer is listed, comes to count, and then may reduce."""
 RETURN_ROUNDS = 12

@@ -45,6 +45,7 @@ span, and a lost request looks the same."""
 REDIAL_SECONDS = 75.0
 """Maximum time until the next dial to a peer that could not be dialled for long."""
 CYCLES_TO_GO_ON = 6
+"""Cycles for the ballots and the repairs that a fault leads to."""
 
 
 def ready_peers(swarm: Simulation) -> list[Machine]:
@@ -179,10 +180,11 @@ def cycles_until_it_goes_on(swarm: Simulation) -> int | None:
     if _is_dated_ahead(swarm, roster):
         return None
     able = [member.peer for member in roster.members if _can_vote(swarm, roster, member.peer)]
+    absent = -(-swarm.rules.absence_rounds // swarm.rules.clock.num_fragments)  # a stopped peer closes no link
     if is_majority(roster, able):
-        return CYCLES_TO_GO_ON
+        return CYCLES_TO_GO_ON + absent
     # Without a majority, peers that cannot be dialled may have to lead, and the turns are drawn among all members.
-    cycles = CYCLES_TO_GO_ON + swarm.rules.stalled_cycles + 1 + 4 * len(roster.members)
+    cycles = CYCLES_TO_GO_ON + absent + swarm.rules.stalled_cycles + 1 + 4 * len(roster.members)
     if is_quarter(roster, able):
         return cycles
     return cycles + PATIENT_STALLS * swarm.rules.stalled_cycles if able else None

@@ -16,6 +16,7 @@ from p2p_diloco.status.table import LOG_WIDTH, status_table
 from p2p_diloco.wording import format_seconds
 
 _SILENT_SECONDS = 60.0
+LATE_SECONDS = 10.0
 
 
 def show_status(folder: Path, *, as_json: bool) -> int:
@@ -44,6 +45,12 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     console.print(status_table(status))
     if not running:
         console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
+    elif age_seconds > LATE_SECONDS:
+        since = time.strftime("%H:%M:%S", time.localtime(status.updated))
+        console.print(
+            f"this peer has written no status for {format_seconds(age_seconds)}, since {since}: its process is "
+            "stopped, or its machine or disk is too busy"
+        )
     if status.invite:
         console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
     return 0

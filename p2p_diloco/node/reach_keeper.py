@@ -98,6 +98,11 @@ class ReachKeeper:
         far = (proof for proof in proofs if network_of(proof.host) is not Network.MACHINE)
         return tuple(dict.fromkeys(tcp_address(proof.host, proof.port) for proof in far))
 
+    @property
+    def has_seen_outsiders(self) -> bool:
+        """Whether a linked peer was ever seen from a public address."""
+        return self._reach.has_seen_outsiders
+
     # -- asking
 
     async def _turn(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import format_invite, fresh_invite
@@ -29,6 +29,7 @@ class Contact:
         known: peers that this one can ask, with their addresses.
         has_met_somebody: whether one of them has answered.
         own_model: whether others join from their own training loop.
+        has_seen_outsiders: returns whether a peer outside this network was ever linked.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Contact:
         known: Mapping[PeerId, tuple[str, ...]],
         has_met_somebody: bool,
         own_model: bool,
+        has_seen_outsiders: Callable[[], bool],
     ) -> None:
         self._transport = transport
         self._keeper = keeper
@@ -51,6 +53,8 @@ class Contact:
         self._began = asyncio.get_running_loop().time()
         self._is_settled = has_met_somebody or not known
         self._is_lonely = False
+        self._has_seen_outsiders = has_seen_outsiders
+        self._is_told_of_outside = engine.me.trains or not transport.listen_ports()
         self._printed: frozenset[PeerId] = frozenset()
         self._printed_at = float("-inf")
 
@@ -60,6 +64,10 @@ class Contact:
         self._renew_invite(now)
         if not self._is_settled:
             self._watch_for_answer(now)
+        if not self._is_told_of_outside and now - self._began >= LONELY_SECONDS:
+            self._is_told_of_outside = True
+            if not self._has_seen_outsiders():
+                self._report_no_outsider()
 
     def _renew_invite(self, now: float) -> None:
         peers = (self._reporter.addresses, *self._keeper.invited())
@@ -71,6 +79,15 @@ class Contact:
             self._printed, self._printed_at = named, now
             line = join_line(self._reporter.invite, own_model=self._own_model)
             self._reporter.report("invite", f"others join with: {line}")
+
+    def _report_no_outsider(self) -> None:
+        """Say that others may be unable to join; nothing is wrong if all machines are on this network."""
+        self._reporter.report(
+            "reach",
+            f"nobody outside this network has reached this bootstrap peer within {LONELY_SECONDS:.0f} s; if others "
+            f"cannot join, forward TCP port {self._transport.listen_ports()[0]} on the router to this machine and give "
+            "its public address with --public-name",
+        )
 
     def _watch_for_answer(self, now: float) -> None:
         linked = self._transport.linked_peers()

@@ -62,6 +62,8 @@ LEAVE_PAUSE_SECONDS = 0.05
 MOST_WAITED = 0.4
 """Share of the time for leaving that a peer waits for the end of the round and for a roster without it."""
 HOUSEKEEPING_SECONDS = 1.0
+_LIVING = frozenset({"catching up", "training", "following", "serving", "not stepping", "paused"})
+"""Phases between the start and the end of a peer."""
 KEPT_OFFSET_SECONDS, KEEP_CLOCK_SECONDS = 0.05, 10.0
 """Write the offset between swarm time and wall clock after a change of this much, and at most this often."""
 
@@ -130,6 +132,7 @@ class PeerSession:
             known=parts.known,
             has_met_somebody=parts.has_met_somebody,
             own_model=parts.verified.manifest.model.is_own_loop,
+            has_seen_outsiders=lambda: self._reach.has_seen_outsiders,
         )
         reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
         self._worker = VectorWorker(asyncio.get_running_loop())
@@ -502,7 +505,7 @@ class PeerSession:
 
     def _publish(self, node: SwarmNode, now: float) -> None:
         reporter, manifest = self._reporter, self._parts.verified.manifest
-        if self._engine.ready and reporter.phase in ("catching up", "training", "following", "not stepping", "paused"):
+        if (self._engine.ready or self._only_serves()) and reporter.phase in _LIVING:
             reporter.phase = self._phase()
         reporter.addresses, reporter.ports = self._addresses(), self._parts.transport.listen_ports()
         reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
@@ -512,13 +515,19 @@ class PeerSession:
             return "paused"
         if self._archivist is not None:
             return "following"
+        if not self._parts.plan.trains:
+            return "serving"
         return "training" if self._training.is_stepping() else "not stepping"
+
+    def _only_serves(self) -> bool:
+        """Return whether this is a further bootstrap peer, which introduces others and never holds the state."""
+        return self._engine.book.in_force is not None and not self._engine.repair.follows
 
     def _drop_start_once_others_hold_it(self, now: float) -> None:
         if not self._parts.plan.trains and self._engine.holds_needlessly(now):
             self._held().drop()
             self._engine.drop_state()
-            self._reporter.phase = "training"
+            self._reporter.phase = "serving"
             self._reporter.report("start", "other peers hold the state now and send it to new peers")
 
     async def _evaluate(self) -> None:

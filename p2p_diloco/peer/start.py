@@ -187,6 +187,9 @@ async def _take_part(
                 "checkpoints",
                 f"checkpoints go to {folder.path}; `p2p-diloco sample` and `p2p-diloco export` read the newest",
             )
+        elif plan.founding is not None:
+            sentence, _ = month_sentence(plan_run(verified.manifest).rules)
+            reporter.report("traffic", f"{sentence}, on every machine that trains")
         initial = tuple(address for addresses in known.values() for address in addresses)
         async with open_directory(initial) as directory:
             reporter.addresses = transport.listen_addresses()

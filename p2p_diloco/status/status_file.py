@@ -88,8 +88,8 @@ class PeerStatus:
         num_ready: trainers of that roster that hold the run's state.
         ready: whether this peer holds it.
         leaving: whether it has been asked to leave.
-        phase: "connecting", "fetching manifest", "catching up", "training", "following", "not stepping", "paused",
-            "leaving" or "finished".
+        phase: "connecting", "fetching manifest", "catching up", "training", "following", "serving", "not stepping",
+            "paused", "leaving" or "finished".
         inner_steps: optimiser steps of this peer.
         cycle_steps: recent optimiser steps per cycle; None until known.
         planned_steps: steps per cycle planned by the manifest; None if it plans none.

@@ -148,18 +148,18 @@ def _is_silent(line: PeerLine) -> bool:
 
 
 def _phase(status: PeerStatus) -> str:
-    """Return the phase of this peer, or until when it is paused; a bootstrap peer is "serving", not "training"."""
+    """Return the phase of this peer, or until when it is paused."""
     if status.leaving and status.phase != "finished":
         return "leaving"
     if status.paused and status.phase not in ("leaving", "finished"):
         return status.paused
-    return "serving" if status.role == "bootstrap" and status.phase == "training" else status.phase
+    return status.phase
 
 
 def _phase_style(status: PeerStatus) -> str:
     if status.leaving or status.trouble:
         return "yellow"
-    return "green" if status.phase in ("training", "following", "finished") else "yellow"
+    return "green" if status.phase in ("training", "following", "serving", "finished") else "yellow"
 
 
 def _total_sent(status: PeerStatus) -> int:

@@ -21,8 +21,8 @@ MOST_BYTES = 64 * MIB
 MOMENT_SECONDS = 1.0
 """Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
 AT_ONCE_SECONDS = 0.5
-"""An acknowledgement within this time, beyond the way, shows that the connection could carry more. Between the two times
-the window stays, to avoid oscillation."""
+"""An acknowledgement within this time, beyond the way, shows that the connection could carry more. Between the two
+times the window stays, to avoid oscillation."""
 LONGEST_WAY_SECONDS = 0.6
 """A quickest frame that took longer has waited in a thin line. Two homes on different continents are half a second from
 each other, there and back, each with its own line."""

@@ -54,6 +54,15 @@ def test_a_peer_that_is_not_running_is_reported(state: Path, capsys: Captured) -
     assert "this peer is not running; its latest status is from 2 h 05 min ago" in capsys.readouterr().out
 
 
+def test_a_peer_that_has_written_nothing_for_a_while_is_not_shown_as_if_all_were_well(
+    state: Path, capsys: Captured
+) -> None:
+    for seconds, is_told in ((5, False), (20, True)):
+        write_status(state, PeerStatus(round=7, pid=os.getpid(), updated=time.time() - seconds))
+        assert main(["status"]) == 0
+        assert ("this peer has written no status for 20." in capsys.readouterr().out) is is_told
+
+
 def test_a_broken_file_is_reported(state: Path, capsys: Captured) -> None:
     (state / STATUS_FILE).write_text("{")
     assert main(["status"]) == 2

@@ -159,6 +159,11 @@ class Reach:
             if networks and (peer in self._seen_at or len(self._seen_at) < MOST_REMEMBERED):
                 self._seen_at[peer] = min(networks)
 
+    @property
+    def has_seen_outsiders(self) -> bool:
+        """Whether a peer was ever seen from a public address."""
+        return Network.WORLD in self._seen_at.values()
+
     def standing(self, provers: Collection[PeerId], company: Collection[PeerId], now: float) -> Standing:
         """Return what follows from the answers.
 
