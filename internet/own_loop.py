@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -71,7 +71,7 @@ def train(invite: str, folder: str, step_seconds: float, port: int | None) -> No
         while True:
             contexts, targets = draw(text, torch.randint(last_place - HELD_OUT_BYTES, (BATCH,), generator=random))
             loss = nn.functional.cross_entropy(model(contexts), targets)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             due = max(due + step_seconds, time.monotonic())
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--islands", type=int, default=4)
     parser.add_argument("--uplink", default="10mbit")
-    parser.add_argument("--round-seconds", type=float, default=math.nan)
+    parser.add_argument("--round-seconds", type=float)
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     if options.what == "join":
@@ -102,16 +102,12 @@ def main() -> None:
         train(invite, folder, options.step_seconds, options.port)
         return
     path = Path(options.where[0]) / "run.toml"
-    rounds = (
-        {}
-        if math.isnan(options.round_seconds)
-        else {"rounds": {"round_seconds": options.round_seconds, "fragments": 1}}
-    )
     model = make_model()
     save_file(model.state_dict(), path.with_name(START_FILE))
-    p2p_diloco.new_run(
-        path, model, step_seconds=options.step_seconds, islands=options.islands, uplink=options.uplink, **rounds
-    )
+    values: dict[str, Any] = {"step_seconds": options.step_seconds, "islands": options.islands}
+    if options.round_seconds is not None:
+        values["rounds"] = {"round_seconds": options.round_seconds, "fragments": 1}
+    p2p_diloco.new_run(path, model, uplink=options.uplink, **values)
 
 
 if __name__ == "__main__":

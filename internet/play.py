@@ -165,7 +165,7 @@ def played(
             internet = exits.enter_context(Internet(scene.sites, seed=seed, congestion=congestion))
             bootstrap = _process(root, "bootstrap", internet.places[scene.bootstrap], BUILT_IN_STATE / "bootstrap")
             processes.append(bootstrap)
-            exits.callback(lambda: [process.end() for process in processes])
+            exits.callback(_end, processes)
             told = internet.congestion
             invite = _found(bootstrap, scene, play)
             trainers = {}
@@ -229,6 +229,11 @@ def _wait(internet: Internet, play: Play, processes: list[Process], began: float
             if process.running is not None and process.running.poll() is not None:
                 process.ended_after = process.ended_after or since
         time.sleep(1.0)
+
+
+def _end(processes: list[Process]) -> None:
+    for process in processes:
+        process.end()
 
 
 def _stop(processes: list[Process]) -> None:
