@@ -89,10 +89,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not (long or slow or wall_clock)" tests $(TEST_FLAGS)
 
-# A whole swarm of real processes runs alone, because its rounds have deadlines.
+# Whole swarms of real processes run alone, because their rounds have deadlines.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not long" tests $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py tests/internet $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
