@@ -81,7 +81,7 @@ class Contact:
             self._reporter.report("invite", f"others join with: {line}")
 
     def _report_no_outsider(self) -> None:
-        """Say that others may be unable to join; nothing is wrong if all machines are on this network."""
+        """Report that others may be unable to join; nothing is wrong if all machines are on this network."""
         self._reporter.report(
             "reach",
             f"nobody outside this network has reached this bootstrap peer within {LONELY_SECONDS:.0f} s; if others "
