@@ -103,6 +103,8 @@ def report(scene: str, played: Played) -> Row:
     trainers = {name: peers[name] for name in played.trainers if name in peers}
     missing = missed(settled, rosters, clock, trainers, events)
     included = Counter(rosters[entry.roster].members[n].peer for entry in settled for n in included_places(entry))
+    until = clock.cycle(clock.round_at(played.ended))  # then all leave
+    chain = [roster for roster in chain if roster.cycle < until]
     dropped = Counter(peer for before, after in itertools.pairwise(chain) for peer in before.peers() - after.peers())
     num_late = sum(_begin(roster, clock) >= played.began + since for roster in chain)
     possible = sum(plan.rules.num_spans[clock.fragment(index)] for index in range(first, last + 1))
