@@ -29,7 +29,10 @@ def test_with_step_seconds_the_cycle_fits_the_step(tmp_path: Path, caplog: pytes
     p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, islands=2, uplink="20mbit")
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (2.0, 2, 8)
-    assert caplog.messages == ["a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.455 kbit/s up and 0.341 kbit/s down"]
+    assert caplog.messages == [
+        "a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.455 kbit/s up and 0.341 kbit/s down",
+        "at full rate this run sends up to 7.0 MB and receives up to 7.0 MB a day, 420.4 MB in 30 days",
+    ]
 
 
 def test_given_values_are_kept(tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ def test_a_large_swarm_is_truncated() -> None:
     assert "leaving" in text
 
 
-def test_a_peer_that_left_is_finished_and_a_bootstrap_peer_does_not_train() -> None:
+def test_a_peer_that_left_is_finished_and_a_bootstrap_peer_serves() -> None:
     assert "finished" in shown(replace(STATUS, phase="finished", leaving=True))
-    for words in (shown(replace(STATUS, role="bootstrap")), status_line(replace(STATUS, role="bootstrap"))):
-        assert "serving" in words
-        assert "training" not in words
+    serving = replace(STATUS, role="bootstrap", phase="serving")
+    assert "serving" in shown(serving)
+    assert "serving" in status_line(serving)
 
 
 def test_steps_per_cycle_are_shown_and_many_more_than_planned_add_a_note() -> None:
