@@ -66,20 +66,3 @@ def test_a_span_is_requested_from_the_donor_with_fewest_requests() -> None:
     alike = dict.fromkeys(donors, 1)
     chosen = {least_loaded(SpanId(0, 0), order, alike) for order in (donors, donors[::-1])}
     assert len(chosen) == 1, "the same one on every machine"
-
-
-def test_of_two_donors_the_slow_one_is_asked_as_much_less_as_it_is_slower() -> None:
-    quick, slow = (PeerId(bytes([number, 255 - number]) * 16) for number in (20, 90))
-    load = {quick: 0, slow: 0}
-    for _ in range(12):
-        load[least_loaded(SpanId(0, 0), [quick, slow], load, {quick: 1.0, slow: 5.0})] += 1
-    assert load == {quick: 10, slow: 2}
-
-
-def test_a_donor_that_has_not_answered_yet_is_tried_with_one_request() -> None:
-    quick, new = (PeerId(bytes([number, 255 - number]) * 16) for number in (20, 201))
-    load = {quick: 0, new: 0}
-    for _ in range(8):
-        load[least_loaded(SpanId(0, 0), [quick, new], load, {quick: 1.0})] += 1
-    assert load[new] == 1
-    assert least_loaded(SpanId(0, 0), [quick, new], {quick: 1, new: 0}) == new, "if none has answered yet"

@@ -22,7 +22,7 @@ from p2p_diloco.protocol.repair.majority import NamedContents, Voices, is_start
 from p2p_diloco.protocol.repair.scrub import Scrub
 from p2p_diloco.protocol.repair.signed_content import FarVoters
 from p2p_diloco.protocol.repair.transfer import CatchUpRules, Transfer, Want
-from p2p_diloco.protocol.repair.window import NO_PACE, Asked, Window, least_loaded
+from p2p_diloco.protocol.repair.window import Asked, Window, least_loaded
 from p2p_diloco.protocol.round.chain import ChainBook, wins_tie
 from p2p_diloco.protocol.wire.messages import (
     ContentReply,
@@ -351,8 +351,7 @@ class CatchUp:
                 donor = fetch.donor
                 if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
                     others = [donor for donor in free if donor != fetch.late]
-                    pace = self._donors.pace if want is Want.SPAN else NO_PACE
-                    donor = least_loaded(span, others or free, load[want], pace)
+                    donor = least_loaded(span, others or free, load[want])
                 load[want][donor] += 1
                 left[want] -= 1
                 actions.append(self._ask(span, fetch, donor, now))

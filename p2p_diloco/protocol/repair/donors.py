@@ -5,7 +5,7 @@ A state machine without I/O.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, Report
@@ -56,11 +56,6 @@ class Donors:
             self._piece_bytes[donor] = max(asked_bytes // 2, FIRST_PIECE_BYTES)
         elif took_seconds < way + QUICK_SECONDS and came_bytes >= size:
             self._piece_bytes[donor] = min(2 * size, MOST_PIECE_BYTES)
-
-    @property
-    def pace(self) -> Mapping[PeerId, float]:
-        """Usual seconds of an answer, by donor; of those that have answered."""
-        return self._usual_seconds
 
     def heard(self, donor: PeerId, now: float) -> None:
         """Note that a donor has sent an answer."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from p2p_diloco.ids import PeerId, SpanId
 
@@ -24,9 +23,6 @@ SHRINKS_TO = 0.7
 SLOW = 2.0
 PATIENCE = 2.0
 WEIGHT_OF_LATEST = 0.25
-UNKNOWN_PACE = 4.0
-"""Assumed time of a donor's first answer, as a multiple of the quickest donor's usual one."""
-NO_PACE: Mapping[PeerId, float] = MappingProxyType({})
 
 
 class Window:
@@ -99,16 +95,6 @@ def hash_rank(span: SpanId, donor: PeerId) -> int:
     return (donor[0] * 257 + donor[1] + 1) * (span.index * 31 + span.fragment * 7 + 1) % 65521
 
 
-def least_loaded(
-    span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int], pace: Mapping[PeerId, float] = NO_PACE
-) -> PeerId:
-    """Return the donor to ask for a span: the one that would answer first, by its number of requests and its pace.
-
-    Args:
-        pace: usual seconds of an answer, by donor. One that has not answered yet is tried with a single request: it may
-            be far behind a bad line, and a span that it has begun to send stays with it.
-    """
-    unknown = UNKNOWN_PACE * min(pace.values(), default=0.0)
-    return min(
-        free, key=lambda donor: ((load[donor] + 1) * pace.get(donor, unknown), load[donor], hash_rank(span, donor))
-    )
+def least_loaded(span: SpanId, free: Sequence[PeerId], load: Mapping[PeerId, int]) -> PeerId:
+    """Return the donor to ask for a span: the one with the fewest requests."""
+    return min(free, key=lambda donor: (load[donor], hash_rank(span, donor)))
