@@ -11,7 +11,7 @@ QUEUE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineKind:
-    """What a line does to packets, the same both ways but for its rate.
+    """Delay, losses and rates of a line; all but the rates are the same both ways.
 
     Attributes:
         delay: seconds that a packet takes to the middle, one way.

@@ -62,7 +62,7 @@ class Internet:
         self.sites = sites
         self.places: dict[str, Place] = {}
         self.carried: dict[str, Any] = {}
-        """What the lines carried, by site; known after the end."""
+        """Bytes and packets that each site's line carried; known after the end."""
         self._seed, self._congestion = seed, congestion
         self._exits = ExitStack()
         self._carrier: subprocess.Popen[str] | None = None

@@ -30,7 +30,7 @@ BUILT_IN_STATE = Path(".local") / "share" / "p2p-diloco"
 
 
 class How(enum.StrEnum):
-    """Who trains: an own loop whose steps have a fixed length, or the built-in trainer."""
+    """The trainer: an own loop whose steps have a fixed length, or the built-in one."""
 
     LOOP = "loop"
     COMMANDS = "commands"
@@ -42,10 +42,10 @@ STATES = {How.LOOP: Path("state"), How.COMMANDS: BUILT_IN_STATE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """How a scene is played.
+    """The options of a play.
 
     Attributes:
-        seconds: how long, from the start of the trainers.
+        seconds: duration, from the start of the trainers.
         round_seconds: length of rounds in place of the one that `new` chooses.
         then: called once a second with the seconds since the start, for what happens on the way.
     """
@@ -79,7 +79,7 @@ class Process:
 
     @property
     def log(self) -> Path:
-        """What it printed."""
+        """The file with its output."""
         return self.folder / "output.log"
 
     def environment(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What is left of a play.
+    """The processes and lines after a play.
 
     Attributes:
         began: when the trainers were started, Unix seconds.

@@ -1,4 +1,4 @@
-"""What a play shows: who was ready when, who is in the entries, which rosters came, the loss, and the bytes.
+"""The result of a play: when each trainer was ready, its share of the entries, rosters, loss, and bytes.
 
 Entries and rosters are read from the peers' disks, so no peer's own word counts.
 """
@@ -33,7 +33,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What one trainer came to.
+    """The result of one trainer.
 
     Attributes:
         ready: seconds from its start until it first held the run's state; None: never.
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a play came to.
+    """The result of a play.
 
     Attributes:
         since: seconds from which on entries and rosters count as settled.
@@ -89,7 +89,7 @@ def read_events(process: Process) -> list[Event]:
 
 
 def report(scene: str, played: Played) -> Row:
-    """Return what a play came to."""
+    """Return the result of a play."""
     processes = {played.bootstrap.name: played.bootstrap, **played.trainers}
     events = {name: read_events(process) for name, process in processes.items()}
     plan = _plan(processes.values())

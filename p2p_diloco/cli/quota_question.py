@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.2
 SPARE = 1.1
 """The suggested quota, as a multiple of what the run needs at full rate, if that is modest."""
 MOST_SUGGESTED_GB = 500.0
-"""Largest quota that Enter grants: home lines with a limit often have one of 1,000 GB a month for the whole home."""
+"""Largest quota that Enter grants, so that nobody gives away a home's allowance for the month with one key."""
 
 
 class QuotaQuestion:
@@ -49,7 +49,7 @@ class QuotaQuestion:
         default = suggest_quota(month_bytes)
         self._show(f"{sentence}. How much may this machine send and receive in a calendar month?")
         lasts = MOST_SUGGESTED_GB * 1e9 / max(month_bytes, 1.0)
-        pause = f", after which it pauses until the next month: after {30 * lasts:.0f} days" if lasts < 1.0 else ""
+        pause = f", which lasts {30 * lasts:.0f} days; then it pauses until the next month" if lasts < 1.0 else ""
         self._show(f"an amount such as 500GB, {NO_LIMIT} for no limit, or Enter for {default}{pause}:")
         while True:
             line = self._wait_for_line()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection
@@ -17,7 +16,7 @@ from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
-from p2p_diloco.protocol.membership.reach import PROOF_SECONDS, Answer, Network, Reach, Standing, network_of
+from p2p_diloco.protocol.membership.reach import Answer, Network, Reach, Standing, network_of
 from p2p_diloco.protocol.membership.reach_proofs import place_of, provers_for
 from p2p_diloco.protocol.wire.member import ReachProof
 from p2p_diloco.protocol.wire.messages import (
@@ -149,18 +148,12 @@ class ReachKeeper:
         return provers_for(self._engine.me.peer, book.in_force, book.founder) if book.in_force else frozenset()
 
     def _company(self) -> frozenset[PeerId]:
-        """Return the peers that must be able to dial this one: members to link to, the founder, and likely members.
-
-        Who was a member of late counts too: otherwise it would be dropped because it cannot reach this peer, after
-        which this peer would count as reachable by all, until it returns.
-        """
+        """Return the peers that must be able to dial this one: members to link to, the founder, and likely members."""
         engine, roster = self._engine, self._engine.book.in_force
         if roster is None:
             return frozenset()
-        wanted, clock = engine.wanted_links(), engine.rules.clock
-        cycle = clock.cycle(clock.round_at(self._now()))
-        members = engine.book.listed_since(cycle - math.ceil(PROOF_SECONDS / engine.rules.cycle_seconds))
-        members = members if wanted is None else members & wanted
+        wanted = engine.wanted_links()
+        members = roster.peers() if wanted is None else roster.peers() & wanted
         linked = self._transport.linked_peers()
         founder = {engine.book.founder} & linked
         coming = {p for p, heard in engine.membership.heard.items() if heard.heartbeat.trains and p in linked}

@@ -67,4 +67,4 @@ def test_enter_grants_at_most_what_a_home_can_spare_and_the_question_says_how_lo
     waiting = ["\n"]
     answer = QuotaQuestion(shown.append, lambda: False, lambda: waiting.pop(0)).ask(SENTENCE, 2.6e12)
     assert answer == "500GB"
-    assert "Enter for 500GB, after which it pauses until the next month: after 6 days:" in shown[1]
+    assert "Enter for 500GB, which lasts 6 days; then it pauses until the next month:" in shown[1]

@@ -55,13 +55,9 @@ class Keeper(SilentListener):
         roster = SimpleNamespace(peers=lambda: members, members=[member(peer) for peer in sorted(members)])
         self.engine: Any = SimpleNamespace(
             me=SimpleNamespace(peer=transport.peer, sign=key.sign),
-            book=SimpleNamespace(
-                in_force=roster if members else None, founder=transport.peer, listed_since=lambda cycle: members
-            ),
+            book=SimpleNamespace(in_force=roster if members else None, founder=transport.peer),
             membership=SimpleNamespace(heard={}, can_be_dialled=False, proofs=()),
-            rules=SimpleNamespace(
-                may_be_member=listed.__contains__, run=RUN, clock=CLOCK, cycle_seconds=CLOCK.round_seconds
-            ),
+            rules=SimpleNamespace(may_be_member=listed.__contains__, run=RUN, clock=CLOCK),
             only_listens=False,
             wanted_links=lambda: None,
         )

@@ -63,15 +63,6 @@ def test_a_round_is_governed_by_the_newest_roster_certified_before_it() -> None:
     assert book_with().governing(0) is None
 
 
-def test_whoever_was_a_member_since_a_cycle_is_known() -> None:
-    first = roster_1(3)
-    gone, *staying = first.roster.members
-    later = certify(child_of(first.roster, staying, cycle=9), ids(3), ballot=ballot_number(19, 0))
-    book = book_with(founding(), first, later)
-    assert gone.peer in book.listed_since(9), "it was one until then"
-    assert book.listed_since(10) == later.roster.peers()
-
-
 def test_a_roster_whose_parent_is_not_known_is_refused() -> None:
     with pytest.raises(PeerError, match="follows one that is not known here"):
         book_with().add(roster_1(2))

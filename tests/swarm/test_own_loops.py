@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -222,6 +223,15 @@ def test_an_invite_without_an_answer_is_an_error_and_leaves_no_files(tmp_path: P
             p2p_diloco.NetworkError, match=r"127.0.0.1:1 refused\); most likely no bootstrap is running"
         ):
             p2p_diloco.join(invite, loop.model, settings={"state_directory": tmp_path / "ada", **HOME}, timeout=60.0)
+
+
+def test_the_timeout_of_join_ends_the_wait_for_a_peer_that_says_nothing(tmp_path: Path) -> None:
+    nobody = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        invite = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/{port}/p2p/{nobody}"
+        with pytest.raises(p2p_diloco.NetworkError, match="the run's state did not arrive within 2 s"):
+            p2p_diloco.join(invite, Loop(0).model, settings={"state_directory": tmp_path / "ada", **HOME}, timeout=2.0)
 
 
 def test_the_command_and_another_model_are_refused_and_leave_no_files(tmp_path: Path) -> None:

@@ -244,17 +244,6 @@ class RosterBook:
         """Return whether one of the last rosters of the chain lists a peer."""
         return any(self.roster(digest).member(peer) is not None for digest in self._chain[-LATELY_LISTED:])
 
-    def listed_since(self, cycle: int) -> frozenset[PeerId]:
-        """Return the peers that were members at some time since a cycle. Requires that a roster is known."""
-        assert self.in_force is not None, "a roster is known"
-        peers, successor = self.in_force.peers(), self.in_force
-        for digest in reversed(self._chain[-LATELY_LISTED:-1]):
-            if successor.cycle < cycle:
-                break
-            successor = self.roster(digest)
-            peers |= successor.peers()
-        return peers
-
     def num_degraded(self) -> int:
         """Return how many rosters of the chain were certified without a majority."""
         return sum(self._certified[digest].roster.degraded for digest in self._chain)
