@@ -335,8 +335,9 @@ class StagedPeer(ABC):
         roster, num_peers = self.governing_roster(round_index), len(self.transport.linked_peers()) + 1
         if roster is None:
             return "there is no roster"
-        cycle = self.engine.rules.clock.cycle(round_index)
-        newcomers = newcomers_of(roster, self.engine.book.parent_of(roster), cycle)
+        clock, book = self.engine.rules.clock, self.engine.book
+        first_cycle = clock.cycle(book.last_before(roster.digest()) + 1)
+        newcomers = newcomers_of(roster, book.parent_of(roster), clock.cycle(round_index), first_cycle)
         if len(roster.members) == num_peers and not newcomers:
             return ""
         return f"the roster lists {len(roster.members)} of {num_peers} peers, {len(newcomers)} for the first time"

@@ -51,6 +51,7 @@ NEWCOMER = "late"
 NUM_SPANS = (2, 2)
 STALLED_CYCLES = 3
 """As in a manifest."""
+ROUND_SECONDS = 8.0
 DOWN_ROUNDS = 4
 FROZEN_ROUNDS = (CYCLES_TO_GO_ON + ABSENT_CYCLES + 1) * len(NUM_SPANS)
 REACHED_WITHIN_ROUNDS = 40
@@ -452,6 +453,7 @@ def play_cell(cell: Cell, seed: int) -> CellResult:
 
     async def scene() -> CellResult:
         rules = run_rules(
+            round_seconds=ROUND_SECONDS,
             num_spans=NUM_SPANS,
             stalled_cycles=STALLED_CYCLES,
             heartbeat_seconds=2.0,

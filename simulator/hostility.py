@@ -142,6 +142,14 @@ class Outsider:
     peer: PeerId
     is_hostile: bool = True
 
+    def is_there(self, incarnation: int) -> bool:
+        """Return False: it is never an honest member that wants to stay."""
+        return False
+
+    def is_linked(self, peer: PeerId) -> bool:
+        """Return False: what it is linked with is not known."""
+        return False
+
 
 class Caller(SilentListener):
     """A peer with a key but no engine: it dials, sends the messages it is given, and records those it receives.

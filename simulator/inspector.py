@@ -20,6 +20,9 @@ I8  For each absorbed entry, more than half of its roster's electorate was prese
     under two rosters: no entry names a roster in a round after the ballot that certified its child with a majority, by
     the earliest certificate that any peer holds.
 I9  No process fails, whatever it receives; all states are finite.
+I10 No majority drops a member that runs, wants to stay, is linked with all who voted for that, and was present for an
+    entry in the second half of the time after which a member counts as gone. (The last two rounds do not count: their
+    entries may come after the promises.)
 
 Invariants that hold only some time after the troubles (I6, I7, repair of I1, end of forks) are in `liveness.py`.
 A check that is impossible because a hostile peer takes part counts as skipped.
@@ -38,8 +41,7 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Action, Send
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.round.round import FragmentContribution
-from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.ballot import ballot_turn
+from p2p_diloco.protocol.rules import ABSENT_CYCLES, SHORTEST_ABSENCE_SECONDS, RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.grid import Grid, fold_roster
 from p2p_diloco.protocol.wire.messages import Opening
@@ -59,6 +61,8 @@ class Inspected(Protocol):
     def peer(self) -> PeerId: ...
     @property
     def is_hostile(self) -> bool: ...
+    def is_there(self, incarnation: int) -> bool: ...
+    def is_linked(self, peer: PeerId) -> bool: ...
 
 
 class Violated(Exception):
@@ -131,6 +135,7 @@ class Inspector:
         the number of times that the voter's disk had been lost."""
         self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
         """The last round with an entry under a roster at which a voter was present; same keys."""
+        self._present_in: dict[PeerId, set[int]] = {}
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -265,6 +270,8 @@ class Inspector:
             self._broken("I8", f"{where} names a roster that no peer keeps", machine)
             return
         self._check_majority(machine, entry, roster, where)
+        for place in _places(entry.present, roster):
+            self._present_in.setdefault(roster.members[place].peer, set()).add(entry.round)
         for place in roster.voter_places.intersection(_places(entry.present, roster)):
             voter = roster.members[place].peer
             key = (entry.roster, voter, self.losses[voter])
@@ -343,7 +350,7 @@ class Inspector:
         roster = certified.roster
         digest = roster.digest()
         if roster.k and not roster.degraded:
-            agreed_in, _ = ballot_turn(certified.ballot)
+            agreed_in = self._rules.clock.agreed_in(certified.ballot)
             for voter, _ in certified.votes:
                 key = (roster.parent, voter, self.losses[voter])
                 self._voted_in[key] = min(agreed_in, self._voted_in.get(key, agreed_in))
@@ -363,6 +370,7 @@ class Inspector:
             return
         self._count_votes(machine, certified, parent)
         if not roster.degraded:
+            self._check_dropped(machine, certified, parent)
             siblings = self._children.setdefault(roster.parent, {})
             voters = parent.voters & {peer for peer, _ in certified.votes}
             is_fork = any(not voters & others <= self.restored for others in siblings.values())
@@ -378,6 +386,26 @@ class Inspector:
             name = self._machines[voter].name
             text = f"{name} is in an entry of round {named} under a roster whose child it voted for in round {voted}"
             self._broken("I8", text, machine)
+
+    def _check_dropped(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
+        """Check that each member that is gone had gone indeed (I10)."""
+        voters = [peer for peer, _ in certified.votes]
+        clock = self._rules.clock
+        half = max(ABSENT_CYCLES * clock.num_fragments, SHORTEST_ABSENCE_SECONDS / clock.round_seconds) // 2
+        current = clock.ballot_round(certified.ballot)
+        recently = set(range(int(current - half), current - 1))
+        for peer in parent.peers() - certified.roster.peers():
+            member, dropped = parent.member(peer), self._machines[peer]
+            if member is None or not member.trains or dropped.is_hostile:
+                continue
+            self.checks += 1
+            is_near = dropped.is_there(member.incarnation) and all(
+                voter == peer or self._machines[voter].is_linked(peer) for voter in voters
+            )
+            present = recently & self._present_in.get(peer, set())
+            if is_near and present:
+                text = f"roster {certified.roster.k} drops {dropped.name}, present in round {max(present)} of {current}"
+                self._broken("I10", text, machine)
 
     def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
         roster = certified.roster

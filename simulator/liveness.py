@@ -21,7 +21,8 @@ I8  At the same moments the rosters in force at ready peers are on one chain. No
 I1  A peer whose memory failed holds the true bytes again within two scrub periods and two cycles, if it can ask two
     peers that hold them and no peer has fetched the wrong bytes from it meanwhile: correcting one peer takes two
     witnesses.
-I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree confirm nothing.
+I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree confirm nothing. From
+    then on it is in at least half of the entries under rosters that list it.
 The run continues: entries are made for every fragment. This is possible as long as enough members of the roster in
 force run and remember their votes, and one of them holds the state. If they are not a majority, it takes the stalled
 cycles that their share requires. Nothing is promised if the only voter received one other clock, a liar's, and dated a
@@ -33,6 +34,7 @@ I9  No table of an engine is larger than the size of the swarm explains.
 from __future__ import annotations
 
 from p2p_diloco.protocol.membership.membership import PATIENT_STALLS
+from p2p_diloco.protocol.wire.entry import places_in
 from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter
 from simulator.inspector import Violated
 from simulator.machine import Machine
@@ -143,6 +145,26 @@ def check_ready(swarm: Simulation) -> None:
         swarm.inspector.checks += 1
         if not machine.running.ready:
             raise Violated("I7", f"{machine} is not ready; {swarm.describe()}", machine.name)
+
+
+def check_included(swarm: Simulation, first_round: int) -> None:
+    """Check that members that were ready throughout are in at least half of the entries since a round (I7).
+
+    Raises:
+        Violated: one is not.
+    """
+    begun = swarm.rules.clock.begin(first_round)
+    entries = [entry for entry in swarm.inspector.entries.values() if first_round <= entry.round < swarm.round]
+    for machine in ready_peers(swarm):
+        if machine.ready_at > begun - swarm.rules.cycle_seconds:
+            continue
+        rosters = swarm.inspector.rosters
+        listed = [entry for entry in entries if rosters[entry.roster].member(machine.peer) is not None]
+        places = ((rosters[entry.roster].position(machine.peer), places_in(entry.included)) for entry in listed)
+        num_in = sum(place in included for place, included in places)
+        swarm.inspector.checks += 1
+        if 2 * num_in < len(listed):
+            raise Violated("I7", f"{machine} is in {num_in} of {len(listed)} entries of quiet rounds", machine.name)
 
 
 def check_tables(swarm: Simulation) -> None:

@@ -45,13 +45,13 @@ from simulator.island import SimulatedIsland
 from simulator.maths import OUTER, SharedMaths
 from simulator.network import Mutator, SimulatedNetwork, SimulatedTransport
 from simulator.process import Process, run_in
+from simulator.reach import SimulatedReach
 from simulator.run import (
     MANIFEST,
     ROUND_ZERO,
     RUN,
     found_run,
     key_named,
-    signed_proofs,
     signer,
     start_states,
     verify,
@@ -152,6 +152,17 @@ class Machine:
     def is_stopped(self) -> bool:
         """Return whether the process is stopped, or the machine is asleep."""
         return self.process is not None and self.process.is_stopped
+
+    def is_there(self, incarnation: int) -> bool:
+        """Return whether this incarnation of its peer runs and does not leave."""
+        if self.engine is None or self.is_stopped:
+            return False
+        membership = self.engine.membership
+        return membership.me.incarnation == incarnation and not membership.leaving
+
+    def is_linked(self, peer: PeerId) -> bool:
+        """Return whether its peer has a link to `peer`."""
+        return self.engine is not None and peer in self.engine.linked
 
     @property
     def is_hostile(self) -> bool:
@@ -439,15 +450,10 @@ class _WatchedEngine(PeerEngine):
     def __init__(self, machine: Machine, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._machine = machine
+        self._reach = SimulatedReach(machine)
 
     def tick(self, now: float) -> list[Action]:
-        machine = self._machine
-        proofs = signed_proofs(
-            self, now, lambda prover, peer: machine.is_vouched_for or machine.around.network.can_dial(prover, peer)
-        )
-        self.membership.proofs = proofs or ()
-        if proofs is not None:
-            self.membership.can_be_dialled = bool(proofs) and self.me.can_be_dialled
+        self._reach.look(self, now)
         actions = super().tick(now)
         inspector = self._machine.around.inspector
         inspector.opened(self._machine, self, actions)

@@ -23,16 +23,19 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
-from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.clock import SHORTEST_TURN_SECONDS, TURN_SHARE, RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership import membership, roster_book
+from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.reach import Network, Reach
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.round import exchange
 from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire import inclusion, roster
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.entry import Entry, next_head
 from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, vote_statement
@@ -279,6 +282,42 @@ def _out_of_order() -> list[Patch]:
     return [(PeerEngine, "entry_checked", wrong)]
 
 
+@_mistake("own-turns", "I3 I6 I7 I8 I10")
+def _own_turns() -> list[Patch]:
+    """Each peer computes the turns of ballots from what it measures itself, such as its round trips."""
+    right = PeerEngine.__init__
+
+    def wrong(self: PeerEngine, *, me: LocalPeer, rules: RunRules, **others: Any) -> None:
+        values = {name: getattr(rules.clock, name) for name in ("start_seconds", "round_seconds", "num_fragments")}
+        right(self, me=me, rules=replace(rules, clock=_OwnTurns(**values, factor=1.0 + me.peer[0] / 255.0)), **others)
+
+    return [(PeerEngine, "__init__", wrong)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnTurns(RoundClock):
+    factor: float
+
+    @property
+    def turn_seconds(self) -> float:
+        return self.factor * max(TURN_SHARE * self.round_seconds, SHORTEST_TURN_SECONDS)
+
+
+@_mistake("dropped-after-a-round", "I10")
+def _dropped_after_a_round() -> list[Patch]:
+    """A member counts as gone after one round in which no entry names it as present."""
+    return [
+        (RunRules, "absence_rounds", property(lambda self: 1)),
+        (Membership, "_had_entries", lambda self, current: True),
+    ]
+
+
+@_mistake("proved-at-home", "I6 I7 I10", kinds="home")
+def _proved_at_home() -> list[Patch]:
+    """A proof within a home network counts for everybody."""
+    return [(Reach, "_farthest", lambda self, company, now: Network.MACHINE)]
+
+
 @_mistake("no-majority", "I8")
 def _no_majority() -> list[Patch]:
     """A parent gets a child if any member was present."""
@@ -346,7 +385,7 @@ def _newcomer_certifies() -> list[Patch]:
         certified_once.add((me.peer, parent.digest()))
         members = (*parent.members, me.member())
         child = replace(parent, parent=parent.digest(), k=parent.k + 1, degraded=False, members=members)
-        number = ballot_number(self.rules.clock.round_at(now), LEAD_TURNS - 1)
+        number = self.rules.clock.ballot_at(now)
         signature = me.sign(vote_statement(child.digest(), number))
         certified = CertifiedRoster(roster=child, ballot=number, votes=((me.peer, signature),))
         reply = RosterReply(rosters=(certified,))

@@ -93,6 +93,8 @@ class SimulatedNetwork(FaultyNetwork):
         self.muted: frozenset[tuple[PeerId, PeerId]] = frozenset()
         """(sender, receiver) pairs whose frames are lost."""
         self.places: dict[PeerId, str] = {}
+        self.lans: dict[PeerId, str] = {}
+        """The home network of each machine that is in one, whether or not its router forwards a port to it."""
         """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members can be dialled only by each other."""
         self.tap: Tap | None = None
         self.sent: dict[int, SentFrames] | None = None
@@ -140,7 +142,13 @@ class SimulatedNetwork(FaultyNetwork):
     def can_dial(self, dialler: PeerId, target: PeerId) -> bool:
         """Return whether a connection that `dialler` opens gets through to `target`."""
         there = self.places.get(target, OPEN)
-        return there == OPEN or (there != OUTBOUND_ONLY and self.places.get(dialler) == there)
+        at_home = self.places.get(dialler) == there or self.lans.get(dialler) == there
+        return there == OPEN or (there != OUTBOUND_ONLY and at_home)
+
+    def host_seen(self, viewer: PeerId, peer: PeerId) -> str:
+        """Return the IP address at which `viewer` sees `peer`: a private one only within a home network."""
+        lan, number = self.lans.get(peer), f"{peer[0]}.{peer[1]}"
+        return f"192.168.{number}" if lan is not None and lan == self.lans.get(viewer) else f"45.10.{number}"
 
     def mute(self, senders: Iterable[PeerId], receivers: Iterable[PeerId]) -> None:
         """Lose the frames from `senders` to `receivers`, and no others."""

@@ -30,7 +30,6 @@ from p2p_diloco.protocol.wire.ballot import (
     Vote,
     add_promise,
     add_vote,
-    ballot_number,
     certificate,
     check_proposal,
     propose,
@@ -189,7 +188,7 @@ def _certified(
 ) -> CertifiedRoster | None:
     """Return the child of `parent` that its electorate agrees on in a cycle; None if nothing changes."""
     clock = rules.clock
-    ballot = ballot_number((cycle + 1) * clock.num_fragments - 1, 0)
+    ballot = clock.ballot_at(clock.begin((cycle + 1) * clock.num_fragments - 1))
     before = book.parent_of(parent)
     rule = partial(next_roster, parent, rules=rules, founder=book.founder, before=before, degraded=False)
     quorum = partial(is_majority, parent)

@@ -18,17 +18,15 @@ from p2p_diloco.outer.radial import mark_radial
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.reach_proofs import provers_for
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
+from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.vector_work import Codecs
 
 RUN = sha256(b"a simulated run")
 MANIFEST = b"a simulated manifest"
-ROUND_SECONDS = 8.0
+ROUND_SECONDS = 4.0
 SPAN_ELEMENTS = 8
 ROUND_ZERO = 1_000_000.0
 """True Unix seconds at which round 0 begins."""
@@ -129,23 +127,6 @@ def found_run(rules: RunRules, founder: Member, cycle: int) -> CertifiedRoster:
     roster = founding_roster(rules.run, genesis, founder, cycle)
     signature = sign_as(ORGANISER, founding_statement(roster.digest()))
     return CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),))
-
-
-def signed_proofs(
-    engine: PeerEngine, now: float, can_dial: Callable[[PeerId, PeerId], bool]
-) -> tuple[ReachProof, ...] | None:
-    """Return proofs that the engine's peer can be dialled, by the founder, or by others if it is the founder.
-
-    Return None if there is no prover to ask. Provers do not dial here; the network decides who would get through.
-    """
-    roster, peer = engine.book.in_force, engine.me.peer
-    if roster is None:
-        return None
-    clock, founder = engine.rules.clock, engine.book.founder
-    cycle = max(clock.cycle(clock.round_at(now)), 0)
-    provers = [founder] if peer != founder else sorted(provers_for(peer, roster, founder))[:MOST_PROOFS]
-    proofs = tuple(proof_of(peer, prover, cycle) for prover in provers if can_dial(prover, peer))
-    return proofs if provers else None
 
 
 @lru_cache(maxsize=1 << 12)

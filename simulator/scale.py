@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.grid import grid_order
 from p2p_diloco.protocol.wire.member import Member
@@ -225,7 +224,7 @@ def first_rosters(rules: RunRules, peers: Sequence[tuple[PeerId, bool]]) -> tupl
         members=grid_order(members, rules.run, 0),
         height=0,
     )
-    ballot = ballot_number(0, 0)
+    ballot = 1
     vote = sign_as(founder, vote_statement(roster.digest(), ballot))
     return founding, CertifiedRoster(roster=roster, ballot=ballot, votes=((founder, vote),))
 

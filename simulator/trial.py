@@ -9,12 +9,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from p2p_diloco.node.clock_sync import SLOWEST
+from p2p_diloco.protocol.membership.reach import UNSEEN_SECONDS
 from simulator.inspector import Violated
 from simulator.liveness import (
     ASKED_AGAIN_SECONDS,
     REDIAL_SECONDS,
     SETTLE_SECONDS,
     check_agreement,
+    check_included,
     check_memory,
     check_ready,
     check_tables,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 QUIET_CYCLES = 2
 MOST_DEGRADED = 4
 """Maximum number of consecutive degraded rosters to wait for before agreement is checked."""
+MOST_NEW_ROSTERS = 12
+KNOWN_AFTER_SECONDS = UNSEEN_SECONDS + 12.0
+"""Time after which a member of another network is known as such, and a roster follows from that."""
 LONGEST_SLEW_SECONDS = 3600.0
 """Maximum time for clocks to converge; enough for the largest error that a trouble gives an honest clock."""
 BEFORE_THE_BORDER_SECONDS = 0.6
@@ -149,6 +154,7 @@ class Trial:
         if not self._are_linked():
             await swarm.run(REDIAL_SECONDS)
         await self._until_the_living_are_members()
+        await self._until_outsiders_are_known()
         swarm.inspector.checks += 1
         if not await self._are_clocks_slewed():
             self._skip_quiet_checks()
@@ -156,10 +162,11 @@ class Trial:
         self._followed = newest_degraded(swarm)
         await self._run_to_end_of_cycle(swarm.now + QUIET_CYCLES * cycle)
         await self._check_agreement()
-        before = fragment_heights(swarm)
+        before, first_round = fragment_heights(swarm), swarm.round + 1
         await self._run_to_end_of_cycle(swarm.now + cycle)
         await self._check_agreement()
         await self._goes_on(before)
+        check_included(swarm, first_round)
         check_tables(swarm)
         for _ in range(2 * self.scenario.scrub_cycles + 2):
             if not swarm.inspector.differing:
@@ -199,6 +206,19 @@ class Trial:
                 self.swarm.by_peer[m.peer].runs for m in roster.members if m.peer in self.swarm.by_peer
             ):
                 return
+
+    async def _until_outsiders_are_known(self) -> None:
+        """After each new member, wait until reducers of a home network know whether it is there too.
+
+        Until then it gets what they averaged from others, and later.
+        """
+        swarm = self.swarm
+        for _ in range(MOST_NEW_ROSTERS if swarm.network.lans else 0):
+            roster, clock = leading_roster(swarm), swarm.rules.clock
+            seconds = swarm.loop.true_seconds() - clock.begin(roster.cycle * clock.num_fragments) if roster else 0.0
+            if seconds > KNOWN_AFTER_SECONDS:
+                return
+            await swarm.run(self.scenario.cycle_seconds)
 
     async def _check_agreement(self) -> None:
         await self._until_lines_have_met()

@@ -545,10 +545,26 @@ class Router(Trouble):
 
 @dataclass(kw_only=True)
 class Home(Router):
-    """Machines of one home network can be reached only by each other, and do not know it."""
+    """Machines of one home network can be reached only by each other, and do not know it.
+
+    The founder may be among them, with a forwarded port.
+    """
 
     kind = "home"
     place = "home"
+    has_founder: bool = False
+
+    @classmethod
+    def draw(cls, draw: Draw) -> Home:
+        drawn = super().draw(draw)
+        has_founder = draw.rng.random() < 0.5
+        names = (draw.names[0], *drawn.names) if has_founder else drawn.names
+        return cls(at=drawn.at, until=drawn.until, names=names, has_founder=has_founder)
+
+    def strike(self, swarm: Simulation, name: str) -> None:
+        swarm.network.lans[swarm.machines[name].peer] = self.place
+        if not (self.has_founder and name == self.names[0]):
+            super().strike(swarm, name)
 
 
 # -- hostility

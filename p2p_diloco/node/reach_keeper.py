@@ -147,20 +147,8 @@ class ReachKeeper:
         book = self._engine.book
         return provers_for(self._engine.me.peer, book.in_force, book.founder) if book.in_force else frozenset()
 
-    def _company(self) -> frozenset[PeerId]:
-        """Return the peers that must be able to dial this one: members to link to, the founder, and likely members."""
-        engine, roster = self._engine, self._engine.book.in_force
-        if roster is None:
-            return frozenset()
-        wanted = engine.wanted_links()
-        members = roster.peers() if wanted is None else roster.peers() & wanted
-        linked = self._transport.linked_peers()
-        founder = {engine.book.founder} & linked
-        coming = {p for p, heard in engine.membership.heard.items() if heard.heartbeat.trains and p in linked}
-        return (members | founder | coming) - {engine.me.peer}
-
     def _judge(self, now: float) -> None:
-        standing = self._reach.standing(self._provers(), self._company(), now)
+        standing = self._reach.standing(self._provers(), company_of(self._engine, self._transport.linked_peers()), now)
         self._engine.membership.can_be_dialled = standing.is_reachable
         counted = standing.proofs[: standing.num_proved]
         self._signed = {peer: signed for peer, signed in self._signed.items() if signed[0] in standing.proofs}
@@ -277,6 +265,18 @@ class ReachKeeper:
         except PeerError as error:
             return str(error) or "unknown"
         return ""
+
+
+def company_of(engine: PeerEngine, linked: frozenset[PeerId]) -> frozenset[PeerId]:
+    """Return the peers that must be able to dial this one: members to link to, the founder, and likely members."""
+    roster = engine.book.in_force
+    if roster is None:
+        return frozenset()
+    wanted = engine.wanted_links()
+    members = roster.peers() if wanted is None else roster.peers() & wanted
+    founder = {engine.book.founder} & linked
+    coming = {p for p, heard in engine.membership.heard.items() if heard.heartbeat.trains and p in linked}
+    return (members | founder | coming) - {engine.me.peer}
 
 
 def announced(proved: Collection[str], listening: Collection[str], peer_suffix: str) -> tuple[str, ...]:

@@ -15,13 +15,18 @@ REDUCE_SHARE = 0.6
 """Share of a round after which a reducer averages the contributions that have arrived."""
 FINISH_SHARE = 0.75
 """Share of a round after which an owner averages the row means that have arrived, if there is more than one row."""
-LEAD_TURN_SHARE = 0.25
-"""Share of a round that one leader's turn lasts."""
+TURN_SHARE = 0.25
+"""Share of a long round that one leader's turn lasts."""
+SHORTEST_TURN_SECONDS = 1.5
+"""A ballot takes four messages one after the other, and voters wait for two of them before the next turn begins; on
+lines that people have, one takes up to 0.4 s."""
+TURNS_TO_SPREAD = 2
 LEAD_TURNS = 4
+"""Number of turns for which leaders are drawn at once."""
 TOLERANCE_SHARE = 1 / 8
 """Share of a round by which two peers' clocks may differ without harm to the round."""
 SMALLEST_TOLERANCE_SECONDS = 0.5
-_MOMENTS = (*(turn * LEAD_TURN_SHARE for turn in range(1, LEAD_TURNS + 1)), REDUCE_SHARE, FINISH_SHARE)
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +68,12 @@ class RoundClock:
         """Return when owners stop waiting for the means of other rows."""
         return self.begin(round_index) + FINISH_SHARE * self.round_seconds
 
-    def moments(self, round_index: int) -> tuple[float, ...]:
-        """Return when something is due after a round's start: the next leaders' turns, reducing, finishing, its end."""
-        begin, length = self.begin(round_index), self.round_seconds
-        return tuple(begin + share * length for share in _MOMENTS)
+    def moments(self, now_seconds: float) -> tuple[float, ...]:
+        """Return when something is due in this round: contributions, averaging, its end; and the next leader's turn."""
+        current = self.round_at(now_seconds)
+        next_turn = self.start_seconds + self.ballot_at(now_seconds) * self.turn_seconds
+        dues = self.contribute_by(current), self.reduce_by(current), self.finish_by(current)
+        return (*dues, self.begin(current + 1), next_turn)
 
     def fragment(self, round_index: int) -> int:
         """Return the fragment that a round exchanges."""
@@ -76,19 +83,47 @@ class RoundClock:
         """Return the cycle that a round belongs to."""
         return round_index // self.num_fragments
 
-    def is_last_of_cycle(self, round_index: int) -> bool:
-        """Return whether a round is the last of its cycle, in which the next roster is voted on."""
-        return round_index % self.num_fragments == self.num_fragments - 1
-
     def closed_round(self, fragment: int, now_seconds: float) -> int:
         """Return the last round of `fragment` that is over; negative if there is none."""
         over = self.round_at(now_seconds) - 1
         return over - (over - fragment) % self.num_fragments
 
-    def lead_turn(self, round_index: int, now_seconds: float) -> int:
-        """Return the number of the leader's turn in progress, 0 to `LEAD_TURNS - 1`."""
-        share = (now_seconds - self.begin(round_index)) / self.round_seconds
-        return min(max(int(share / LEAD_TURN_SHARE), 0), LEAD_TURNS - 1)
+    @property
+    def turn_seconds(self) -> float:
+        """Length of one leader's turn, and so of a ballot: a quarter of a round, but not shorter than a ballot takes.
+
+        A round that is itself shorter is meant for short lines.
+        """
+        return max(TURN_SHARE * self.round_seconds, min(self.round_seconds, SHORTEST_TURN_SECONDS))
+
+    def ballot_at(self, now_seconds: float) -> int:
+        """Return the number of the ballot in progress: 1 in the turn that begins with round 0."""
+        return math.floor((now_seconds - self.start_seconds) / self.turn_seconds + _ROUNDING) + 1
+
+    def ballot_round(self, ballot: int) -> int:
+        """Return the round in which a ballot begins."""
+        return math.floor((ballot - 1) * self.turn_seconds / self.round_seconds + _ROUNDING)
+
+    def agreed_in(self, ballot: int) -> int:
+        """Return the last round before what a ballot decides is in force everywhere: two turns after it began."""
+        return math.ceil((ballot - 1 + TURNS_TO_SPREAD) * self.turn_seconds / self.round_seconds - _ROUNDING) - 1
+
+    def lead_turn(self, ballot: int) -> int:
+        """Return the place of a ballot's leader in the order of its draw, 0 to `LEAD_TURNS - 1`.
+
+        Of the ballots in which rosters are voted on, each `LEAD_TURNS` in a row have all places, however many there are
+        in a cycle.
+        """
+        turns = round(self.round_seconds / self.turn_seconds)
+        cycle = self.cycle(self.ballot_round(ballot))
+        last_round = (cycle + 1) * self.num_fragments - 1
+        first = math.floor(last_round * self.round_seconds / self.turn_seconds + _ROUNDING) + 1
+        return (ballot - first + cycle * turns) % LEAD_TURNS
+
+    def ends_cycle(self, ballot: int) -> bool:
+        """Return whether the last round of a cycle is in progress in a ballot's turn, so that a roster is voted on."""
+        last = math.ceil(ballot * self.turn_seconds / self.round_seconds - _ROUNDING) - 1
+        return self.cycle(last + 1) > self.cycle(self.ballot_round(ballot))
 
 
 def middle_two(offsets_seconds: Sequence[float]) -> tuple[float, float]:

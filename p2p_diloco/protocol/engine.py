@@ -92,6 +92,8 @@ class PeerEngine:
         self.book = RosterBook(rules=rules, verify=verify)
         self.last_included: int | None = None
         """Latest round with an entry that includes this peer's contribution."""
+        self.last_refusal: tuple[int, str] | None = None
+        """The round of the contribution that was last refused, and the reason."""
         self.membership = Membership(
             me=me,
             rules=rules,
@@ -201,8 +203,7 @@ class PeerEngine:
         if self._heartbeats.next_at <= now or self._to_greet:
             return now
         clock = self.rules.clock
-        current = clock.round_at(now)
-        times = [self._heartbeats.next_at, *clock.moments(current)]
+        times = [self._heartbeats.next_at, *clock.moments(now)]
         if self.repair.follows and not self.ready and self.catch_up.is_complete():
             # It polls the others: what they send unasked may come too late.
             times.append(now + clock.round_seconds / ASKS_IN_A_ROUND)
@@ -314,6 +315,7 @@ class PeerEngine:
 
     def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
         reason = clean_text(refusal.reason.decode("utf-8", "replace"))
+        self.last_refusal = refusal.round, reason
         text = f"contribution to round {refusal.round} left out: {reason}"
         actions: list[Action] = [Report(topic="refused", text=text)]
         if refusal.newer_roster:

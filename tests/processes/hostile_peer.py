@@ -28,7 +28,7 @@ from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.wire.ballot import ballot_number
+from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
 from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Declaration, Member, ReachProof
@@ -356,6 +356,7 @@ async def cut_frames(stranger: Stranger, order: dict[str, Any]) -> None:
 async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
     """Certify children of recent rosters with its own vote alone, listing itself or a member."""
     await stranger.hear_all()
+    clock = RoundClock(start_seconds=0.0, round_seconds=order["round_seconds"], num_fragments=order["fragments"])
     while True:
         for peer in stranger.victims:
             stranger.post(peer, RosterRequest(known=()))
@@ -363,9 +364,9 @@ async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
             for certified in tuple(stranger.rosters.values())[-3:]:
                 first = certified.roster.members[0]
                 for listed in (first, replace(first, peer=stranger.key.peer)):
-                    parent, cycle, me = certified.roster, latest // order["fragments"], stranger.key
+                    parent, cycle, me = certified.roster, clock.cycle(latest), stranger.key
                     child = degraded_child(parent, listed, cycle, height=parent.height + 1)
-                    stranger.post(peer, lone_vote(child, ballot_number(latest, 0), me.peer, me.sign))
+                    stranger.post(peer, lone_vote(child, clock.ballot_at(clock.begin(latest + 1)), me.peer, me.sign))
         await asyncio.sleep(0.2)
 
 

@@ -33,7 +33,6 @@ from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.messages import (
@@ -168,7 +167,7 @@ def self_voted(node: SwarmNode, *parents: CertifiedRoster) -> Sequence[Message]:
     """
     me, rules = node.engine.me, node.engine.rules
     round_index = rules.clock.round_at(node._clock.now())
-    cycle, ballot = rules.clock.cycle(round_index), ballot_number(round_index, 0)
+    cycle, ballot = rules.clock.cycle(round_index), rules.clock.ballot_at(node._clock.now())
     forged: list[Message] = []
     for parent in (each.roster for each in parents):
         if cycle < parent.cycle + rules.stalled_cycles:

@@ -112,6 +112,7 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers, names: Sequence[str] 
         "attack": strangers.attack,
         "identities": strangers.identities,
         "third_party": own_host(),
+        "round_seconds": plan.rules.clock.round_seconds,
         "fragments": FRAGMENTS,
         "spans_per_fragment": SPANS,
         "span_bytes": [

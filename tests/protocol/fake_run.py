@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.actions import Report, RoundClosed
-from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.clock import LEAD_TURNS, RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.membership.reach_proofs import provers_for
@@ -39,6 +39,11 @@ def sign_as(peer: PeerId, statement: bytes) -> bytes:
 
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
     return signature == sign_as(peer, statement)
+
+
+def ballot_number(round_index: int, turn: int) -> int:
+    """The ballot of a turn of a round; rounds here have four."""
+    return LEAD_TURNS * round_index + turn + 1
 
 
 def believed_proofs(engine: PeerEngine, now: float) -> tuple[ReachProof, ...]:

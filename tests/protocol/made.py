@@ -15,7 +15,7 @@ from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
-from p2p_diloco.protocol.wire.member import NO_PLACE, Declaration, Member, ReachProof
+from p2p_diloco.protocol.wire.member import NO_PLACE, PLACE_BYTES, Declaration, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 
 NO_SIGNATURE = bytes(64)
@@ -28,8 +28,9 @@ def ids(num_peers: int) -> list[PeerId]:
 
 
 def member(peer: PeerId, *, reduces: bool = True, incarnation: int = 1, **changes: object) -> Member:
-    """A member that votes, unless the changes say otherwise."""
-    made = Member(peer=peer, incarnation=incarnation, counts=True, reduces=reduces)
+    """A member that votes, unless the changes say otherwise; one that trains and reduces has a public place."""
+    place = peer[:PLACE_BYTES] if reduces and changes.get("trains", True) else NO_PLACE
+    made = Member(peer=peer, incarnation=incarnation, counts=True, reduces=reduces, place=place)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

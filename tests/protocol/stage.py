@@ -41,7 +41,6 @@ from p2p_diloco.protocol.actions import (
 )
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.ballot import ballot_turn
 from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, included_places, next_head
 from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.messages import (
@@ -398,7 +397,7 @@ class Stage:
 
     def _keep_roster(self, machine: Machine, certified: CertifiedRoster) -> None:
         if certified.roster.k and not certified.roster.degraded:
-            agreed_in, parent = ballot_turn(certified.ballot)[0], certified.roster.parent
+            agreed_in, parent = self.rules.clock.agreed_in(certified.ballot), certified.roster.parent
             self.followed_in[parent] = min(agreed_in, self.followed_in.get(parent, agreed_in))
             self._check_succession(parent)
         machine.disk.rosters.append(certified)

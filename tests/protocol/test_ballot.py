@@ -29,8 +29,6 @@ from p2p_diloco.protocol.wire.ballot import (
     Vote,
     add_promise,
     add_vote,
-    ballot_number,
-    ballot_turn,
     certificate,
     check_proposal,
     promise,
@@ -122,14 +120,6 @@ def check(proposal: Proposal, parent: Roster = PARENT) -> None:
 
 
 # -- what one member is bound to
-
-
-@given(st.integers(0, 1 << 40), st.integers(0, 3))
-def test_ballots_are_numbered_by_round_and_turn(round_index: int, turn: int) -> None:
-    number = ballot_number(round_index, turn)
-    assert number > 0
-    assert ballot_turn(number) == (round_index, turn)
-    assert ballot_number(round_index + 1, 0) > number
 
 
 def test_a_promise_forbids_lower_ballots() -> None:

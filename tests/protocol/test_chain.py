@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_run import RUN, peer_id, run_rules, sign_as, verify
+from fake_run import RUN, ballot_number, peer_id, run_rules, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1, roster_of
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate, heads_digest, wins_tie
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head
 
 ROSTER = roster_of(1)

@@ -264,7 +264,7 @@ def test_a_voter_for_the_next_roster_sends_an_empty_opening() -> None:
     rounds, _ = exchange(2)
     membership = rounds.membership
     rounds.begin(0, True)
-    membership._voted_in = (roster_of(2).digest(), 1)
+    membership._votes[roster_of(2).digest()] = 1
     assert any(isinstance(action, TakeSnapshot) for action in rounds.begin(1, True)), "the round of its vote"
     report, *actions = rounds.begin(2, True)
     assert isinstance(report, Report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
-from fake_run import ALL_SPANS, MINUTE, ROUND_SECONDS, peer_id
+from fake_run import ALL_SPANS, MINUTE, ROUND_SECONDS, ballot_number, peer_id
 from founded_swarms import founded, goes_on, recovers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from p2p_diloco.protocol.actions import KeepLiveliness, Report
 from p2p_diloco.protocol.membership.histories import LONGEST_GAP_CYCLES, Liveliness, is_left_behind, is_sound, strength
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from fake_run import CYCLE_SECONDS, ROUND_SECONDS, peer_id, run_rules, sign_as, verify
+from fake_run import CYCLE_SECONDS, ROUND_SECONDS, ballot_number, peer_id, run_rules, sign_as, verify
 from made import (
     NO_SIGNATURE,
     certify,
@@ -24,7 +24,7 @@ from made import (
 
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
-from p2p_diloco.protocol.clock import LEAD_TURN_SHARE, LEAD_TURNS
+from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.membership import membership as module
 from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS, Membership
 from p2p_diloco.protocol.membership.proposal import next_roster
@@ -37,7 +37,6 @@ from p2p_diloco.protocol.wire.ballot import (
     Proposal,
     View,
     Vote,
-    ballot_number,
     declarations_bytes,
 )
 from p2p_diloco.protocol.wire.entry import places_in
@@ -53,7 +52,7 @@ VOTING = 3
 """The last round of cycle 1, the first cycle in which roster 1 can be followed."""
 BEGIN = VOTING * ROUND_SECONDS
 NOW = BEGIN + 0.1
-TURN_SECONDS = LEAD_TURN_SHARE * ROUND_SECONDS
+TURN_SECONDS = run_rules().clock.turn_seconds
 BALLOT = ballot_number(VOTING, 0)
 
 
@@ -405,6 +404,25 @@ def test_a_later_vote_does_not_let_a_member_name_parents_again() -> None:
     assert not here.may_name_parents(ROSTER.digest(), VOTING + 1), "the first vote may have been enough"
 
 
+def test_a_vote_for_a_grandchild_lets_no_member_name_parents_under_the_grandparent() -> None:
+    """The child may have been certified for the next round, and known to one peer only."""
+    council = Council(roster_1(3), NEW)
+    council.declare(NEW, OTHER, NOW, cycle=1)
+    council.tick(NOW)
+    child = council.in_force()
+    assert child.k == 2
+    word = council.here[THIRD].leave(NOW)
+    for peer in sorted(ROSTER.voters - {THIRD}):
+        council.do(THIRD, [Send(to=peer, message=word, deadline=NOW + 9)], NOW)
+    for turn in range(LEAD_TURNS):
+        council.tick(NOW + turn * TURN_SECONDS)
+    assert council.in_force().k == 3
+    here = council.here[OTHER]
+    assert not here.may_name_parents(child.digest(), VOTING + 2)
+    assert here.may_name_parents(ROSTER.digest(), VOTING)
+    assert not here.may_name_parents(ROSTER.digest(), VOTING + 1)
+
+
 def test_no_peer_votes_in_a_ballot_before_the_last_round_in_which_it_named_parents() -> None:
     """Certified in that ballot, the child would govern a round in which this peer named parents under its parent."""
     here = member_of_three()
@@ -520,10 +538,11 @@ def test_a_declared_leaving_calls_a_ballot_at_once_in_which_the_leaver_votes() -
     for turn in range(LEAD_TURNS):
         council.tick(now + turn * TURN_SECONDS)
     assert council.in_force().peers() == ROSTER.peers() - {OTHER}
-    assert leaver.may_go(now), "it is listed no more"
+    assert not leaver.may_go(now), "the round in progress is under the roster that lists it"
+    assert leaver.may_go(now + ROUND_SECONDS), "it is listed no more"
 
 
-def test_a_leaving_peer_waits_for_five_seconds_at_most() -> None:
+def test_a_leaving_peer_waits_for_eight_seconds_at_most() -> None:
     here = member_of_three()
     here.leave(NOW)
     assert not here.may_go(NOW + LEAVE_SECONDS - 0.1)
@@ -1120,11 +1139,11 @@ def test_a_better_branch_is_announced() -> None:
     assert here.is_better(certify(child_of(child_of(ROSTER, ()), ()), [A]), 4) is None, "nobody knows from where"
 
 
-def roster_sentences(here: Membership, *rosters: CertifiedRoster) -> list[str]:
+def roster_sentences(here: Membership, *rosters: CertifiedRoster, now: float = 0.0) -> list[str]:
     return [
         action.text
         for certified in rosters
-        for action in here.take_rosters((certified,), 0.0)
+        for action in here.take_rosters((certified,), now)
         if isinstance(action, Report) and action.topic == "roster"
     ]
 
@@ -1135,10 +1154,38 @@ def test_a_roster_is_reported_with_joined_and_departed_members(monkeypatch: pyte
     here = membership_of(A, founding())
     said = roster_sentences(here, roster_1(4), certify(child_of(roster_of(4), members[1:]), ids(4)))
     one, two = map(short_peer_id, sorted(ids(4))[:2])
+    dropped = "this peer" if members[0].peer == A else short_peer_id(members[0].peer)
     assert said == [
         f"roster 1: 4 members (new: {one}, {two}, 2 more; gone: {short_peer_id(BOOT)})",
-        f"roster 2: 3 members (gone: {short_peer_id(members[0].peer)})",
+        f"roster 2: 3 members (gone: {dropped})",
     ]
+
+
+def without(peer: PeerId) -> CertifiedRoster:
+    return certify(child_of(ROSTER, [m for m in ROSTER.members if m.peer != peer], cycle=1), ids(3), BALLOT)
+
+
+def test_who_was_too_late_waits_before_its_application_is_shown_and_the_event_says_why() -> None:
+    here = seeing()
+    here.note_entry({C}, (), 0)
+    here.take_heartbeat(heartbeat(C), NOW)
+    said = roster_sentences(here, without(C), now=NOW)
+    absent = VOTING * ROUND_SECONDS
+    assert said == [f"roster 2: 2 members (gone: {short_peer_id(C)}, in no entry for {absent:.0f} s)"]
+    parent = without(C).roster
+    assert here.take_declaration(declaration(C, cycle=2), 2)
+    assert here.view(parent, NOW + 19.0).declarations == ()
+    assert [word.peer for word in here.view(parent, NOW + 20.0).declarations] == [C]
+
+
+@pytest.mark.parametrize("reason", ["left", "its link closed"])
+def test_who_left_or_was_killed_does_not_wait(reason: str) -> None:
+    here = seeing()
+    here.take_heartbeat(heartbeat(C), SEEN - CYCLE_SECONDS - 1.0)
+    if reason == "left":
+        here.take_declaration(declaration(C, cycle=2, leaving=True), 2)
+    assert roster_sentences(here, without(C), now=SEEN) == [f"roster 2: 2 members (gone: {short_peer_id(C)}, {reason})"]
+    assert here.returns.wait_seconds(C, 1, SEEN) == 0.0
 
 
 def test_the_first_roster_that_a_peer_sees_names_its_members() -> None:

@@ -11,7 +11,6 @@ from founded_swarms import founded, goes_on, recovers
 from made import entry_on
 from swarm_driver import Swarm
 
-from p2p_diloco.protocol.clock import LEAD_TURN_SHARE
 from p2p_diloco.protocol.wire.ballot import Promised, Proposal
 from p2p_diloco.protocol.wire.entry import next_head
 from p2p_diloco.protocol.wire.messages import Message, RosterReply
@@ -89,7 +88,7 @@ def test_if_few_have_voted_the_others_continue_under_the_previous_roster() -> No
     last, k = voting_round(swarm), newest(swarm)
     clock = swarm.rules.clock
     swarm.is_lost = lambda sender, target, message: isinstance(message, Proposal) and target.name != "p0"
-    swarm.run_to(clock.begin(last) + LEAD_TURN_SHARE * ROUND_SECONDS - 0.1)
+    swarm.run_to(clock.begin(last) + clock.turn_seconds - 0.1)
     swarm.is_lost = lambda sender, target, message: isinstance(message, Promised)
     voters = {machine.name for machine in swarm.running() if has_voted(machine, last)}
     assert 0 < len(voters) < 3

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from fake_run import ALL_SPANS, ORGANISER, RUN, peer_id, run_rules, sign_as, verify
+from fake_run import ALL_SPANS, ORGANISER, RUN, ballot_number, peer_id, run_rules, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import certify, child_of, founding, ids, member, roster_1, roster_of
@@ -14,8 +14,7 @@ from made import certify, child_of, founding, ids, member, roster_1, roster_of
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import LEAD_TURNS
-from p2p_diloco.protocol.wire.ballot import ballot_number
-from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.member import NO_PLACE, Member
 from p2p_diloco.protocol.wire.roster import (
     MOST_LEADERS,
     MOST_VOTERS,
@@ -357,14 +356,14 @@ def test_only_the_named_founder_can_found_a_run() -> None:
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_founder_reduces_and_counts_from_the_founding_if_it_trains(trains: bool) -> None:
     roster = founding_roster(RUN, sha256(b"genesis"), member(A, reduces=False, counts=False, trains=trains), cycle=4)
-    assert roster.members == (member(A, since=4, counts=trains, trains=trains),)
+    assert roster.members == (member(A, since=4, counts=trains, trains=trains, place=NO_PLACE),)
     assert roster.bootstrap == (None if trains else A)
     assert roster.voters == {A}
 
 
 def test_a_run_founded_before_its_round_0_begins_in_cycle_0() -> None:
     roster = founding_roster(RUN, sha256(b"genesis"), member(A), cycle=-3)
-    assert (roster.k, roster.cycle, roster.members) == (0, 0, (member(A),))
+    assert (roster.k, roster.cycle, roster.members) == (0, 0, (member(A, place=NO_PLACE),))
     signature = sign_as(ORGANISER, founding_statement(roster.digest()))
     check_founding(CertifiedRoster(roster=roster, ballot=0, votes=((ORGANISER, signature),)), RUN, ORGANISER, verify)
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from fake_run import peer_id, run_rules, verify
+from fake_run import ballot_number, peer_id, run_rules, verify
 from made import book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.membership.roster_book import MOST_BRANCHES, Governance, RosterBook
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 

@@ -320,12 +320,12 @@ def test_a_contribution_is_split_among_the_reducers_of_its_row() -> None:
 
 def test_newcomers_are_those_whose_incarnation_the_parent_lacks() -> None:
     again = replace(ROSTER, members=(member(A), member(B, incarnation=2)))
-    assert newcomers_of(again, ROSTER, 1) == {B}
-    assert newcomers_of(ROSTER, founding().roster, 1) == {A, B, C}
-    assert newcomers_of(ROSTER, None, 1) == {A, B, C}
+    assert newcomers_of(again, ROSTER, 1, 1) == {B}
+    assert newcomers_of(ROSTER, founding().roster, 1, 1) == {A, B, C}
+    assert newcomers_of(ROSTER, None, 1, 1) == {A, B, C}
 
 
 def test_newcomers_are_new_only_in_the_first_cycle_of_a_roster() -> None:
     """A roster may now stay in force forever."""
     late = replace(ROSTER, cycle=7)
-    assert [newcomers_of(late, founding().roster, cycle) for cycle in (7, 8, 9, 70)] == [{A, B, C}] * 2 + [set()] * 2
+    assert [newcomers_of(late, founding().roster, cycle, 8) for cycle in (7, 8, 9, 70)] == [{A, B, C}] * 2 + [set()] * 2

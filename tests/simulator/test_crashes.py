@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.protocol.engine import PeerEngine
 from simulator import crashes
 from simulator.command import main
 from simulator.crashes import MATRIX, TWO, Case, Moment, Role, Step, cells, play_cell, run_crashes
 from simulator.failpoints import Kind
-from simulator.mistakes import MISTAKES
+from simulator.mistakes import MISTAKES, replaced
 
 pytestmark = pytest.mark.story
 
@@ -61,7 +62,7 @@ def test_peer_that_returns_with_other_bytes_is_found() -> None:
 
 
 def test_others_that_wait_for_a_stopped_peer_are_found() -> None:
-    with MISTAKES["sleeps-too-long"].planted():
+    with replaced(PeerEngine, "wake_at", lambda self, now: now + 0.7 * self.rules.clock.round_seconds):
         result = play_cell(CELLS["owner stopped before apply, two"], 1)
     assert result.failure is not None
     assert result.failure.startswith("spans of others were skipped in ")

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, sha256
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
 from p2p_diloco.span.replica import SpanUpdate
@@ -150,11 +149,11 @@ def test_a_round_under_two_rosters_is_a_violation() -> None:
         child = replace(parent, k=parent.k + 1, parent=parent.digest())
         votes = ((machine.peer, b""),)
         swarm.inspector.losses[machine.peer] += 1
-        swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=ballot_number(0, 0), votes=votes))
+        swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=1, votes=votes))
         assert not any("it voted for" in text for text in found), found
         found.clear()
         swarm.inspector.losses.clear()
-        swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=ballot_number(0, 0), votes=votes))
+        swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=1, votes=votes))
         expect(found, "I8: .* is in an entry of round .* under a roster whose child it voted for in round 0")
 
     with_grown_swarm(scene)

@@ -87,10 +87,16 @@ def lie_in_proposals(lie: Lie, message: Message) -> Message:
 async def until_it_leads_next(swarm: Simulation, liar: Machine) -> None:
     """Let time pass until the round before a vote in which the liar has the first turn, if no roster comes before."""
     clock, book = swarm.rules.clock, liar.running.book
-    at = swarm.round + 2
-    while not (clock.is_last_of_cycle(at) and lead_order(liar.roster, at, book.founder)[0] == liar.peer):
-        at += 1
-    await swarm.run_to_round(at - 1)
+
+    def is_first(ballot: int) -> bool:
+        is_begin = clock.ends_cycle(ballot) and not clock.ends_cycle(ballot - 1)
+        order = lead_order(liar.roster, clock.ballot_round(ballot), book.founder)
+        return is_begin and order[clock.lead_turn(ballot)] == liar.peer
+
+    ballot = clock.ballot_at(clock.begin(swarm.round + 2))
+    while not is_first(ballot):
+        ballot += 1
+    await swarm.run_to_round(clock.ballot_round(ballot) - 1)
 
 
 def roles(roster: Roster) -> list[tuple[bytes, bool, bool]]:

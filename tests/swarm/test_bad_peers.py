@@ -12,7 +12,6 @@ import pytest
 from p2p_diloco.ids import SpanId, short_peer_id
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
-from p2p_diloco.protocol.wire.ballot import ballot_number
 from p2p_diloco.protocol.wire.messages import (
     PROTOCOL_VERSION,
     Message,
@@ -89,7 +88,7 @@ def with_spans(contribution: FragmentContribution, spoil: Callable[[EncodedSpan]
 
 BAD_FRAMES = {
     "short": (VERSION, Lane.CONTROL, "frame ends early"),
-    "version": (b"\x09" + bytes(40), Lane.CONTROL, "protocol version 9"),
+    "version": (b"\xc8" + bytes(40), Lane.CONTROL, "protocol version 200"),
     "kind": (VERSION + b"\xff" + bytes(40), Lane.BULK, "kind 255"),
     "lane": (VERSION + b"\x02" + bytes(8), Lane.BULK, "Ping came on the bulk lane"),
     "count": (VERSION + b"\x0b\x00\x00\xff\xff\x00\x00", Lane.CONTROL, "65535 items"),
@@ -141,7 +140,7 @@ def test_a_roster_with_the_vote_of_one_member_changes_nothing_and_its_sender_is_
         mine = parent.member(villain.peer)
         assert mine is not None
         lie = degraded_child(parent, mine, swarm.rules.clock.cycle(swarm.round))
-        word = lone_vote(lie, ballot_number(swarm.round, 3), villain.peer, signer(villain.peer))
+        word = lone_vote(lie, swarm.rules.clock.ballot_at(target.swarm_now()), villain.peer, signer(villain.peer))
         for _ in range(10):
             for machine in others(swarm):
                 send(swarm, machine, word)

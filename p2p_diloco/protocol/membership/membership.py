@@ -4,15 +4,15 @@ In the last round of each cycle the electorate of the roster in force promises t
 it has observed. If that changes something, a child is agreed on (`ballot.py`); otherwise nothing is certified. A member
 that leaves, or a vote whose certificate is lost, leads to a ballot at any time.
 
-No round is governed by two rosters: a peer that has voted for a child names no parents under the old roster in later
-rounds. So once the child can be certified, the old roster has no majority left. See
-docs/decisions/0026-governing-rosters.md.
+No round is governed by two rosters: a peer that has voted for a child names no parents under the old roster in the
+rounds that the child may govern, so the old roster has no majority left in them. See
+docs/decisions/0026-governing-rosters.md and 0044-ballots-have-their-own-clock.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from p2p_diloco.errors import PeerError
@@ -23,6 +23,7 @@ from p2p_diloco.protocol.membership.histories import LIVELY_CYCLES, Liveliness, 
 from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
 from p2p_diloco.protocol.membership.proposal import SHARE_STEP, is_bootstrap_needed, next_roster
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
+from p2p_diloco.protocol.membership.returns import Returns
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.rules import ABSENT_CYCLES, RunRules
 from p2p_diloco.protocol.wire.ballot import (
@@ -40,8 +41,6 @@ from p2p_diloco.protocol.wire.ballot import (
     Vote,
     add_promise,
     add_vote,
-    ballot_number,
-    ballot_turn,
     certificate,
     check_proposal,
     declarations_bytes,
@@ -75,8 +74,10 @@ MOST_REFUSED = 16
 """Number of refused rosters to remember, so that each is reported once."""
 MOST_NAMED = 16
 """Maximum number of members that a sentence names."""
-LEAVE_SECONDS = 5.0
-"""Time that a leaving peer stays to vote for the roster without it."""
+MOST_VOTES = 64
+"""Number of parents for which a peer remembers that it voted for a child: many more than a few rounds can have."""
+LEAVE_SECONDS = 8.0
+"""Maximum time that a leaving peer stays until a roster without it governs."""
 
 
 class Membership(Attendance):
@@ -102,14 +103,16 @@ class Membership(Attendance):
         super().__init__(me=me, rules=rules, book=book, verify=verify)
         self._linked = linked
         self.owners = OwnerLog(clock=rules.clock)
+        self.returns = Returns()
         self.cycles_without_entries = 0
         self.in_force_since = 0
         self.height = 0
         """Total number of entries that all spans here have absorbed; updated by the engine."""
         self.named_round = -1
         """The last round in which this peer named parents; until it does, the round in which it was started."""
-        self._voted_in: tuple[Digest, int] | None = None
-        """The parent of the roster that this peer last voted for, and the round of its first vote for a child of it."""
+        self._votes: dict[Digest, int] = {}
+        """For each of the last parents for whose child this peer voted, the last round before the child may govern, by
+        the first vote."""
         self._ballots = ballots
         self._candidacies: dict[bool, Candidacy] = {}
         self._prepared = 0
@@ -138,9 +141,10 @@ class Membership(Attendance):
         return self.declare(now, leaving=True)
 
     def may_go(self, now: float) -> bool:
-        """Return whether the others no longer need the vote of this leaving peer."""
-        roster = self.book.in_force
-        is_listed = roster is not None and roster.member(self.me.peer) is not None
+        """Return whether the others no longer need this leaving peer: its vote, and the spans that it averages."""
+        governing = self.book.governing(self.rules.clock.round_at(now))
+        rosters = (self.book.in_force, governing[0] if governing is not None else None)
+        is_listed = any(roster is not None and roster.member(self.me.peer) is not None for roster in rosters)
         return not is_listed or self._leaves_at is None or now >= self._leaves_at
 
     def is_needed(self) -> bool:
@@ -320,7 +324,7 @@ class Membership(Attendance):
         roster, mine, clock = certified.roster, self.book.in_force, self.rules.clock
         current = clock.round_at(now)
         cycle = clock.cycle(current)
-        ahead = ballot_turn(certified.ballot)[0] - current
+        ahead = clock.ballot_round(certified.ballot) - current
         member = mine.member(self.me.peer) if mine is not None else None
         if ahead > 1 and member is not None and member.incarnation == self.me.incarnation:
             raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
@@ -376,15 +380,41 @@ class Membership(Attendance):
         self.cycles_without_entries = 0
         self._candidacies = {}
         self._doubted_since = None
-        self.in_force_since = self.rules.clock.round_at(now)
+        self.in_force_since = max(self.rules.clock.round_at(now), self.book.last_before(after.digest()))
         actions += self._renumbered(after)
-        self._forget_strangers(after, now)
         if before is None or after.degraded or before.peers() != after.peers():
-            actions.append(Report(topic="roster", text=_roster_sentence(before, after)))
+            reasons = self._note_dropped(before, after, now) if before is not None else {}
+            text = _roster_sentence(before, after, reasons, self.me.peer)
+            actions.append(Report(topic="roster", text=text))
+        self._forget_strangers(after, now)
         if before is not None and not self.book.is_on_chain(before.digest()):
             self._lively = None
             text = f"roster {after.k} of another branch wins over roster {before.k} here; adopting its state"
             actions.append(Report(topic="branch", text=text))
+
+    def _note_dropped(self, before: Roster, after: Roster, now: float) -> dict[PeerId, str]:
+        """Return why each member is gone, as seen from here; one that is here but too late waits before it returns."""
+        clock, reasons = self.rules.clock, {}
+        if not self.ready or after.parent != before.digest():
+            return {}
+        for peer in before.peers() - after.peers():
+            member = before.member(peer)
+            assert member is not None, "it was listed"
+            last = max(self.present_in.get(peer, -1), member.since * clock.num_fragments)
+            absent_seconds = max(clock.round_at(now) - last, 0) * clock.round_seconds
+            if self.has_left(peer, member.incarnation):
+                reasons[peer] = "left"
+            elif not member.trains:
+                reasons[peer] = "no longer needed"
+            elif self._is_closed(member, now):
+                reasons[peer] = "its link closed"
+            else:
+                reasons[peer] = f"in no entry for {absent_seconds:.0f} s"
+                is_late = peer in self.alive(now) or peer == self.me.peer
+                if is_late and not after.degraded:
+                    listed_seconds = (after.cycle - member.since) * self.rules.cycle_seconds
+                    self.returns.dropped(peer, member.incarnation, listed_seconds, now)
+        return reasons
 
     def _renumbered(self, roster: Roster) -> list[Action]:
         """Take the next number if a roster lists a later start of this peer, so that the others accept what it sends.
@@ -446,10 +476,10 @@ class Membership(Attendance):
         self._ticked_at = now
         if parent is None or round_index < 0:
             return []
-        ballot = self._ballot_at(round_index, now)
+        ballot = self.rules.clock.ballot_at(now)
         actions: list[Action] = []
         self.forget_old_declarations(self.rules.clock.cycle(round_index))
-        if self._is_voting_round(parent, round_index) or self._has_voted(parent):
+        if self._is_vote_due(parent, ballot) or self._has_voted(parent):
             actions += self._promise(parent, ballot, now, degraded=False)
         if self.is_stalled():
             actions += self._promise(parent, ballot, now, degraded=True)
@@ -461,19 +491,17 @@ class Membership(Attendance):
         """Remove all heartbeat times that are in the future, because the clock was far ahead."""
         self._ticked_at = self._listens_since = now
         self._doubted_since = None
+        self.returns = Returns()
         self.in_force_since = min(self.in_force_since, self.rules.clock.round_at(now))
         self.heard = {
             peer: replace(heard, at=min(heard.at, now), since=min(heard.since, now))
             for peer, heard in self.heard.items()
         }
 
-    def _ballot_at(self, round_index: int, now: float) -> int:
-        return ballot_number(round_index, self.rules.clock.lead_turn(round_index, now))
-
-    def _is_voting_round(self, parent: Roster, round_index: int) -> bool:
+    def _is_vote_due(self, parent: Roster, ballot: int) -> bool:
         clock = self.rules.clock
         # A founder may certify roster 1 in the cycle of the founding, so that all peers ready by then begin together.
-        return clock.is_last_of_cycle(round_index) and (parent.k == 0 or clock.cycle(round_index) > parent.cycle)
+        return clock.ends_cycle(ballot) and (parent.k == 0 or clock.cycle(clock.ballot_round(ballot)) > parent.cycle)
 
     def _has_voted(self, parent: Roster) -> bool:
         return self._ballots.bond(parent.digest(), degraded=False).voted is not None
@@ -482,12 +510,12 @@ class Membership(Attendance):
         """Return whether this peer may name parents under a roster: not in the rounds after it voted for a child."""
         if self.leaving:
             return False
-        return self._voted_in is None or self._voted_in[0] != roster or round_index <= self._voted_in[1]
+        return round_index <= self._votes.get(roster, round_index)
 
     def promised_round(self) -> int:
         """Return the round of the latest ballot that this peer has promised; -1 if there is none."""
         promised = max((bond.promised for bond in self._ballots.bonds), default=0)
-        return ballot_turn(promised)[0] if promised else -1
+        return self.rules.clock.ballot_round(promised) if promised else -1
 
     def is_stalled(self) -> bool:
         """Return whether this peer continues without a majority, after too many cycles without an entry while awake.
@@ -586,14 +614,15 @@ class Membership(Attendance):
 
     def _lead_of(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> PeerId | None:
         """Return the leader of a ballot; None if it is not near the present, as a promise would bind us for long."""
-        round_index, turn = ballot_turn(ballot)
-        if round_index < 0 or abs(round_index - self.rules.clock.round_at(now)) > 1:
+        clock = self.rules.clock
+        if ballot < 1 or abs(clock.ballot_round(ballot) - clock.round_at(now)) > 1:
             return None
-        return lead_order(parent, round_index, self.book.founder, degraded=degraded)[turn]
+        order = lead_order(parent, clock.ballot_round(ballot), self.book.founder, degraded=degraded)
+        return order[clock.lead_turn(ballot)]
 
     def _prepare_if_leader(self, parent: Roster, now: float) -> list[Action]:
         """Ask the electorate for promises, once in each turn of this peer."""
-        ballot = self._ballot_at(self.rules.clock.round_at(now), now)
+        ballot = self.rules.clock.ballot_at(now)
         if self._prepared >= ballot or self._lead_of(parent, ballot, now, degraded=False) != self.me.peer:
             return []
         self._prepared = ballot
@@ -607,7 +636,7 @@ class Membership(Attendance):
         parent = self.book.in_force
         if parent is None or word.parent != parent.digest() or word.degraded:
             return []
-        if word.ballot > self._ballot_at(self.rules.clock.round_at(now), now) + 1:
+        if word.ballot > self.rules.clock.ballot_at(now) + 1:
             return []  # by another clock the next turn may have begun; a later one would block those before it
         if self._lead_of(parent, word.ballot, now, degraded=False) != sender:
             return []
@@ -657,8 +686,8 @@ class Membership(Attendance):
             return []
         if self._lead_of(parent, proposal.ballot, now, degraded=roster.degraded) != sender:
             return []
-        ballot_round, _ = ballot_turn(proposal.ballot)
-        if not self._may_vote(parent, degraded=roster.degraded) or ballot_round < self.named_round:
+        agreed_in = self.rules.clock.agreed_in(proposal.ballot)
+        if not self._may_vote(parent, degraded=roster.degraded) or agreed_in < self.named_round:
             return []  # once certified, it would govern a round in which this peer named parents under another roster
         try:
             check_child(roster, parent, proposal.ballot, self.rules)
@@ -670,8 +699,8 @@ class Membership(Attendance):
         if bound is None:
             return []
         self._ballots = bound
-        if self._voted_in is None or self._voted_in[0] != roster.parent:
-            self._voted_in = (roster.parent, ballot_round)
+        self._votes.setdefault(roster.parent, agreed_in)
+        self._votes = dict(list(self._votes.items())[-MOST_VOTES:])
         digest = roster.digest()
         signature = self.me.sign(vote_statement(digest, proposal.ballot))
         word = Vote(parent=roster.parent, roster=digest, ballot=proposal.ballot, signature=signature)
@@ -736,7 +765,11 @@ class Membership(Attendance):
             return (not word.leaving, word.peer not in counting, is_hidden, sha256(parent.digest(), word.peer))
 
         news = sorted((word for word in self.declared.values() if self._is_news(word, parent, now)), key=rank)
-        coming = [word for word in news if parent.member(word.peer) is None]
+        coming = [
+            word
+            for word in news
+            if parent.member(word.peer) is None and not self.returns.wait_seconds(word.peer, word.incarnation, now)
+        ]
         members = [word for word in news if parent.member(word.peer) is not None]
         applications = _as_many_as_fit(coming, MOST_APPLICATIONS, MOST_DECLARATION_BYTES // 2)
         return _as_many_as_fit([*applications, *members], MOST_DECLARATIONS, MOST_DECLARATION_BYTES)
@@ -824,21 +857,28 @@ class Membership(Attendance):
         return now + self.rules.clock.round_seconds
 
 
-def _roster_sentence(before: Roster | None, after: Roster) -> str:
+def _roster_sentence(before: Roster | None, after: Roster, reasons: Mapping[PeerId, str], me: PeerId) -> str:
     """Return a sentence on new and lost members of a roster; for the first roster seen, on all of them."""
     if before is None:
-        told = {"": [member.peer for member in after.members]}
+        told = {"": _some([member.peer for member in after.members], {}, me)}
     else:
-        told = {"new: ": sorted(after.peers() - before.peers()), "gone: ": sorted(before.peers() - after.peers())}
-    named = "; ".join(word + _some(peers) for word, peers in told.items() if peers)
+        told = {
+            "new: ": _some(sorted(after.peers() - before.peers()), {}, me),
+            "gone: ": _some(sorted(before.peers() - after.peers()), reasons, me),
+        }
+    named = "; ".join(word + names for word, names in told.items() if names)
     names = f" ({named})" if named else ""
     degraded = "; degraded, certified by fewer than a majority" if after.degraded else ""
     return f"roster {after.k}: {counted(len(after.members), 'member')}{names}{degraded}"
 
 
-def _some(peers: Sequence[PeerId]) -> str:
+def _some(peers: Sequence[PeerId], reasons: Mapping[PeerId, str], me: PeerId) -> str:
+    named = [
+        f"{'this peer' if peer == me else short_peer_id(peer)}{f', {reasons[peer]}' if peer in reasons else ''}"
+        for peer in peers[:MOST_NAMED]
+    ]
     more = [f"{len(peers) - MOST_NAMED} more"] if len(peers) > MOST_NAMED else []
-    return ", ".join([*map(short_peer_id, peers[:MOST_NAMED]), *more])
+    return ("; " if reasons else ", ").join([*named, *more])
 
 
 def _as_many_as_fit(words: Sequence[Declaration], most: int, most_bytes: int) -> tuple[Declaration, ...]:

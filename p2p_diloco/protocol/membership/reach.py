@@ -118,7 +118,7 @@ class Reach:
             provers: the provers that are linked now.
             preferred: provers whose proofs the roster rule counts; asked first, until enough have answered.
         """
-        counted = [(peer, word) for peer, word in self._words(now) if network_of(word.host) >= self._company]
+        counted = [(peer, word) for peer, word in self.words(now) if network_of(word.host) >= self._company]
         wanted = _num_wanted(word for _, word in counted)
         wanted_preferred = _num_wanted(word for peer, word in counted if peer in preferred)
         chosen: list[PeerId] = []
@@ -173,7 +173,7 @@ class Reach:
         """
         self._company = self._farthest(company, now)
         counted, others = list[Answer](), list[Answer]()
-        for peer, answer in self._words(now):
+        for peer, answer in self.words(now):
             does_count = peer in provers and network_of(answer.host) >= self._company
             (counted if does_count else others).append(answer)
         num_proved = sum(not answer.reason for answer in counted)
@@ -195,7 +195,7 @@ class Reach:
             return Network.WORLD
         return max((self._seen_at[peer] for peer in company if peer in self._seen_at), default=Network.MACHINE)
 
-    def _words(self, now: float) -> list[tuple[PeerId, Answer]]:
+    def words(self, now: float) -> list[tuple[PeerId, Answer]]:
         """Return the answers that are recent enough, with their provers."""
         answers = ((peer, prover.answer) for peer, prover in self._provers.items())
         return [(peer, a) for peer, a in answers if a is not None and now - a.at < PROOF_SECONDS]

@@ -10,7 +10,6 @@ from itertools import accumulate
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.ballot import ballot_turn
 from p2p_diloco.protocol.wire.entry import Entry, places_in
 from p2p_diloco.protocol.wire.grid import Grid, fold_roster
 from p2p_diloco.protocol.wire.roster import (
@@ -60,7 +59,7 @@ class RosterBook:
         self.in_force_digest: Digest | None = None
         self._chain: list[Digest] = []
         self._agreed_in: list[int] = []
-        """For each roster of the chain, the round of its certifying ballot: the roster governs the rounds after it."""
+        """For each roster of the chain, the last round before it may govern, by its certifying ballot."""
         self._places: dict[Digest, int] = {}
         self._tips: dict[Digest, Roster] = {}
         self._in_common: Digest | None = None
@@ -110,7 +109,7 @@ class RosterBook:
         self._certified[digest], self._num_bytes[digest] = certified, num_bytes
         if known is not None:
             if digest in self._places:
-                self._agreed_in[self._places[digest]] = _agreed_in(certified)
+                self._agreed_in[self._places[digest]] = self._agreed(certified)
             return True
         self._folded[digest] = (certified.roster, fold_roster(certified.roster, self._rules.group_size))
         self._tips.pop(certified.roster.parent, None)
@@ -146,7 +145,7 @@ class RosterBook:
         for link in reversed(branch):
             self._places[link] = len(self._chain)
             self._chain.append(link)
-            self._agreed_in.append(_agreed_in(self._certified[link]))
+            self._agreed_in.append(self._agreed(self._certified[link]))
 
     @property
     def founder(self) -> PeerId:
@@ -176,10 +175,14 @@ class RosterBook:
         """Return the roster that governs a round, with its grid: the newest one agreed on before that round.
 
         A roster certified while a round begins would reach some members just before and others just after, and half of
-        their contributions would name another roster. So it governs from the next round on, by any clock.
+        their contributions would name another roster. So it governs only rounds that begin two turns after its ballot.
         """
         place = bisect_left(self._agreed_in, round_index) - 1
         return self.folded(self._chain[place], round_index) if place >= 0 else None
+
+    def last_before(self, digest: Digest) -> int:
+        """Return the last round before a roster of the chain may govern."""
+        return self._agreed_in[self._places[digest]]
 
     def governance(self, digest: Digest, round_index: int) -> Governance:
         """Return whether a roster governs a round. No other roster can make an entry of that round."""
@@ -277,7 +280,6 @@ class RosterBook:
         total = accumulate(self._num_bytes[digest] for digest in digests)
         return tuple(self._certified[d] for d, so_far in zip(digests, total, strict=True) if so_far <= MOST_REPLY_BYTES)
 
-
-def _agreed_in(certified: CertifiedRoster) -> int:
-    """Return the round of the certifying ballot; for the founding roster, one before all rounds."""
-    return ballot_turn(certified.ballot)[0] if certified.roster.k else _BEFORE_ALL_ROUNDS
+    def _agreed(self, certified: CertifiedRoster) -> int:
+        """Return the last round before a roster may govern: one before all rounds for the founding one, of ballot 0."""
+        return self._rules.clock.agreed_in(certified.ballot) if certified.ballot else _BEFORE_ALL_ROUNDS

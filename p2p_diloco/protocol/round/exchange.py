@@ -121,6 +121,8 @@ class Exchange:
         self._left_out: frozenset[SpanId] = frozenset()
         self._named: dict[SpanId, Digest] = {}
         self._has_named = False
+        self.asked_in = self.made_in = -1
+        """The last rounds in which the island was asked for a contribution, and in which it made one in time."""
         self._begun: int | None = None
         """The round in which this peer was started, in swarm time."""
         self.is_over = False
@@ -161,7 +163,7 @@ class Exchange:
                 deadline = self.rules.clock.contribute_by(round_index)
                 spans = self.upload_budget.choose(collection, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
-                self._is_awaited = True
+                self._is_awaited, self.asked_in = True, round_index
                 self._note_named(round_index)
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
@@ -177,17 +179,18 @@ class Exchange:
         book, me = self.membership.book, self.membership.me.peer
         fragment = self.rules.clock.fragment(round_index)
         num_spans = self.rules.num_spans[fragment]
-        row = grid.row_for(me)
+        row, digest, clock = grid.row_for(me), roster.digest(), self.rules.clock
+        first_cycle = clock.cycle(max(book.last_before(digest), -1) + 1)
         self.collection = collection = Collection(
             round=round_index,
             fragment=fragment,
             roster=roster,
-            roster_digest=roster.digest(),
+            roster_digest=digest,
             grid=grid,
             row=row,
             members=row_members(roster, grid, row),
             reduced=grid.reduced(me, fragment, num_spans),
-            newcomers=newcomers_of(roster, book.parent_of(roster), self.rules.clock.cycle(round_index)),
+            newcomers=newcomers_of(roster, book.parent_of(roster), clock.cycle(round_index), first_cycle),
         )
         owned = () if collection.is_one_row else grid.owned(me, fragment, num_spans)
         self.finish = Finish(collection=collection, owned=owned)
@@ -204,6 +207,7 @@ class Exchange:
             return []
         if self.membership.is_paused:
             return self._come_empty_handed(collection, now)
+        self.made_in = collection.round
         return self._announce_and_send(collection, contribution, now)
 
     def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:

@@ -329,9 +329,13 @@ def _weights(
     return weights
 
 
-def newcomers_of(roster: Roster, parent: Roster | None, cycle: int) -> frozenset[PeerId]:
-    """Return the members whose (peer, incarnation) is not on the parent roster; none after a roster's first cycle."""
-    if cycle > roster.cycle + 1:
+def newcomers_of(roster: Roster, parent: Roster | None, cycle: int, first_cycle: int) -> frozenset[PeerId]:
+    """Return the members whose (peer, incarnation) is not on the parent roster; none after a roster's first cycle.
+
+    Args:
+        first_cycle: the cycle of the first round that the roster governs.
+    """
+    if cycle > max(roster.cycle + 1, first_cycle):
         return frozenset()
     before: Sequence[Member] = parent.members if parent is not None else ()
     known = {(member.peer, member.incarnation) for member in before}

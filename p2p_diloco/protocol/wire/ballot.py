@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
-from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
     FLAG,
@@ -49,16 +48,6 @@ a frame holds 256 KiB.
 """
 MOST_PROMISES = 20
 """Maximum number of promises in one proposal; more than half of an electorate is at most 17."""
-
-
-def ballot_number(round_index: int, turn: int) -> int:
-    """Return the number of a ballot; it grows with rounds and turns, and each ballot has one leader."""
-    return round_index * LEAD_TURNS + turn + 1
-
-
-def ballot_turn(ballot: int) -> tuple[int, int]:
-    """Return the round and the turn of a ballot."""
-    return divmod(ballot - 1, LEAD_TURNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ from p2p_diloco.protocol.wire.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
 from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, CertifiedRoster
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond, whatever its length, so

@@ -256,7 +256,7 @@ def check_child(roster: Roster, parent: Roster, ballot: int, rules: RunRules) ->
         PeerError: it cannot follow `parent`; the text gives the reason.
     """
     peers, clock = roster.peers(), rules.clock
-    latest = max(parent.cycle, clock.cycle((ballot - 1) // LEAD_TURNS))
+    latest = max(parent.cycle, clock.cycle(clock.ballot_round(ballot)))
     possible = parent.height + (roster.cycle - parent.cycle + 2) * rules.num_all_spans
     idle = [member for member in roster.members if not member.trains]
     before = {member.peer: member for member in parent.members}
@@ -327,15 +327,15 @@ def reducers(roster: Roster) -> tuple[PeerId, ...]:
     return tuple(member.peer for member in roster.members if member.reduces) or tuple(m.peer for m in roster.members)
 
 
-def lead_order(roster: Roster, round_index: int, founder: PeerId, *, degraded: bool = False) -> tuple[PeerId, ...]:
-    """Return the leaders that propose the child of `roster` in a round: one peer for each turn.
+def lead_order(roster: Roster, draw: int, founder: PeerId, *, degraded: bool = False) -> tuple[PeerId, ...]:
+    """Return the leaders that propose the child of `roster` in the `LEAD_TURNS` turns of a draw, one peer for each.
 
     Leaders need neither trust nor a vote. The first turns belong to a few reducers, because only reducers are sure to
-    be reachable for all others. The draw depends on the round, so that dead leaders do not stay first. If the founder
+    be reachable for all others. Each draw is another one, so that dead leaders do not stay first. If the founder
     is not a member, one turn belongs to it: it may be reachable even if no member is. The last turn belongs to any
     voter. In a stalled run all turns but the founder's belong to any member, because all reducers may be dead.
     """
-    seed = roster.run + (roster.k + 1).to_bytes(8, "little") + round_index.to_bytes(8, "little")
+    seed = roster.run + (roster.k + 1).to_bytes(8, "little") + draw.to_bytes(8, "little")
     pool = _drawn(seed, roster.peers() if degraded else roster.leaders)
     turns = [pool[turn % len(pool)] for turn in range(LEAD_TURNS - 1)]
     if roster.member(founder) is None:
