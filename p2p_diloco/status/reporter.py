@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,8 @@ class StatusReporter:
         self._included = 0
         self._could_be_included = 0
         self._ready_since: int | None = None
+        self._steps_when_included = 0
+        self._included_before: int | None = None
         self._entries_at: int | None = None
         self._reported_reach: tuple[object, ...] = ()
         self._minutes: dict[str, tuple[float, int]] = {}
@@ -195,15 +198,24 @@ class StatusReporter:
         elif self._ready_since is None:
             self._ready_since = max(round_index, 0)
         cycles = idle_cycles(engine, self._ready_since, now)
+        if not cycles:
+            self._steps_when_included = engine.progress.steps
         had_trouble, self.trouble = bool(self.trouble), ""
         if cycles >= IDLE_CYCLES:
             span = IDLE_CYCLES * engine.rules.clock.num_fragments
-            others_learn = self._entries_at is not None and round_index - self._entries_at <= span
-            self.trouble = explain_idleness(engine, cycles, self.failed_dials, others_learn=others_learn)
+            idle = Idleness(
+                cycles=cycles,
+                steps=engine.progress.steps - self._steps_when_included,
+                failures=self.failed_dials,
+                others_learn=self._entries_at is not None and round_index - self._entries_at <= span,
+            )
+            self.trouble = explain_idleness(engine, idle, now)
             if not had_trouble:
+                self._included_before = engine.last_included
                 self.report("trouble", self.trouble)
-        elif had_trouble:
-            self.report("trouble", "contributions are included in entries again")
+        elif had_trouble and engine.last_included != self._included_before:
+            again = "" if self._included_before is None else " again"
+            self.report("trouble", f"contributions are included in entries{again}")
 
     def _look_at_pace(self, engine: PeerEngine, manifest: RunManifest, now: float) -> None:
         """Count the inner steps per cycle; report when they become too many or too few."""
@@ -369,38 +381,98 @@ def idle_cycles(engine: PeerEngine, ready_since: int | None, now: float) -> int:
     return max(clock.round_at(now) - since - 1, 0) // clock.num_fragments
 
 
-def explain_idleness(engine: PeerEngine, cycles: int, failures: Mapping[PeerId, str], *, others_learn: bool) -> str:
-    """Explain why a peer is in no entry, with the dials that failed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idleness:
+    """The facts about a peer that is in no entry.
 
-    Args:
+    Attributes:
         cycles: for how many cycles.
+        steps: inner steps that it made meanwhile.
         failures: reason for each failed dial, by peer.
         others_learn: whether entries with other peers' contributions arrived meanwhile.
     """
-    return f"in no entry for {counted(cycles, 'cycle')}: {_reason(engine, failures, others_learn)}"
+
+    cycles: int
+    steps: int
+    failures: Mapping[PeerId, str]
+    others_learn: bool
 
 
-def _reason(engine: PeerEngine, failures: Mapping[PeerId, str], others_learn: bool) -> str:
+def explain_idleness(engine: PeerEngine, idle: Idleness, now: float) -> str:
+    """Explain why a peer is in no entry."""
+    return f"in no entry for {counted(idle.cycles, 'cycle')}: {_reason(engine, idle, now)}"
+
+
+def _reason(engine: PeerEngine, idle: Idleness, now: float) -> str:
     roster, grid, me = engine.book.in_force, engine.book.grid(), engine.me.peer
     if roster is None or grid is None:
         return "no roster received; is any member reachable?"
     if roster.member(me) is None:
-        return f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
+        return _why_unlisted(engine, now)
     averaging = grid.reducers() - {me}
     unlinked = sorted(averaging - engine.linked)
     if unlinked:
-        told = [f"{short_peer_id(peer)}: {failures.get(peer, 'not dialled yet')}" for peer in unlinked[:MOST_FAILURES]]
+        told = [f"{short_peer_id(peer)}: {idle.failures.get(peer, 'not dialled yet')}" for peer in unlinked]
         more = f" and {len(unlinked) - MOST_FAILURES} more" if len(unlinked) > MOST_FAILURES else ""
         return (
-            f"no link to {format_part(len(unlinked), len(averaging), 'member')} that average ({'; '.join(told)}{more})"
+            f"no link to {format_part(len(unlinked), len(averaging), 'member')} that average "
+            f"({'; '.join(told[:MOST_FAILURES])}{more})"
         )
-    if others_learn:
-        return "entries arrive without its contributions; is its upload too slow, or its clock wrong?"
+    unsent = _why_unsent(engine, idle, now)
+    if unsent:
+        return unsent
+    if idle.others_learn:
+        return _why_late(engine, idle, now)
     others = roster.peers() - {me}
     if not others:
-        return "no span gets an entry, and this peer is alone on the roster; is training too slow for a round?"
+        return "no span gets an entry, and this peer is alone on the roster"
     away = sorted(others - engine.linked)
-    told = [failures[peer] for peer in away if peer in failures][:MOST_FAILURES]
+    told = [idle.failures[peer] for peer in away if peer in idle.failures][:MOST_FAILURES]
     dials = f" ({'; '.join(told)})" if told else ""
     linked = format_part(len(others) - len(away), len(others), "other member")
     return f"no span gets an entry; linked with {linked}{dials}"
+
+
+def _why_unlisted(engine: PeerEngine, now: float) -> str:
+    roster = engine.book.in_force
+    assert roster is not None, "asked only of a peer that follows a roster"
+    said = f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
+    wait = engine.membership.returns.wait_seconds(engine.me.peer, engine.membership.me.incarnation, now)
+    if not wait:
+        return said
+    return (
+        f"{said}: it was in no entry for too long, and is listed again in about {wait:.0f} s; is its line or its "
+        f"machine too slow for rounds of {engine.rules.clock.round_seconds:g} s?"
+    )
+
+
+def _why_unsent(engine: PeerEngine, idle: Idleness, now: float) -> str:
+    """Return why the island made no contribution in all these cycles; empty if it made one or was not asked."""
+    clock, exchange = engine.rules.clock, engine.exchange
+    since = clock.round_at(now) - idle.cycles * clock.num_fragments
+    if exchange.made_in >= since or exchange.asked_in < since:
+        return ""
+    if not math.isfinite(engine.progress.loss):
+        return "its loss is not finite, so it sends nothing; check data, learning rate and precision, and restart it"
+    if not idle.steps:
+        return "it has made no inner step meanwhile; does it wait for data, or is its machine too busy?"
+    return (
+        "it makes inner steps, but none ended in the first half of a round "
+        f"({clock.round_seconds / 2:.2g} s); are steps too long for this run, or is its machine too busy?"
+    )
+
+
+def _why_late(engine: PeerEngine, idle: Idleness, now: float) -> str:
+    clock, rules = engine.rules.clock, engine.rules
+    refused = engine.last_refusal
+    if refused is not None and refused[0] >= clock.round_at(now) - idle.cycles * clock.num_fragments:
+        return f"its contributions are left out: {refused[1]}"
+    num_bytes = max(
+        sum(size for span, size in rules.payload_bytes.items() if span.fragment == fragment)
+        for fragment in range(clock.num_fragments)
+    )
+    seconds = clock.round_seconds / 2
+    return (
+        f"its contributions arrive too late: {num_bytes / 1e6:.2g} MB are due in the first half of a round, which "
+        f"takes an upload of more than {8 * num_bytes / 1e6 / seconds:.2g} Mbit/s; is its upload too slow?"
+    )

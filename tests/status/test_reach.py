@@ -10,10 +10,12 @@ from small_run import peer_key, small_plan
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.membership.reach import Answer, Standing
-from p2p_diloco.status.reporter import IDLE_CYCLES, explain_idleness, idle_cycles, reach_sentence
+from p2p_diloco.status.reporter import IDLE_CYCLES, Idleness, explain_idleness, idle_cycles, reach_sentence
 
 RULES = small_plan().rules
 CYCLE = RULES.clock.num_fragments
+ROUND_SECONDS = RULES.clock.round_seconds
+LATE = 4 * CYCLE + 1
 ADA, BEN, CLEO = (peer_key(name).peer for name in ("ada", "ben", "cleo"))
 
 
@@ -76,6 +78,11 @@ def engine(
     last_included: int | None = None,
     ready: bool = True,
     trains: bool = True,
+    asked_in: int = LATE - 1,
+    made_in: int = LATE - 1,
+    refusal: tuple[int, str] | None = None,
+    loss: float = 2.5,
+    waits: float = 0.0,
 ) -> Any:
     roster = SimpleNamespace(
         k=4, members=members, peers=lambda: frozenset(members), member=lambda peer: peer if peer in members else None
@@ -86,8 +93,14 @@ def engine(
         book=SimpleNamespace(in_force=roster if members else None, grid=lambda: grid if members else None),
         linked=set(linked),
         last_included=last_included,
+        last_refusal=refusal,
         ready=ready,
         rules=RULES,
+        exchange=SimpleNamespace(asked_in=asked_in, made_in=made_in),
+        progress=SimpleNamespace(loss=loss),
+        membership=SimpleNamespace(
+            me=SimpleNamespace(incarnation=1), returns=SimpleNamespace(wait_seconds=lambda *_: waits)
+        ),
     )
 
 
@@ -106,42 +119,71 @@ def test_idle_cycles_count_from_readiness_or_the_last_inclusion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stands", "others_learn", "text"),
+    ("stands", "found", "text"),
     [
-        ({"members": ()}, False, "no roster received; is any member reachable?"),
-        ({"members": (BEN,)}, False, "this peer is not on roster 4 of 1 member"),
+        ({"members": ()}, {}, "no roster received; is any member reachable?"),
+        ({"members": (BEN,)}, {}, "this peer is not on roster 4 of 1 member"),
         (
             {"linked": (BEN,)},
-            False,
+            {},
             f"no link to 1 of 2 members that average ({short_peer_id(CLEO)}: 45.10.0.9:31338 timed out)",
         ),
         (
             {"averaging": tuple(PeerId(bytes([n]) * 32) for n in range(5))},
-            False,
+            {},
             f"no link to 5 of 5 members that average ("
             f"{'; '.join(f'{short_peer_id(PeerId(bytes([n]) * 32))}: not dialled yet' for n in range(3))} and 2 more)",
         ),
         (
             {"linked": (BEN, CLEO)},
-            True,
-            "entries arrive without its contributions; is its upload too slow, or its clock wrong?",
+            {"others_learn": True},
+            "its contributions arrive too late: 0.0028 MB are due in the first half of a round, which takes an upload "
+            "of more than 0.0056 Mbit/s; is its upload too slow?",
         ),
         (
             {"linked": (BEN,), "averaging": (BEN,)},
-            False,
+            {},
             "no span gets an entry; linked with 1 of 2 other members (45.10.0.9:31338 timed out)",
         ),
         (
             {"members": (ADA,), "averaging": ()},
-            False,
-            "no span gets an entry, and this peer is alone on the roster; is training too slow for a round?",
+            {},
+            "no span gets an entry, and this peer is alone on the roster",
         ),
-        ({"linked": (BEN, CLEO)}, False, "no span gets an entry; linked with 2 of 2 other members"),
+        ({"linked": (BEN, CLEO)}, {}, "no span gets an entry; linked with 2 of 2 other members"),
+        (
+            {"members": (BEN,), "waits": 39.7},
+            {"others_learn": True},
+            "this peer is not on roster 4 of 1 member: it was in no entry for too long, and is listed again in about "
+            f"40 s; is its line or its machine too slow for rounds of {ROUND_SECONDS:g} s?",
+        ),
+        (
+            {"linked": (BEN, CLEO), "made_in": -1},
+            {"others_learn": True},
+            "it makes inner steps, but none ended in the first half of a round (4 s); are steps too long for this "
+            "run, or is its machine too busy?",
+        ),
+        (
+            {"linked": (BEN, CLEO), "made_in": 1},
+            {"steps": 0},
+            "it has made no inner step meanwhile; does it wait for data, or is its machine too busy?",
+        ),
+        (
+            {"linked": (BEN, CLEO), "made_in": -1, "loss": float("nan")},
+            {"others_learn": True},
+            "its loss is not finite, so it sends nothing; check data, learning rate and precision, and restart it",
+        ),
+        (
+            {"linked": (BEN, CLEO), "refusal": (LATE - 1, "late or far too early")},
+            {"others_learn": True},
+            "its contributions are left out: late or far too early",
+        ),
     ],
 )
-def test_the_reason_for_being_in_no_entry_includes_failed_dials(
-    stands: dict[str, Any], others_learn: bool, text: str
+def test_the_reason_for_being_in_no_entry_is_what_happened(
+    stands: dict[str, Any], found: dict[str, Any], text: str
 ) -> None:
     failures = {CLEO: "45.10.0.9:31338 timed out"}
-    said = explain_idleness(engine(**stands), 3, failures, others_learn=others_learn)
+    idle = Idleness(**{"cycles": 3, "steps": 7, "failures": failures, "others_learn": False, **found})
+    said = explain_idleness(engine(**stands), idle, at(LATE))
     assert said == f"in no entry for 3 cycles: {text}"

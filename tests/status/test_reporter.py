@@ -243,9 +243,15 @@ def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_
         assert say(round_index).trouble.startswith("in no entry for 3 cycles: no roster received")
     peer.last_included = 2 * late + 1
     assert say(2 * late + 2).trouble == ""
+    assert say(4 * late).trouble
+    peer.last_included = 4 * late
+    assert say(4 * late + 1).trouble == ""
+    assert say(8 * late).trouble
+    peer.membership.ready = False
+    assert say(8 * late).trouble == ""
     told = [event.text for event in watcher.events if event.topic == "trouble"]
-    assert len(told) == 2
-    assert told[1] == "contributions are included in entries again"
+    assert told[1::2] == ["contributions are included in entries", "contributions are included in entries again"]
+    assert len(told) == 5, "who is not ready any more is not included again"
 
 
 def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_once() -> None:
