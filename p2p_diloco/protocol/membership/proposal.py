@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.ballot import Promise, ballot_turn
+from p2p_diloco.protocol.wire.ballot import Promise
 from p2p_diloco.protocol.wire.entry import places_in
 from p2p_diloco.protocol.wire.grid import grid_order, keep_places
 from p2p_diloco.protocol.wire.member import FULL_SHARE, NO_PLACE, Declaration, Member
@@ -67,7 +67,7 @@ def next_roster(
     """
     if not promises:
         return None
-    cycle = max(parent.cycle, rules.clock.cycle(ballot_turn(promises[0].ballot)[0]))
+    cycle = max(parent.cycle, rules.clock.cycle(rules.clock.ballot_round(promises[0].ballot)))
     tally = _tally(parent, promises, cycle)
     may_join = _admission(parent, rules, founder, cycle)
     judge = ReachJudge(parent=parent, rules=rules, founder=founder, cycle=cycle)
@@ -109,10 +109,15 @@ def is_outdated(one: Declaration, parent: Roster, cycle: int) -> bool:
 
 
 def is_bootstrap_needed(others: Iterable[Member]) -> bool:
-    """Return whether the bootstrap peer belongs on a roster with these others: too few of them count or reduce."""
+    """Return whether the bootstrap peer belongs on a roster with these others: too few count, or reduce for everybody.
+
+    Reducers without a public place may all be on one LAN. Then whoever comes from outside reaches the bootstrap peer
+    only, and needs it to hold the state and to average.
+    """
     members = tuple(others)
     num_counting = sum(member.counts for member in members)
-    return num_counting < FEWEST_COUNTING or sum(member.reduces for member in members) < ENOUGH_REDUCERS
+    num_public = sum(member.reduces and member.place != NO_PLACE for member in members)
+    return num_counting < FEWEST_COUNTING or num_public < ENOUGH_REDUCERS
 
 
 def _tally(parent: Roster, promises: tuple[Promise, ...], cycle: int) -> _Tally:
