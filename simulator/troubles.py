@@ -547,7 +547,8 @@ class Router(Trouble):
 class Home(Router):
     """Machines of one home network can be reached only by each other, and do not know it.
 
-    The founder may be among them, with a forwarded port.
+    The founder may be among them, with a forwarded port, if all members are in one row: in a grid, a row of members
+    from elsewhere may have only reducers that it cannot reach, until rosters deal them anew.
     """
 
     kind = "home"
@@ -562,9 +563,11 @@ class Home(Router):
         return cls(at=drawn.at, until=drawn.until, names=names, has_founder=has_founder)
 
     def strike(self, swarm: Simulation, name: str) -> None:
-        swarm.network.lans[swarm.machines[name].peer] = self.place
-        if not (self.has_founder and name == self.names[0]):
+        is_founder = self.has_founder and name == self.names[0]
+        if not is_founder:
             super().strike(swarm, name)
+        if not is_founder or swarm.rules.group_size > len(swarm.machines):
+            swarm.network.lans[swarm.machines[name].peer] = self.place
 
 
 # -- hostility

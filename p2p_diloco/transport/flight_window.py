@@ -3,9 +3,9 @@
 The buffers below us are invisible: the daemon and the system buffer a megabyte per link, which a slow connection needs
 many seconds to send. A vector waiting there is late regardless of its deadline, and so is everything after it,
 including heartbeats and clock messages. So the receiver acknowledges what it has read, and the window limits the bytes
-in flight to what arrives within a moment, beyond the time that the quickest frame took: that is the way there and back.
-It grows while full windows arrive quickly, and shrinks when they take longer (based on delay, not loss, as in TCP
-Vegas).
+in flight to what arrives within a moment, beyond twice the time that the quickest frame took: that is the way there and
+back, and once more for lost packets. It grows while full windows arrive quickly, and shrinks when they take longer
+(based on delay, not loss, as in TCP Vegas).
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ MOST_BYTES = 64 * MIB
 MOMENT_SECONDS = 1.0
 """Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
 AT_ONCE_SECONDS = 0.5
-"""An acknowledgement within this time, beyond the way, shows that the connection could carry more. Between the two
+"""An acknowledgement within this time, beyond the ways, shows that the connection could carry more. Between the two
 times the window stays, to avoid oscillation."""
-LONGEST_WAY_SECONDS = 0.6
+LONGEST_WAY_SECONDS = 0.8
 """A quickest frame that took longer has waited in a thin line. Two homes on different continents are half a second from
 each other, there and back, each with its own line."""
+WAYS = 2.0
+"""Number of ways that a frame may take: a lost packet is sent again after another one, and what follows it waits."""
 
 
 class WriteInFlight(NamedTuple):
@@ -98,11 +100,12 @@ class FlightWindow:
         """Grow (up to doubling) after a full window that arrived quickly; after a late frame, shrink to its rate."""
         seconds = now - sent.at
         self._way_seconds = min(self._way_seconds, seconds)
-        if seconds <= self._way_seconds + AT_ONCE_SECONDS:
+        ways_seconds = WAYS * self._way_seconds
+        if seconds <= ways_seconds + AT_ONCE_SECONDS:
             if 2 * sent.with_all_before > self.window_bytes:
                 self.window_bytes = min(self.window_bytes + sent.num_bytes, MOST_BYTES)
-        elif seconds > self._way_seconds + MOMENT_SECONDS:
-            come = sent.with_all_before * (self._way_seconds + MOMENT_SECONDS) / seconds
+        elif seconds > ways_seconds + MOMENT_SECONDS:
+            come = sent.with_all_before * (ways_seconds + MOMENT_SECONDS) / seconds
             self.window_bytes = min(self.window_bytes, max(come, FEWEST_BYTES))
 
     def lose(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from made import ids
 
 from p2p_diloco.protocol.actions import Report
-from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES, SHUN_SECONDS, Donors
+from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES, MISSED_SECONDS, SHUN_SECONDS, Donors
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES
 
 A, B, C = ids(3)
@@ -90,3 +90,25 @@ def test_a_shunned_donor_is_asked_last_and_reported_once() -> None:
     assert list(known.sound([A, B], 2.0)) == [B]
     assert list(known.sound([A], 2.0)) == [A], "some donor is better than none"
     assert list(known.sound([A, B], 2.0 + SHUN_SECONDS)) == [A, B]
+
+
+def test_a_donor_whose_small_pieces_take_long_gets_no_spans_while_another_is_much_quicker() -> None:
+    known = taught(0.1, 0.1)
+    assert known.quick([A, B]) == [A, B], "B is not known"
+    known.answered(B, FIRST_PIECE_BYTES, FIRST_PIECE_BYTES, 2.5)
+    assert known.quick([A, B]) == [A]
+    assert known.quick([B]) == [B]
+    known.lose(B)
+    assert known.quick([A, B]) == [A, B]
+    known.answered(B, FIRST_PIECE_BYTES, FIRST_PIECE_BYTES, 0.1)
+    assert known.quick([A, B]) == [A, B], "small pieces that come quickly say nothing about larger ones"
+
+
+def test_others_are_asked_for_entries_first_after_one_did_not_arrive() -> None:
+    known = donors()
+    assert known.prompt([A, B], 0.0) == [A, B]
+    known.missed(A, 1.0)
+    assert known.prompt([A, B], 2.0) == [B]
+    known.missed(B, 3.0)
+    assert known.prompt([A, B], 4.0) == [A, B], "there are no others"
+    assert known.prompt([A, B], 1.0 + MISSED_SECONDS) == [A]

@@ -133,3 +133,17 @@ def test_a_peer_that_differed_is_asked_at_once_if_all_contents_must_be_known() -
     assert not page.may_ask(0, A, 3.0)
     page.ask_again(0)
     assert page.may_ask(0, A, 3.0)
+
+
+def test_an_answer_about_tips_ahead_is_compared_once_they_are_reached() -> None:
+    page = scrub()
+    assert page.may_ask(0, A, 0.0)
+    question = page.take(A, reply(b""))
+    assert question is not None
+    page.keep(question)
+    assert page.due(0, [sha256(b"an earlier tip")]) == []
+    assert page.due(1, [D]) == []
+    assert page.due(0, [D]) == [question]
+    assert page.due(0, [D]) == [], "once is enough"
+    assert page.compared(A, 0, 1, [], 3.0, ALL) == ([], [])
+    assert page.is_verified([A])

@@ -35,8 +35,10 @@ def test_a_long_line_is_not_a_thin_one() -> None:
     for expected in range(5, 9):
         line.answered(5.0)
         assert line.size == expected
-    line.answered(9.5)
-    assert line.size == 5, "this answer has waited behind others for more than four seconds"
+    line.answered(11.5)
+    assert line.size == 9, "a lost packet takes another way there and back"
+    line.answered(14.5)
+    assert line.size == 6, "this answer has waited behind others for more than four seconds"
 
 
 def test_the_timeout_grows_with_the_answer_time() -> None:

@@ -11,7 +11,7 @@ here and blocks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
@@ -40,6 +40,7 @@ Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest |
 
 MOST_ASKED_PER_DONOR = {Want.ENTRY: 16, Want.SPAN: 8}
 """Maximum number of requests under way at one donor: enough to keep it busy even if some requests are lost."""
+MOST_ASKED_OF_NEW = 2
 QUIET_SHARE = 0.125
 """Share of `piece_seconds` for which a donor that used to answer may be silent while others answer."""
 MOST_FORMER = 16
@@ -168,9 +169,7 @@ class CatchUp:
         self._targets: dict[SpanId, tuple[int, PeerId]] = {}
         self._donors = Donors(quiet_seconds=QUIET_SHARE * rules.piece_seconds)
         self._windows = {
-            Want.ENTRY: Window(
-                seconds=rules.entry_seconds, target_seconds=rules.entry_seconds / 2.0, leaves_out_way=True
-            ),
+            Want.ENTRY: Window(seconds=rules.entry_seconds, target_seconds=rules.entry_seconds, leaves_out_way=True),
             Want.SPAN: Window(seconds=rules.piece_seconds, target_seconds=rules.piece_target_seconds),
         }
         self._lacking: dict[SpanId, set[PeerId]] = {}
@@ -237,6 +236,11 @@ class CatchUp:
         missing = self._fetches or self._unadopted or len(self._chains.heads) < len(self.rules.span_bytes)
         self.is_adopting = self.is_adopting and bool(missing)
         return not missing
+
+    def lacks_entries_only(self) -> bool:
+        """Return whether every span has a head here, and only entries are being fetched."""
+        has_all = len(self._chains.heads) == len(self.rules.span_bytes)
+        return has_all and all(fetch.want is Want.ENTRY for fetch in self._fetches.values())
 
     def left_out(self) -> frozenset[SpanId] | None:
         """Return the spans to which nothing can be contributed, because they are being fetched; None: all spans.
@@ -331,7 +335,7 @@ class CatchUp:
             del self._targets[span]  # do not wait for a peer that cannot be asked
         self._donors.look(now)
         actions = [*self._confirm(now), *self._give_up_on(everybody, now)]
-        wide = self._donors.sound(donors if sources is None else sources, now)
+        wide = self._donors.quick(self._donors.sound(donors if sources is None else sources, now))
         self._take_back_for(wide)
         left = {want: window.size for want, window in self._windows.items()}
         load = {want: dict.fromkeys(everybody, 0) for want in Want}
@@ -339,23 +343,41 @@ class CatchUp:
             if fetch.asked is not None:
                 load[fetch.want][fetch.asked.donor] = load[fetch.want].get(fetch.asked.donor, 0) + 1
                 left[fetch.want] -= 1
+        most = self._most_asked(wide)
         # Entries are requested from any donor: an avoided one may be the only one ahead.
+        prompt = self._donors.prompt(donors, now)
         preferred = self._donors.sound([*donors, *holders], now)
-        for want, able, preferable in ((Want.ENTRY, donors, everybody), (Want.SPAN, wide, preferred)):
-            if all(load[want][donor] >= MOST_ASKED_PER_DONOR[want] for donor in able):
+        for want, able, preferable in (
+            (Want.ENTRY, prompt, self._donors.prompt(everybody, now)),
+            (Want.SPAN, wide, preferred),
+        ):
+            if all(load[want][donor] >= most(want, donor) for donor in able):
                 continue  # the usual case during a transfer
             for span, fetch in self._waiting(want):
-                free = [donor for donor in able if load[want][donor] < MOST_ASKED_PER_DONOR[want]]
+                free = [donor for donor in able if load[want][donor] < most(want, donor)]
                 if not free or left[want] <= 0:
                     break
                 donor = fetch.donor
-                if donor is None or donor not in preferable or load[want][donor] >= MOST_ASKED_PER_DONOR[want]:
+                if donor is None or donor not in preferable or load[want][donor] >= most(want, donor):
                     others = [donor for donor in free if donor != fetch.late]
                     donor = least_loaded(span, others or free, load[want])
                 load[want][donor] += 1
                 left[want] -= 1
                 actions.append(self._ask(span, fetch, donor, now))
         return actions
+
+    def _most_asked(self, sources: Sequence[PeerId]) -> Callable[[Want, PeerId], int]:
+        """Return the function that limits the requests under way at one donor.
+
+        One that has not shown yet how quick it is gets few spans, if others have.
+        """
+        are_some_known = any(map(self._donors.is_known, sources))
+
+        def most(want: Want, donor: PeerId) -> int:
+            is_new = want is Want.SPAN and are_some_known and not self._donors.is_known(donor)
+            return MOST_ASKED_OF_NEW if is_new else MOST_ASKED_PER_DONOR[want]
+
+        return most
 
     def _take_back_for(self, sources: Sequence[PeerId]) -> None:
         """Cancel span requests to donors other than `sources`, as many as the sources can serve in their place."""
@@ -408,6 +430,8 @@ class CatchUp:
             fetch.asked = None
             fetch.donor = None if fetch.donor == asked.donor else fetch.donor
             fetch.late = asked.donor
+            if want is Want.ENTRY:
+                self._donors.missed(asked.donor, now)
             if want is Want.ENTRY and span in self._targets and self._targets[span][1] == asked.donor:
                 self._finding(span).num_unanswered += 1
             if asked.donor in donors:

@@ -15,8 +15,15 @@ FIRST_PIECE_BYTES = 1 << 16
 """Size of a donor's first piece, and the smallest later one. It is small so that progress is visible on thin lines."""
 QUICK_SECONDS, SLOW_SECONDS = 0.5, 2.0
 """Pieces that arrive sooner may double in size; those that arrive later are halved. Entries and heartbeats in the same
-line wait for a whole piece. Both are in addition to the time of the quickest piece, which is the way there and back."""
-LONGEST_WAY_SECONDS = 0.6
+line wait for a whole piece. Both are in addition to twice the time of the quickest piece: the way there and back, and
+once more for lost packets."""
+LONGEST_WAY_SECONDS = 0.8
+WAYS = 2.0
+SLOWER = 3.0
+"""Multiple of the quickest donor's time for a byte above which a donor gets no spans: each would stay with it for long,
+while the quickest one has nothing to do."""
+MISSED_SECONDS = 15.0
+"""Time for which others are asked for entries first, after one that did not arrive in time."""
 SHUN_SECONDS = 60.0
 TIMES_USUAL = 8.0
 """Multiple of its usual answer time after which a donor that used to answer has probably stopped."""
@@ -37,6 +44,7 @@ class Donors:
         self._way_seconds: dict[PeerId, float] = {}
         self._heard_at: dict[PeerId, float] = {}
         self._shunned: dict[PeerId, float] = {}
+        self._missed: dict[PeerId, float] = {}
         self._looked_at = float("-inf")
 
     def piece_bytes(self, donor: PeerId) -> int:
@@ -52,9 +60,10 @@ class Donors:
         self._usual_seconds[donor] = usual + WEIGHT_OF_LATEST * (took_seconds - usual)
         size = self.piece_bytes(donor)
         way = self._way_seconds[donor] = min(self._way_seconds.get(donor, LONGEST_WAY_SECONDS), took_seconds)
-        if took_seconds > way + SLOW_SECONDS and asked_bytes <= size:
+        waited_seconds = took_seconds - WAYS * way
+        if waited_seconds > SLOW_SECONDS and asked_bytes <= size:
             self._piece_bytes[donor] = max(asked_bytes // 2, FIRST_PIECE_BYTES)
-        elif took_seconds < way + QUICK_SECONDS and came_bytes >= size:
+        elif waited_seconds < QUICK_SECONDS and came_bytes >= size:
             self._piece_bytes[donor] = min(2 * size, MOST_PIECE_BYTES)
 
     def heard(self, donor: PeerId, now: float) -> None:
@@ -82,6 +91,33 @@ class Donors:
         """Return the donors that are not avoided at present; all if there are no others."""
         return [donor for donor in donors if self._shunned.get(donor, 0.0) <= now] or donors
 
+    def quick(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
+        """Return the donors of spans that are not much slower than the quickest; one that is not known is not slow.
+
+        Small pieces that arrive quickly say nothing about larger ones.
+        """
+        known = [donor for donor in donors if donor in self._usual_seconds]
+        seconds = {donor: self._usual_seconds[donor] / self.piece_bytes(donor) for donor in known}
+        most = SLOWER * min(seconds.values(), default=0.0)
+
+        def is_slow(donor: PeerId) -> bool:
+            waited_seconds = self._usual_seconds[donor] - WAYS * self._way_seconds[donor]
+            return waited_seconds > QUICK_SECONDS and seconds[donor] > most
+
+        return [donor for donor in donors if donor not in seconds or not is_slow(donor)]
+
+    def is_known(self, donor: PeerId) -> bool:
+        """Return whether a donor has sent a piece over its present link."""
+        return donor in self._usual_seconds
+
+    def missed(self, donor: PeerId, now: float) -> None:
+        """Note that an entry did not arrive in time."""
+        self._missed[donor] = now + MISSED_SECONDS
+
+    def prompt(self, donors: Sequence[PeerId], now: float) -> Sequence[PeerId]:
+        """Return the donors whose last entries arrived in time; all if there are none."""
+        return [donor for donor in donors if self._missed.get(donor, now) <= now] or donors
+
     def shun(self, donor: PeerId, what: str, now: float) -> list[Action]:
         """Prefer other donors for `SHUN_SECONDS`; reported once in that time."""
         is_known = self._shunned.get(donor, 0.0) > now
@@ -92,5 +128,5 @@ class Donors:
 
     def lose(self, donor: PeerId) -> None:
         """Forget what was learnt about a donor whose link is lost: its next link may have another line."""
-        for learnt in (self._piece_bytes, self._usual_seconds, self._way_seconds, self._heard_at):
+        for learnt in (self._piece_bytes, self._usual_seconds, self._way_seconds, self._heard_at, self._missed):
             learnt.pop(donor, None)

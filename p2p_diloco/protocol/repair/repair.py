@@ -414,10 +414,23 @@ class Repair:
         holders = list(self._holders(now))
         able = [*(donors or holders), *self._ready_strangers(now)]
         actions += self.catch_up.pump(able, now, self.sources(now), holders) + self._say_waiting(now)
+        if not self.membership.ready:
+            actions += self._compare_kept()
         if self.catch_up.is_complete():
             self.serves_state = True
             if not self.membership.ready and not self.membership.leaving:
                 actions += self._become_ready(donors, now)
+        elif not self.membership.ready and self.catch_up.lacks_entries_only() and donors:
+            actions += self._ask_witnesses(donors, now)
+        return actions
+
+    def _compare_kept(self) -> list[Action]:
+        """Return the comparisons with answers whose tips this peer has reached since they came."""
+        actions: list[Action] = []
+        for fragment, num_spans in enumerate(self.rules.num_spans):
+            heads = self.chains.fragment_heads(fragment, num_spans)
+            if heads is not None:
+                actions += self.catch_up.scrub.due(fragment, [head.digest for head in heads])
         return actions
 
     def _become_ready(self, donors: list[PeerId], now: float) -> list[Action]:
@@ -692,7 +705,10 @@ class Repair:
         settled = self.catch_up.settle_fragment(answer.fragment, now)
         is_asked_for = not self.membership.ready or self.catch_up.scrub.is_contested(answer.fragment)
         if answer.digests and is_asked_for and self._holds(answer.fragment):
-            settled.append(self.catch_up.scrub.compare_signed(answer, sender))
+            question = self.catch_up.scrub.compare_signed(answer, sender)
+            settled.append(question)
+            if not self.membership.ready and self._has_gone_on(answer):
+                self.catch_up.scrub.keep(question)
         return settled + self.pump(now)
 
     def _send(self, to: PeerId, message: Message, now: float) -> Send:
@@ -756,11 +772,14 @@ class Repair:
         question = self.catch_up.scrub.take(sender, reply)
         if question is None:
             return []
-        if self.membership.ready or not self._has_gone_on(reply) or sender not in self.donors(now):
+        if self.membership.ready or not self._has_gone_on(reply):
+            return [question]
+        self.catch_up.scrub.keep(question)
+        if sender not in self.donors(now):
             return [question]
         return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]
 
-    def _has_gone_on(self, reply: ContentReply) -> bool:
+    def _has_gone_on(self, reply: ContentReply | SignedContent) -> bool:
         """Return whether a peer has a tip that ours has never been at. A peer at an earlier tip has nothing for us."""
         for index, (digest, _) in enumerate(reply.digests[: self.rules.num_spans[reply.fragment]]):
             span = SpanId(reply.fragment, index)

@@ -37,6 +37,8 @@ class Scrub:
         self._asked: dict[tuple[int, PeerId], float] = {}
         self._paused: dict[tuple[int, PeerId], float] = {}
         self._said: dict[tuple[int, PeerId], tuple[tuple[Digest, Digest], ...]] = {}
+        self._kept: dict[tuple[int, PeerId], CompareContent] = {}
+        """The last answer of each peer whose tips were ahead of ours."""
         self._witnesses: dict[int, set[PeerId]] = {}
         self._accusers: dict[SpanId, dict[PeerId, _Said]] = {}
         self._rebuilding: set[SpanId] = set()
@@ -46,7 +48,7 @@ class Scrub:
     def begin_again(self) -> None:
         """Begin a new scrub: discard results and compare contents again. Differences stay noted as unsettled."""
         self._unsettled = set(self._accusers)
-        for forgotten in (self._witnesses, self._accusers, self._paused, self._rebuilding, self._rebuilt):
+        for forgotten in (self._witnesses, self._accusers, self._paused, self._rebuilding, self._rebuilt, self._kept):
             forgotten.clear()
 
     def moved(self, span: SpanId) -> None:
@@ -102,6 +104,26 @@ class Scrub:
     def compare_signed(self, answer: SignedContent, carrier: PeerId) -> CompareContent:
         """Return the comparison of digests that were signed by a peer without a link."""
         return self._compare(answer.voter, carrier, answer.fragment, answer.digests)
+
+    def keep(self, question: CompareContent) -> None:
+        """Keep an answer about tips that this peer has not reached yet."""
+        self._kept[question.fragment, question.peer] = question
+
+    def due(self, fragment: int, tips: Sequence[Digest]) -> list[CompareContent]:
+        """Return the comparisons with answers that were kept, now that this peer has reached their tips.
+
+        An answer takes a while on a long line, and the entry that follows comes soon: the tips of a peer that catches
+        up are hardly ever those that others hold when they answer.
+        """
+        reached = [
+            (key, question)
+            for key, question in self._kept.items()
+            if key[0] == fragment and [chain for chain, _ in question.digests] == list(tips)
+        ]
+        for key, question in reached:
+            del self._kept[key]
+            self._said[fragment, question.peer] = question.digests
+        return [question for _, question in reached]
 
     def _compare(
         self, peer: PeerId, link: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...]

@@ -23,6 +23,7 @@ SHRINKS_TO = 0.7
 SLOW = 2.0
 PATIENCE = 2.0
 WEIGHT_OF_LATEST = 0.25
+WAYS = 2.0
 
 
 class Window:
@@ -31,8 +32,8 @@ class Window:
     Args:
         seconds: initial time that an answer may take; longer once answers are known to take longer.
         target_seconds: time that an answer should take, because an answer delays everything after it in the line.
-        leaves_out_way: whether that is in addition to the quickest answer. A long line is not a thin one: small answers
-            that all take half a second leave it empty.
+        leaves_out_way: whether that is in addition to twice the quickest answer: the way there and back, and once more
+            for lost packets. A long line is not a thin one: small answers that all take half a second leave it empty.
     """
 
     def __init__(self, *, seconds: float, target_seconds: float, leaves_out_way: bool = False) -> None:
@@ -61,7 +62,7 @@ class Window:
         took_seconds = min(took_seconds, self.longest_seconds)
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
         self._least_seconds = min(self._least_seconds, took_seconds)
-        waited_seconds = took_seconds - self._least_seconds
+        waited_seconds = took_seconds - WAYS * self._least_seconds
         if waited_seconds < self._target_seconds:
             self._size = min(self._size + 1.0, float(MOST_ASKED))
         elif waited_seconds > SLOW * self._target_seconds:
