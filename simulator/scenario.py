@@ -159,5 +159,5 @@ def _draw_troubles(
 def _heartbeat_seconds(rng: random.Random, num_peers: int) -> float:
     """Return the heartbeat interval. It is longer with many peers, where nearly all messages are heartbeats."""
     if num_peers < 8:
-        return rng.choice([1.0, 2.0])
-    return rng.choice([2.0, 4.0]) if num_peers < 16 else rng.choice([4.0, ROUND_SECONDS])
+        return rng.choice([0.5, 1.0])
+    return rng.choice([1.0, 2.0]) if num_peers < 16 else 2.0

@@ -9,10 +9,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from p2p_diloco.node.clock_sync import SLOWEST
-from p2p_diloco.protocol.membership.reach import UNSEEN_SECONDS
 from simulator.inspector import Violated
 from simulator.liveness import (
     ASKED_AGAIN_SECONDS,
+    KNOWN_AFTER_SECONDS,
     REDIAL_SECONDS,
     SETTLE_SECONDS,
     check_agreement,
@@ -41,10 +41,10 @@ QUIET_CYCLES = 2
 MOST_DEGRADED = 4
 """Maximum number of consecutive degraded rosters to wait for before agreement is checked."""
 MOST_NEW_ROSTERS = 12
-KNOWN_AFTER_SECONDS = UNSEEN_SECONDS + 12.0
-"""Time after which a member of another network is known as such, and a roster follows from that."""
 LONGEST_SLEW_SECONDS = 3600.0
 """Maximum time for clocks to converge; enough for the largest error that a trouble gives an honest clock."""
+CLOCK_PATIENCE_SECONDS = 120.0
+"""Time after which peers whose clocks are apart settle on one."""
 BEFORE_THE_BORDER_SECONDS = 0.6
 """Time before the end of a cycle at which it is checked; clocks are right to within less."""
 
@@ -249,7 +249,7 @@ class Trial:
         They stay hours apart if a peer received only one other clock, and that was a liar's.
         """
         swarm, apart = self.swarm, self._clocks_apart()
-        until = swarm.now + min(apart / (1.0 - SLOWEST), LONGEST_SLEW_SECONDS)
+        until = swarm.now + min(apart / (1.0 - SLOWEST) + CLOCK_PATIENCE_SECONDS, LONGEST_SLEW_SECONDS)
         while apart > swarm.rules.clock.tolerance_seconds and swarm.now < until:
             await swarm.run(min(until - swarm.now, self.scenario.cycle_seconds))
             apart = self._clocks_apart()

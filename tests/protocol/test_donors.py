@@ -112,3 +112,11 @@ def test_others_are_asked_for_entries_first_after_one_did_not_arrive() -> None:
     known.missed(B, 3.0)
     assert known.prompt([A, B], 4.0) == [A, B], "there are no others"
     assert known.prompt([A, B], 1.0 + MISSED_SECONDS) == [A]
+
+
+def test_a_clock_that_is_set_back_makes_no_donor_slow() -> None:
+    known = donors()
+    known.answered(A, FIRST_PIECE_BYTES, FIRST_PIECE_BYTES, -60.0)
+    assert known.quick([A]) == [A]
+    known.answered(B, FIRST_PIECE_BYTES, FIRST_PIECE_BYTES, 0.2)
+    assert known.quick([A, B]) == [A, B]

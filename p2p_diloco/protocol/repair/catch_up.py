@@ -863,10 +863,10 @@ class CatchUp:
 
     def _settle(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:
         """Hand over a span that has the named content, refuse one that has not, and give up an outdated version."""
-        head, said = transfer.head, self._contents.of(span)
+        head = transfer.head
         if not transfer.is_sure:
             transfer.named = None
-            self._look_for_names(span, transfer, said)
+            self._look_for_names(span, transfer)
         if transfer.named is None:
             others = self._elsewhere(span, transfer, now)
             if others and self._believed(span) == others[0]:
@@ -893,10 +893,12 @@ class CatchUp:
         self._chains.set_head(span, head)
         return [*actions, ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
 
-    def _look_for_names(self, span: SpanId, transfer: Transfer, said: dict[PeerId, tuple[Digest, Digest]]) -> None:
-        """Find the bytes that have been named. Those named by more than half of the electorate are final."""
-        for what in sorted(set(said.values())):
-            voters = [voice for voice, pair in said.items() if pair == what]
+    def _look_for_names(self, span: SpanId, transfer: Transfer) -> None:
+        """Find the bytes that have been named. Those named by more than half of the electorate are final.
+
+        What a voice said about a tip stays true when it has moved on, unless it has said something else since.
+        """
+        for what, voters in sorted(self._contents.lately(span).items()):
             are_enough = self.namers.may_name(transfer.head, voters) or self._believed(span) in voters
             are_enough = are_enough or (span in self.damaged and self.voices.are_most(voters))
             if are_enough and what[0] == transfer.head.digest and not transfer.is_sure:
@@ -919,15 +921,13 @@ class CatchUp:
         The donor may have lied, or may have been asked just before it moved on, so it is not avoided.
         """
         said = self._contents.of(span, since=transfer.began)
+        lately = self._contents.lately(span, since=transfer.began)
         may_have_start = self.namers.founder_holds and self.namers.founder not in said  # else it has moved on
         waits_for_founder = is_start(transfer.head) and may_have_start
         if waits_for_founder or now - transfer.began < 2 * self.rules.entry_seconds:
             return []
-        groups: dict[Digest, list[PeerId]] = {}
-        for voice, (chain, _) in sorted(said.items()):
-            groups.setdefault(chain, []).append(voice)
-        elsewhere = [group for chain, group in groups.items() if chain != transfer.head.digest]
-        moved = [voice for group in elsewhere for voice in group if voice == self._believed(span)]
+        moved = [v for v, (chain, _) in said.items() if v == self._believed(span) and chain != transfer.head.digest]
+        elsewhere = (sorted(group) for (chain, _), group in lately.items() if chain != transfer.head.digest)
         return next((group for group in elsewhere if self.namers.are_enough(group)), moved)
 
     def _refuse_span(self, span: SpanId, transfer: Transfer, now: float) -> list[Action]:

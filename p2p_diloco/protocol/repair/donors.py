@@ -56,6 +56,7 @@ class Donors:
 
         The size is not halved for a piece requested before the last halving, nor doubled for a short piece.
         """
+        took_seconds = max(took_seconds, 0.0)  # the clock may have been set back meanwhile
         usual = self._usual_seconds.get(donor, took_seconds)
         self._usual_seconds[donor] = usual + WEIGHT_OF_LATEST * (took_seconds - usual)
         size = self.piece_bytes(donor)
@@ -104,7 +105,7 @@ class Donors:
             waited_seconds = self._usual_seconds[donor] - WAYS * self._way_seconds[donor]
             return waited_seconds > QUICK_SECONDS and seconds[donor] > most
 
-        return [donor for donor in donors if donor not in seconds or not is_slow(donor)]
+        return [donor for donor in donors if donor not in seconds or not is_slow(donor)] or donors
 
     def is_known(self, donor: PeerId) -> bool:
         """Return whether a donor has sent a piece over its present link."""

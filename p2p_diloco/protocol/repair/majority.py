@@ -211,8 +211,15 @@ def namers_for(
     return replace(found, is_few=True)
 
 
+ANSWERS_KEPT = 3
+"""Number of each voice's last answers that are kept: voices answer at different times, and tips move meanwhile."""
+
+_Answer = tuple[tuple[tuple[Digest, Digest], ...], float]
+"""The digests of a fragment's spans, and when they were asked for."""
+
+
 class NamedContents:
-    """Chain and content digests of spans, as last reported by each voice. A state machine without I/O.
+    """Chain and content digests of spans, as lately reported by each voice. A state machine without I/O.
 
     Args:
         answer_seconds: time that an answer may take.
@@ -224,7 +231,7 @@ class NamedContents:
         self._pause_seconds = pause_seconds
         self._asked: dict[tuple[int, PeerId], float] = {}
         self._under_way: dict[tuple[int, PeerId], float] = {}
-        self._said: dict[int, dict[PeerId, tuple[tuple[tuple[Digest, Digest], ...], float]]] = {}
+        self._said: dict[int, dict[PeerId, tuple[_Answer, ...]]] = {}
 
     def may_ask(self, fragment: int, voice: PeerId, now: float) -> bool:
         """Return whether to ask a voice for its digests of a fragment. If so, count the question as sent."""
@@ -240,19 +247,33 @@ class NamedContents:
         key = (reply.fragment, sender)
         if self._under_way.pop(key, None) is None:
             return False
-        self._said.setdefault(reply.fragment, {})[sender] = (reply.digests, self._asked[key])
+        self._add(reply.fragment, sender, (reply.digests, self._asked[key]))
         return True
+
+    def _add(self, fragment: int, voice: PeerId, answer: _Answer) -> None:
+        said = self._said.setdefault(fragment, {})
+        said[voice] = (*said.get(voice, ()), answer)[-ANSWERS_KEPT:]
 
     def note(self, voter: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...], asked_at: float) -> None:
         """Note the digests that a voter has signed, unless it has sent newer ones."""
-        said = self._said.setdefault(fragment, {})
-        if voter not in said or said[voter][1] <= asked_at:
-            said[voter] = (digests, asked_at)
+        before = self._said.get(fragment, {}).get(voter)
+        if before is None or before[-1][1] <= asked_at:
+            self._add(fragment, voter, (digests, asked_at))
 
     def of(self, span: SpanId, since: float = -math.inf) -> dict[PeerId, tuple[Digest, Digest]]:
-        """Return the digests of a span by voice, from voices that were asked no earlier than `since`."""
+        """Return the latest digests of a span by voice, from voices that were asked no earlier than `since`."""
         said = self._said.get(span.fragment, {}).items()
-        return {voice: pairs[span.index] for voice, (pairs, at) in said if at >= since and span.index < len(pairs)}
+        latest = ((voice, answers[-1]) for voice, answers in said)
+        return {voice: pairs[span.index] for voice, (pairs, at) in latest if at >= since and span.index < len(pairs)}
+
+    def lately(self, span: SpanId, since: float = -math.inf) -> dict[tuple[Digest, Digest], set[PeerId]]:
+        """Return the voices by chain and content digest of a span. For each chain, a voice's last answer counts."""
+        found: dict[tuple[Digest, Digest], set[PeerId]] = {}
+        for voice, answers in self._said.get(span.fragment, {}).items():
+            pairs = dict(pairs[span.index] for pairs, at in answers if at >= since and span.index < len(pairs))
+            for pair in pairs.items():
+                found.setdefault(pair, set()).add(voice)
+        return found
 
     def forget(self, fragment: int) -> None:
         """Forget the answers about a fragment, so that all voices are asked again."""

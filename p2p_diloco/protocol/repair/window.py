@@ -59,7 +59,7 @@ class Window:
 
         One that took longer than the longest time was lost on the way; it counts as that time.
         """
-        took_seconds = min(took_seconds, self.longest_seconds)
+        took_seconds = min(max(took_seconds, 0.0), self.longest_seconds)
         self._usual_seconds += WEIGHT_OF_LATEST * (took_seconds - self._usual_seconds)
         self._least_seconds = min(self._least_seconds, took_seconds)
         waited_seconds = took_seconds - WAYS * self._least_seconds
