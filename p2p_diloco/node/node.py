@@ -14,6 +14,7 @@ from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.node.budgets import Line, PeerBudgets
 from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.clock_watch import ClockWatch
 from p2p_diloco.node.serving import Serving
 from p2p_diloco.node.surroundings import (
     AddressBook,
@@ -144,6 +145,7 @@ class SwarmNode:
         self.codecs = codecs
         self._memory = memory
         self._clock = clock
+        self.clocks = ClockWatch(engine.me.peer)
         self._observer = observer
         self._manifest = manifest
         self._worker = worker
@@ -248,6 +250,7 @@ class SwarmNode:
             for peer in sorted(self.transport.linked_peers()):
                 if self._clock.counts(peer) and self._clock.is_due(peer, beat):
                     self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
+            self._look_at_wall_clocks(now)
         disagreement = self._clock.disagreement_seconds
         self.engine.only_listens = disagreement > 0.0 or not self._clock.is_settled
         if not disagreement:
@@ -262,6 +265,18 @@ class SwarmNode:
             )
             self._observer.report("clock", text)
             self._has_reported_apart = True
+
+    def _look_at_wall_clocks(self, now: float) -> None:
+        """Tell the others how far this machine's clock is off, and name clocks that are far from most others'."""
+        roster, me = self.engine.book.in_force, self.engine.me.peer
+        if roster is None or not self._clock.is_settled:
+            return
+        self.engine.clock_checked(self._clock.wall_offset_seconds)
+        known = roster.peers() | {self.engine.book.founder}
+        alive = self.engine.membership.alive(now)
+        behind = {peer: beat.clock_behind for peer, beat in alive.items() if peer in known or beat.ready}
+        for peer, sentence in self.clocks.look({**behind, me: self._clock.wall_offset_seconds}):
+            self._report("clock", sentence, None if peer == me else peer)
 
     def _choose_clocks(self) -> None:
         """Count the clocks of the members that this peer can hear."""

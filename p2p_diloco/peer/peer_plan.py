@@ -71,7 +71,7 @@ class Clocks:
     """
 
     steady: Callable[[], float] = field(default_factory=steady_unix_seconds)
-    wall: Callable[[], float] = time.time
+    wall: Callable[[], float] = field(default_factory=lambda: time.time)
 
 
 AskQuota = Callable[[str, float], str]

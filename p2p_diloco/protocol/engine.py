@@ -159,6 +159,10 @@ class PeerEngine:
         self.membership.ready = True
         return self.membership.take_rosters((founding,), now)
 
+    def clock_checked(self, behind_seconds: float) -> None:
+        """Note by how much this machine's wall clock is behind swarm time."""
+        self._heartbeats.clock_behind_seconds = behind_seconds
+
     @property
     def serves_state(self) -> bool:
         """Return whether this peer holds vectors that others may fetch."""

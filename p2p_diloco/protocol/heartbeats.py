@@ -41,6 +41,8 @@ class HeartbeatBuilder:
         self._next = -math.inf
         self._sequence = 0
         self._frozen: tuple[int, Digest] | None = None
+        self.clock_behind_seconds = 0.0
+        """By how much this machine's wall clock is behind swarm time; the shell updates it."""
 
     @property
     def next_at(self) -> float:
@@ -108,6 +110,7 @@ class HeartbeatBuilder:
             steps=min(progress.steps, MOST_COUNTED),
             tokens_per_second=0.0 if membership.is_paused else _sendable(progress.tokens_per_second),
             loss=_sendable(progress.loss),
+            clock_behind=_sendable(self.clock_behind_seconds),
             signature=NO_SIGNATURE,
         )
         return unsigned.signed(me.sign)

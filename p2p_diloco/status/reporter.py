@@ -294,6 +294,7 @@ class StatusReporter:
             reach=clean_text(reach_sentence(self.standing, self.ports, trains=engine.me.trains)),
             trouble=clean_text(self.trouble),
             pace=self._pace,
+            clock=node.clocks.sentence,
             invite=self.invite,
             own_model=manifest.model.is_own_loop,
             **self.owner.fields(),

@@ -121,6 +121,7 @@ class PeerStatus:
         reach: the same in one sentence, with what to do about it.
         trouble: why this peer has been in no entry for some cycles; empty if all is well.
         pace: warning about too many or too few inner steps per cycle, with what to do; empty if all is well.
+        clock: wall clocks that are far from those of other peers, this machine's first; empty if all is well.
         invite: invite of this run; empty until known.
         own_model: whether the run trains a user's own model, so that peers join from a training loop instead of the
             command line.
@@ -184,6 +185,7 @@ class PeerStatus:
     reach: str = ""
     trouble: str = ""
     pace: str = ""
+    clock: str = ""
     invite: str = ""
     own_model: bool = False
     paused: str = ""

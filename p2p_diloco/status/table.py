@@ -42,7 +42,7 @@ def status_line(status: PeerStatus) -> str:
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(_total_sent(status))}",
         f"received {format_bytes(_total_received(status))}",
-        *filter(None, (status.trouble, status.pace)),
+        *filter(None, (status.trouble, status.pace, status.clock)),
     ]
     return ", ".join(parts)
 
@@ -66,7 +66,9 @@ def _notes(status: PeerStatus) -> list[Text]:
     """Return notes: whether others can dial this peer, and what is wrong, if anything."""
     notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
     return notes + [
-        Text(note, style="bold yellow") for note in (status.trouble, status.pace, _disk_note(status)) if note
+        Text(note, style="bold yellow")
+        for note in (status.trouble, status.pace, status.clock, _disk_note(status))
+        if note
     ]
 
 

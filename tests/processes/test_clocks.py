@@ -97,6 +97,41 @@ def test_entries_continue_after_the_first_peers_wall_clock_was_ahead_and_is_corr
         assert abs(last - swarm.round_at(time.time() + ahead)) <= 3, "the run keeps its founding time line"
 
 
+@pytest.mark.parametrize("ahead", [-7200.0, DAY_SECONDS], ids=["two hours behind", "a day ahead"])
+def test_a_wrong_clock_is_named_on_both_sides_and_its_owner_takes_part(ahead: float) -> None:
+    amount = "2 h 00 min behind those of" if ahead < 0 else "24 h 00 min ahead of those of"
+    with ProcessSwarm(round_seconds=2 * ROUND_SECONDS, patience_seconds=PATIENCE_SECONDS) as swarm:
+        began = time.time()
+        swarm.start("boot", founds=True, trains=False)
+        swarm.start("ann")
+        swarm.start("bob")
+        swarm.wait_for_whole_round(["ann", "bob"], 2, began)
+        cleo = swarm.start("cleo", wall_ahead=ahead)
+        swarm.wait("a link", lambda: cleo.status.peers, PATIENCE_SECONDS)
+        linked = time.time()
+        swarm.wait("the clock to be named here", lambda: amount in cleo.status.clock, PATIENCE_SECONDS)
+        for name in ("ann", "boot"):
+            swarm.wait(
+                "the clock to be named there",
+                lambda name=name: amount in swarm.peers[name].status.clock,
+                PATIENCE_SECONDS,
+            )
+        named = time.time() - linked
+        assert "this machine" in cleo.status.clock
+        assert "this machine" not in swarm.peers["ann"].status.clock
+        swarm.wait_for_whole_round(["ann", "bob"], 3, linked)
+        since = time.time()
+        time.sleep(30 * 2 * ROUND_SECONDS)
+        rounds = swarm.peers["ann"].rounds(since)
+        share = sum(each.is_whole(3) for each in rounds) / len(rounds)
+        print(
+            f"{amount} others: named on both sides after {named:.1f} s, all three in {100 * share:.0f} % of the rounds"
+        )
+        assert named <= 10.0
+        assert share >= 0.9, swarm.story()
+        assert not [event for event in swarm.peers["ann"].events("roster", since=since) if "gone" in event.text]
+
+
 @pytest.mark.parametrize("sleeper", ["boot", "ann"])
 def test_a_run_of_three_processes_continues_after_one_was_stopped_for_a_while(sleeper: str) -> None:
     with ProcessSwarm(round_seconds=ROUND_SECONDS, patience_seconds=PATIENCE_SECONDS) as swarm:

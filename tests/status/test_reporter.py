@@ -42,7 +42,7 @@ def reporter() -> tuple[StatusReporter, Watcher]:
 
 
 def status_of(reporter: StatusReporter, engine: PeerEngine, traffic: Traffic | None = None) -> PeerStatus:
-    node: Any = SimpleNamespace(traffic=traffic or Traffic())
+    node: Any = SimpleNamespace(traffic=traffic or Traffic(), clocks=SimpleNamespace(sentence=""))
     return reporter.status(engine, node, small_manifest(), 1000, NOW)
 
 
@@ -131,7 +131,7 @@ def test_progress_losses_and_addresses_are_reported() -> None:
     peer.progress = Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)
     count.anchor_loss, count.local_loss, count.phase = 2.0, 1.9, "training"
     count.addresses, count.invite, count.state_digest = ("/ip4/1.2.3.4/tcp/5",), "p2pdiloco://x", "ab"
-    node: Any = SimpleNamespace(traffic=Traffic())
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     count.publish(peer, node, small_manifest(), 1000, NOW)
     status = watcher.last
     assert (status.tokens, status.inner_steps, status.tokens_per_second, status.loss) == (40, 4, 2.5, 1.5)
@@ -178,7 +178,7 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
 
 def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:
     count, watcher = reporter()
-    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic()))
+    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
     assert (status_of(count, peer).max_upload, status_of(count, peer).upload_rate) == (None, None)
     count.line = LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters())
     peer.membership.share = 2
@@ -228,7 +228,7 @@ def test_text_from_other_peers_is_shown_without_control_characters() -> None:
 def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_is_over() -> None:
     count, watcher = reporter()
     peer, clock = engine(), PLAN.rules.clock
-    node: Any = SimpleNamespace(traffic=Traffic())
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
 
     def say(round_index: int) -> PeerStatus:
         count.publish(peer, node, small_manifest(), 1000, clock.begin(round_index) + 0.1)
@@ -258,7 +258,7 @@ def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_onc
     count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
-    node: Any = SimpleNamespace(traffic=Traffic())
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     manifest = small_manifest({"rounds.planned_steps": 10})
     cycle = PLAN.rules.cycle_seconds
 
@@ -294,7 +294,7 @@ def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
-    node: Any = SimpleNamespace(traffic=Traffic())
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     manifest = small_manifest({"rounds.planned_steps": 10, "model.tensors": [["weight", [4, 4], "radial"]]})
     cycle = PLAN.rules.cycle_seconds
     for index in (1, 2):
@@ -307,7 +307,7 @@ def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
     count, watcher = reporter()
     peer = engine()
     peer.membership.ready = True
-    node: Any = SimpleNamespace(traffic=Traffic())
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     for index in (1, 2):
         peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
         count.publish(peer, node, small_manifest(), 1000, NOW + 100.0 * index * PLAN.rules.cycle_seconds)

@@ -50,6 +50,7 @@ class Heartbeat:
         tokens, steps: trained so far in this incarnation.
         tokens_per_second: recent rate; 0 while the peer is paused.
         loss: the last training loss, 0 if there is none.
+        clock_behind: seconds by which its wall clock is behind the run's time, as far as it knows; negative: ahead.
     """
 
     run: Digest
@@ -67,6 +68,7 @@ class Heartbeat:
     steps: int
     tokens_per_second: float
     loss: float
+    clock_behind: float = 0.0
     signature: bytes
 
     def statement(self) -> bytes:
@@ -102,6 +104,7 @@ HEARTBEAT_LAYOUT: Layout = (
     ("steps", U64),
     ("tokens_per_second", F32),
     ("loss", F32),
+    ("clock_behind", F32),
     ("signature", SIGNATURE),
 )
 _STATEMENT_LAYOUT = HEARTBEAT_LAYOUT[:-1]

@@ -1,0 +1,63 @@
+"""Wall clocks that are far from those of others, by what each peer tells about its own. A state machine without I/O.
+
+A run keeps a time of its own, so a wrong wall clock costs nothing there. But records of addresses carry wall times, and
+the owner of the machine should know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.rate import counted
+from p2p_diloco.wording import format_seconds
+
+MISSET_SECONDS = 60.0
+MOST_SHOWN = 3
+
+
+class ClockWatch:
+    """Names the clocks that differ from those of more than half of the others, with the amount.
+
+    Of two clocks nobody can tell which is right.
+
+    Args:
+        me: this peer.
+    """
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._told: dict[PeerId, float] = {}
+        self.sentence = ""
+        """What is wrong at present; empty if nothing is."""
+
+    def look(self, behind_seconds: Mapping[PeerId, float]) -> list[tuple[PeerId, str]]:
+        """Return sentences about clocks that were not known to be this far off, each with its peer.
+
+        Args:
+            behind_seconds: by how much each peer's clock is behind the run's time; negative: ahead.
+        """
+        off = {peer: self._off_by(peer, behind_seconds) for peer in behind_seconds}
+        misset = {peer: seconds for peer, seconds in off.items() if abs(seconds) > MISSET_SECONDS}
+        sentences = {peer: self._sentence(peer, seconds, len(off) - 1) for peer, seconds in sorted(misset.items())}
+        shown = sorted(sentences, key=lambda peer: (peer != self._me, peer))[:MOST_SHOWN]
+        self.sentence = "; ".join(dict.fromkeys(sentences[peer] for peer in shown))
+        news = [peer for peer in misset if abs(misset[peer] - self._told.get(peer, 0.0)) > MISSET_SECONDS]
+        self._told = misset
+        return list({sentences[peer]: (peer, sentences[peer]) for peer in news}.values())
+
+    @staticmethod
+    def _off_by(peer: PeerId, behind_seconds: Mapping[PeerId, float]) -> float:
+        """Return the difference from the nearest clock, if the clock differs from most others, and 0 otherwise."""
+        differences = [behind_seconds[peer] - seconds for other, seconds in behind_seconds.items() if other != peer]
+        num_far = sum(abs(seconds) > MISSET_SECONDS for seconds in differences)
+        return min(differences, key=abs) if 2 * num_far > len(differences) else 0.0
+
+    def _sentence(self, peer: PeerId, off_seconds: float, num_others: int) -> str:
+        span = format_seconds(round(abs(off_seconds), -1))
+        name = "this machine" if peer == self._me else short_peer_id(peer)
+        if num_others == 1:
+            return f"this machine's clock and that of the only other peer are {span} apart; one of them is wrong"
+        how = "behind" if off_seconds > 0 else "ahead of"
+        advice = "; set it right" if peer == self._me else ""
+        return f"the clock of {name} is {span} {how} those of {counted(num_others, 'other')}{advice}"
