@@ -30,12 +30,15 @@ class ClockWatch:
         self._told: dict[PeerId, float] = {}
         self.sentence = ""
         """What is wrong at present; empty if nothing is."""
+        self.correction_seconds = 0.0
+        """What must be added to this machine's clock to compare it with times that others give; 0 if it is right."""
 
-    def look(self, behind_seconds: Mapping[PeerId, float]) -> list[tuple[PeerId, str]]:
+    def look(self, behind_seconds: Mapping[PeerId, float], *, yields: bool = True) -> list[tuple[PeerId, str]]:
         """Return sentences about clocks that were not known to be this far off, each with its peer.
 
         Args:
             behind_seconds: by how much each peer's clock is behind the run's time; negative: ahead.
+            yields: whether this peer takes the other's clock for right if there are only two.
         """
         off = {peer: self._off_by(peer, behind_seconds) for peer in behind_seconds}
         misset = {peer: seconds for peer, seconds in off.items() if abs(seconds) > MISSET_SECONDS}
@@ -44,6 +47,9 @@ class ClockWatch:
         self.sentence = "; ".join(dict.fromkeys(sentences[peer] for peer in shown))
         news = [peer for peer in misset if abs(misset[peer] - self._told.get(peer, 0.0)) > MISSET_SECONDS]
         self._told = misset
+        correction = misset.get(self._me, 0.0) if yields or len(off) > 2 else 0.0
+        if abs(correction - self.correction_seconds) > MISSET_SECONDS / 2:
+            self.correction_seconds = correction
         return list({sentences[peer]: (peer, sentences[peer]) for peer in news}.values())
 
     @staticmethod

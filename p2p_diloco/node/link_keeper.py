@@ -32,6 +32,7 @@ KEPT_LINKS = 3
 peers are a majority, so one that fails or lies cannot prevent one."""
 STEADY_SECONDS = 30.0
 """Time after which a link counts as good; if it is lost earlier, that counts as a failed dial."""
+MOST_HELD_BACK = 64
 MOST_KNOWN = 4096
 """Maximum number of peers whose addresses are kept: records cost their makers nothing."""
 MOST_ISSUED = 256
@@ -134,6 +135,8 @@ class LinkKeeper:
         self._attempts: dict[PeerId, _Attempt] = {}
         self._records: dict[PeerId, PeerRecord] = {}
         self._learnt_at: dict[PeerId, float] = {}
+        self._held_back: dict[PeerId, PeerRecord] = {}
+        """Records of peers whose clocks are ahead of this machine's."""
         self._wake = asyncio.Event()
         self._announced_at = float("-inf")
         self._announced: tuple[str, ...] | None = None
@@ -233,13 +236,24 @@ class LinkKeeper:
         if known is not None and record.issued_at <= known.issued_at:
             return
         if record.issued_at > self._unix_seconds() + MOST_AHEAD_SECONDS:
-            return  # it would count as the newest until then
+            # It would count as the newest until then. But perhaps it is this machine's clock that is wrong.
+            if len(self._held_back) < MOST_HELD_BACK:
+                self._held_back[record.peer] = record
+            return
         if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
             return
         self._records[record.peer] = record
         self._learnt_at[record.peer] = self._unix_seconds()
         if record.addresses:
             self.known[record.peer] = tuple(dict.fromkeys((*record.addresses, *self._given.get(record.peer, ()))))
+
+    def clock_corrected(self) -> None:
+        """Judge the times of records anew: this machine's clock was found to be wrong."""
+        self._learnt_at = dict.fromkeys(self._learnt_at, self._unix_seconds())
+        held_back, self._held_back = self._held_back, {}
+        for record in held_back.values():
+            self._learn(record)
+        self.announce_again()
 
     def _look_for_twin(self, record: PeerRecord) -> None:
         """Report once that another process has this identity: it signs current records that this one has not issued.

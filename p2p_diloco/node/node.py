@@ -137,6 +137,7 @@ class SwarmNode:
         archive: EntryArchive | None = None,
         reach: ReachBook | None = None,
         text: SharedCopy | None = None,
+        clocks: ClockWatch | None = None,
     ) -> None:
         self.engine = engine
         self.traffic = Traffic()
@@ -145,7 +146,7 @@ class SwarmNode:
         self.codecs = codecs
         self._memory = memory
         self._clock = clock
-        self.clocks = ClockWatch(engine.me.peer)
+        self.clocks = clocks if clocks is not None else ClockWatch(engine.me.peer)
         self._observer = observer
         self._manifest = manifest
         self._worker = worker
@@ -275,8 +276,14 @@ class SwarmNode:
         known = roster.peers() | {self.engine.book.founder}
         alive = self.engine.membership.alive(now)
         behind = {peer: beat.clock_behind for peer, beat in alive.items() if peer in known or beat.ready}
-        for peer, sentence in self.clocks.look({**behind, me: self._clock.wall_offset_seconds}):
+        before = self.clocks.correction_seconds
+        is_founder = me == self.engine.book.founder
+        for peer, sentence in self.clocks.look({**behind, me: self._clock.wall_offset_seconds}, yields=not is_founder):
             self._report("clock", sentence, None if peer == me else peer)
+        if self.clocks.correction_seconds != before and self._addresses is not None:
+            self._addresses.clock_corrected()
+            for peer in self.transport.linked_peers():
+                self._introduce_known(peer)
 
     def _choose_clocks(self) -> None:
         """Count the clocks of the members that this peer can hear."""
@@ -295,10 +302,13 @@ class SwarmNode:
     def link_up(self, peer: PeerId) -> None:
         """Called when `peer` can be reached: introduce the peers that we know."""
         self.engine.link_up(peer)
+        self._introduce_known(peer)
+        self._wake.set()
+
+    def _introduce_known(self, peer: PeerId) -> None:
         records = self._addresses.introductions() if self._addresses is not None else ()
         if records and self._budgets.admits_link(peer, self._loop.time()):
             self._post(peer, Introductions(records=records), self._clock.now() + INTRODUCTION_SECONDS)
-        self._wake.set()
 
     def link_lost(self, peer: PeerId, reason: str) -> None:
         """Called when the link to `peer` is lost."""

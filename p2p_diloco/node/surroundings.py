@@ -169,6 +169,10 @@ class AddressBook(Protocol):
         """Take records from a peer."""
         ...
 
+    def clock_corrected(self) -> None:
+        """Judge the times of records anew: this machine's clock was found to be wrong."""
+        ...
+
 
 class ReachBook(Protocol):
     """Requests and gives proofs of reachability; the reach keeper implements it."""

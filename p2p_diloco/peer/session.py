@@ -22,6 +22,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.memory.heap import trim_now_and_then
 from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.clock_watch import ClockWatch
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.reach_keeper import ReachKeeper, announced
@@ -103,13 +104,14 @@ class PeerSession:
         self._training = parts.plan.training or NoTraining()
         offset = parts.folder.recall_clock_offset()
         self._clock = SwarmClock(parts.plan.clocks.steady, wall=parts.plan.clocks.wall, offset_seconds=offset)
+        self._wall_clocks = ClockWatch(parts.key.peer)
         self._engine = self._make_engine()
         self._keeper = LinkKeeper(
             transport=parts.transport,
             directory=parts.directory,
             record=self._record,
             known=parts.known,
-            unix_seconds=parts.plan.clocks.wall,
+            unix_seconds=self._unix_seconds,
             report=reporter.report,
             wanted=self._engine.wanted_links,
             is_stranger=self._engine.is_unknown,
@@ -328,6 +330,7 @@ class PeerSession:
             archive=self._archive,
             reach=self._reach,
             text=self._shared_copy(),
+            clocks=self._wall_clocks,
         )
 
     def _shared_copy(self) -> SharedCopy | None:
@@ -482,8 +485,12 @@ class PeerSession:
             addresses=self._addresses(),
             can_be_dialled=self._reach.standing.is_reachable,
             role=PeerRole.TRAINER if self._parts.plan.trains else PeerRole.BOOTSTRAP,
-            issued_at=self._parts.plan.clocks.wall(),
+            issued_at=self._unix_seconds(),
         )
+
+    def _unix_seconds(self) -> float:
+        """Return the time to compare with others' records: this machine's, corrected if most others' differs."""
+        return self._parts.plan.clocks.wall() + self._wall_clocks.correction_seconds
 
     async def _keep_house(self, node: SwarmNode) -> None:
         """Do what is due once a second, and publish the status."""

@@ -45,6 +45,18 @@ def test_of_two_clocks_none_is_blamed(mine: float, theirs: float) -> None:
     assert [sentence for _, sentence in watch.look({ME: mine, ANN: theirs})] == [said]
 
 
+def test_this_machines_clock_is_corrected_by_most_others_and_of_two_the_founders_counts() -> None:
+    watch = ClockWatch(ME)
+    watch.look({ME: 2 * HOURS, ANN: 0.0}, yields=False)
+    assert watch.correction_seconds == 0.0
+    watch.look({ME: 2 * HOURS, ANN: 0.0})
+    assert watch.correction_seconds == 2 * HOURS
+    watch.look({ME: 2 * HOURS + 5.0, ANN: 0.0, BOB: 0.1}, yields=False)
+    assert watch.correction_seconds == 2 * HOURS, "it does not follow every breath"
+    watch.look({ME: 0.0, ANN: 0.0, BOB: 2 * HOURS})
+    assert watch.correction_seconds == 0.0
+
+
 def test_alone_there_is_nothing_to_compare_with() -> None:
     assert ClockWatch(ME).look({ME: 9 * HOURS}) == []
 
