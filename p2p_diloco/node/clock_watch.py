@@ -29,9 +29,9 @@ class ClockWatch:
         self._me = me
         self._told: dict[PeerId, float] = {}
         self.sentence = ""
-        """What is wrong at present; empty if nothing is."""
+        """The clocks that are wrong at present; empty if none is."""
         self.correction_seconds = 0.0
-        """What must be added to this machine's clock to compare it with times that others give; 0 if it is right."""
+        """Seconds to add to this machine's clock before it is compared with times that others give; 0 if it is right."""
 
     def look(self, behind_seconds: Mapping[PeerId, float], *, yields: bool = True) -> list[tuple[PeerId, str]]:
         """Return sentences about clocks that were not known to be this far off, each with its peer.

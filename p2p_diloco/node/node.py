@@ -268,7 +268,7 @@ class SwarmNode:
             self._has_reported_apart = True
 
     def _look_at_wall_clocks(self, now: float) -> None:
-        """Tell the others how far this machine's clock is off, and name clocks that are far from most others'."""
+        """Note how far this machine's clock is off, and report clocks that differ from most others."""
         roster, me = self.engine.book.in_force, self.engine.me.peer
         if roster is None or not self._clock.is_settled:
             return
