@@ -31,7 +31,7 @@ class ClockWatch:
         self.sentence = ""
         """The clocks that are wrong at present; empty if none is."""
         self.correction_seconds = 0.0
-        """Seconds to add to this machine's clock before it is compared with times that others give; 0 if it is right."""
+        """Seconds to add to this machine's clock before a comparison with times of others; 0 if it is right."""
 
     def look(self, behind_seconds: Mapping[PeerId, float], *, yields: bool = True) -> list[tuple[PeerId, str]]:
         """Return sentences about clocks that were not known to be this far off, each with its peer.
