@@ -503,7 +503,7 @@ def _own_clock_only() -> list[Patch]:
     return [(SwarmClock, "now", wrong)]
 
 
-@_mistake("incarnation-repeated", "I2 I6 I7 I8", kinds="kill,power,leave")
+@_mistake("incarnation-repeated", "I2 I6 I7 I8 I10", kinds="kill,power,leave")
 def _incarnation_repeated() -> list[Patch]:
     """A restarted peer reuses its previous incarnation."""
     right = RunFolder.next_incarnation
@@ -521,7 +521,7 @@ def _nothing_synced() -> list[Patch]:
     return [(whole_file, "sync_file", lambda path: None)]
 
 
-@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9", kinds="loss,partition")
+@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9 I10", kinds="loss,partition")
 def _wrong_entry_served() -> list[Patch]:
     """The archive returns an entry of the right span, whatever its parent."""
     right = EntryLog.entry_after

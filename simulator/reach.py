@@ -52,8 +52,8 @@ class SimulatedReach:
             if can_dial:
                 self._proved_in[prover] = cycle
         standing = self._reach.standing(provers, company_of(engine, linked), now)
-        counted = standing.proofs[: standing.num_proved]
-        yes = [prover for prover, answer in self._reach.words(now) if answer in counted and prover in self._proved_in]
+        proofs = standing.proofs
+        yes = [prover for prover, answer in self._reach.words(now) if answer in proofs and prover in self._proved_in]
         engine.membership.can_be_dialled = standing.is_reachable and engine.me.can_be_dialled
         engine.membership.proofs = tuple(
             proof_of(me, prover, self._proved_in[prover], place_of(RUN, network.host_seen(prover, me)))

@@ -150,10 +150,10 @@ class ReachKeeper:
     def _judge(self, now: float) -> None:
         standing = self._reach.standing(self._provers(), company_of(self._engine, self._transport.linked_peers()), now)
         self._engine.membership.can_be_dialled = standing.is_reachable
-        counted = standing.proofs[: standing.num_proved]
+        # A reachable peer also shows what was proved nearer by: the members whose proofs the rule counts may all be there.
         self._signed = {peer: signed for peer, signed in self._signed.items() if signed[0] in standing.proofs}
         signed = sorted(self._signed.values(), key=lambda each: -each[0].at)
-        self._engine.membership.proofs = tuple(proof for answer, proof in signed if answer in counted)
+        self._engine.membership.proofs = tuple(proof for _, proof in signed)
         if standing != self.standing:
             self.standing = standing
             self._on_change(standing)
