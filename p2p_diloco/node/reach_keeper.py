@@ -150,7 +150,7 @@ class ReachKeeper:
     def _judge(self, now: float) -> None:
         standing = self._reach.standing(self._provers(), company_of(self._engine, self._transport.linked_peers()), now)
         self._engine.membership.can_be_dialled = standing.is_reachable
-        # A reachable peer also shows what was proved nearer by: the members whose proofs the rule counts may all be there.
+        # A reachable peer also shows what its own network proved: the provers whom the rule counts may all be there.
         self._signed = {peer: signed for peer, signed in self._signed.items() if signed[0] in standing.proofs}
         signed = sorted(self._signed.values(), key=lambda each: -each[0].at)
         self._engine.membership.proofs = tuple(proof for _, proof in signed)

@@ -308,3 +308,26 @@ def test_a_peer_that_may_not_be_a_member_is_not_dialled() -> None:
 def test_the_proved_address_is_announced_before_the_listen_address() -> None:
     proved, listening = ("/ip4/45.10.0.2/tcp/1",), ("/ip4/192.168.1.7/tcp/1/p2p/x", "/ip4/45.10.0.2/tcp/1/p2p/x")
     assert announced(proved, listening, "/p2p/x") == (listening[1], listening[0])
+
+
+def test_a_peer_that_a_friend_outside_has_reached_also_shows_what_its_own_network_proved() -> None:
+    """The rule may not count the friend's proof yet, and those that it counts may all be at home."""
+
+    def seeing(keeper: Keeper, hosts: dict[PeerId, str]) -> None:
+        async def seen() -> dict[PeerId, tuple[str, ...]]:
+            return {peer: (hosts[peer],) for peer in keeper.transport.linked_peers()}
+
+        keeper.transport.remote_hosts = seen  # type: ignore[method-assign]
+
+    async def scene(stage: Scene) -> None:
+        ann, ben, cleo = [await stage.add(key, members=(ANN, BEN, CLEO)) for key in (ANN, BEN, CLEO)]
+        seeing(ann, {BEN.peer: "192.168.1.6", CLEO.peer: HOST})
+        seeing(ben, {ANN.peer: "192.168.1.5", CLEO.peer: HOST})
+        seeing(cleo, {ANN.peer: HOST, BEN.peer: HOST})
+        await stage.link(ann, ben)
+        await stage.link(ann, cleo)
+        await asyncio.sleep(2.0)
+        assert ann.reach.standing.num_proved == 1
+        assert {proof.prover for proof in ann.engine.membership.proofs} == {BEN.peer, CLEO.peer}
+
+    play(scene)
