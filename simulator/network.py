@@ -93,9 +93,9 @@ class SimulatedNetwork(FaultyNetwork):
         self.muted: frozenset[tuple[PeerId, PeerId]] = frozenset()
         """(sender, receiver) pairs whose frames are lost."""
         self.places: dict[PeerId, str] = {}
+        """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members can be dialled only by each other."""
         self.lans: dict[PeerId, str] = {}
         """The home network of each machine that is in one, whether or not its router forwards a port to it."""
-        """`OPEN`, `OUTBOUND_ONLY`, or the name of a home network whose members can be dialled only by each other."""
         self.tap: Tap | None = None
         self.sent: dict[int, SentFrames] | None = None
         """Totals of sent frames by message kind number; None: nothing is counted."""

@@ -6,7 +6,7 @@ the owner of the machine should know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.rate import counted
@@ -33,37 +33,45 @@ class ClockWatch:
         self.correction_seconds = 0.0
         """Seconds to add to this machine's clock before a comparison with times of others; 0 if it is right."""
 
-    def look(self, behind_seconds: Mapping[PeerId, float], *, yields: bool = True) -> list[tuple[PeerId, str]]:
+    def look(
+        self, behind_seconds: Mapping[PeerId, float], members: Collection[PeerId], *, yields: bool = True
+    ) -> list[tuple[PeerId, str]]:
         """Return sentences about clocks that were not known to be this far off, each with its peer.
 
         Args:
             behind_seconds: by how much each peer's clock is behind the run's time; negative: ahead.
-            yields: whether this peer takes the other's clock for right if there are only two.
+            members: the peers to compare with. Others may be named, but any number of strangers proves nothing.
+            yields: whether this peer takes the other's clock for right if there is only one to compare with.
         """
-        off = {peer: self._off_by(peer, behind_seconds) for peer in behind_seconds}
+        behind = {peer: seconds for peer, seconds in behind_seconds.items() if peer in members or peer == self._me}
+        off = {peer: self._off_by(peer, seconds, behind) for peer, seconds in behind_seconds.items()}
         misset = {peer: seconds for peer, seconds in off.items() if abs(seconds) > MISSET_SECONDS}
-        sentences = {peer: self._sentence(peer, seconds, len(off) - 1) for peer, seconds in sorted(misset.items())}
-        shown = sorted(sentences, key=lambda peer: (peer != self._me, peer))[:MOST_SHOWN]
+        sentences = {peer: self._sentence(peer, seconds, behind) for peer, seconds in sorted(misset.items())}
+        shown = sorted(sentences, key=lambda peer: (peer != self._me, peer not in behind, peer))[:MOST_SHOWN]
         self.sentence = "; ".join(dict.fromkeys(sentences[peer] for peer in shown))
         news = [peer for peer in misset if abs(misset[peer] - self._told.get(peer, 0.0)) > MISSET_SECONDS]
         self._told = misset
-        correction = misset.get(self._me, 0.0) if yields or len(off) > 2 else 0.0
+        correction = misset.get(self._me, 0.0) if yields or len(behind) > 2 else 0.0
         if abs(correction - self.correction_seconds) > MISSET_SECONDS / 2:
             self.correction_seconds = correction
         return list({sentences[peer]: (peer, sentences[peer]) for peer in news}.values())
 
     @staticmethod
-    def _off_by(peer: PeerId, behind_seconds: Mapping[PeerId, float]) -> float:
+    def _off_by(peer: PeerId, seconds: float, behind: Mapping[PeerId, float]) -> float:
         """Return the difference from the nearest clock, if the clock differs from most others, and 0 otherwise."""
-        differences = [behind_seconds[peer] - seconds for other, seconds in behind_seconds.items() if other != peer]
-        num_far = sum(abs(seconds) > MISSET_SECONDS for seconds in differences)
+        differences = [seconds - others for other, others in behind.items() if other != peer]
+        num_far = sum(abs(difference) > MISSET_SECONDS for difference in differences)
         return min(differences, key=abs) if 2 * num_far > len(differences) else 0.0
 
-    def _sentence(self, peer: PeerId, off_seconds: float, num_others: int) -> str:
+    def _sentence(self, peer: PeerId, off_seconds: float, behind: Mapping[PeerId, float]) -> str:
         span = format_seconds(round(abs(off_seconds), -1))
-        name = "this machine" if peer == self._me else short_peer_id(peer)
-        if num_others == 1:
-            return f"this machine's clock and that of the only other peer are {span} apart; one of them is wrong"
+        others = [other for other in behind if other != peer]
+        if len(others) == 1:
+            names = " and ".join(map(self._name, sorted((peer, *others), key=lambda one: (one != self._me, one))))
+            return f"the clocks of {names} are {span} apart; one of them is wrong"
         how = "behind" if off_seconds > 0 else "ahead of"
         advice = "; set it right" if peer == self._me else ""
-        return f"the clock of {name} is {span} {how} those of {counted(num_others, 'other')}{advice}"
+        return f"the clock of {self._name(peer)} is {span} {how} those of {counted(len(others), 'other')}{advice}"
+
+    def _name(self, peer: PeerId) -> str:
+        return "this machine" if peer == self._me else short_peer_id(peer)

@@ -33,6 +33,7 @@ peers are a majority, so one that fails or lies cannot prevent one."""
 STEADY_SECONDS = 30.0
 """Time after which a link counts as good; if it is lost earlier, that counts as a failed dial."""
 MOST_HELD_BACK = 64
+"""Maximum number of records from the future that are kept in case it is this machine's clock that is wrong."""
 MOST_KNOWN = 4096
 """Maximum number of peers whose addresses are kept: records cost their makers nothing."""
 MOST_ISSUED = 256
@@ -236,9 +237,7 @@ class LinkKeeper:
         if known is not None and record.issued_at <= known.issued_at:
             return
         if record.issued_at > self._unix_seconds() + MOST_AHEAD_SECONDS:
-            # It would count as the newest until then. But perhaps it is this machine's clock that is wrong.
-            if len(self._held_back) < MOST_HELD_BACK:
-                self._held_back[record.peer] = record
+            self._hold_back(record)  # it would count as the newest until then
             return
         if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
             return
@@ -246,6 +245,15 @@ class LinkKeeper:
         self._learnt_at[record.peer] = self._unix_seconds()
         if record.addresses:
             self.known[record.peer] = tuple(dict.fromkeys((*record.addresses, *self._given.get(record.peer, ()))))
+
+    def _hold_back(self, record: PeerRecord) -> None:
+        """Keep a record from the future; a stranger's makes room for one of a member."""
+        if len(self._held_back) >= MOST_HELD_BACK and record.peer not in self._held_back:
+            stranger = next(filter(self._is_stranger, self._held_back), None)
+            if stranger is None or self._is_stranger(record.peer):
+                return
+            del self._held_back[stranger]
+        self._held_back[record.peer] = record
 
     def clock_corrected(self) -> None:
         """Judge the times of records anew: this machine's clock was found to be wrong."""

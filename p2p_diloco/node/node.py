@@ -273,12 +273,10 @@ class SwarmNode:
         if roster is None or not self._clock.is_settled:
             return
         self.engine.clock_checked(self._clock.wall_offset_seconds)
-        known = roster.peers() | {self.engine.book.founder}
-        alive = self.engine.membership.alive(now)
-        behind = {peer: beat.clock_behind for peer, beat in alive.items() if peer in known or beat.ready}
-        before = self.clocks.correction_seconds
-        is_founder = me == self.engine.book.founder
-        for peer, sentence in self.clocks.look({**behind, me: self._clock.wall_offset_seconds}, yields=not is_founder):
+        founder, before = self.engine.book.founder, self.clocks.correction_seconds
+        behind = {peer: beat.clock_behind for peer, beat in self.engine.membership.alive(now).items()}
+        behind[me] = self._clock.wall_offset_seconds
+        for peer, sentence in self.clocks.look(behind, roster.peers() | {founder}, yields=me != founder):
             self._report("clock", sentence, None if peer == me else peer)
         if self.clocks.correction_seconds != before and self._addresses is not None:
             self._addresses.clock_corrected()

@@ -1,4 +1,4 @@
-"""How long a member that was too late waits before it is listed again."""
+"""The wait of a member that was dropped because it was too late."""
 
 from __future__ import annotations
 

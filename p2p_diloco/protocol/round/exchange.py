@@ -180,7 +180,7 @@ class Exchange:
         fragment = self.rules.clock.fragment(round_index)
         num_spans = self.rules.num_spans[fragment]
         row, digest, clock = grid.row_for(me), roster.digest(), self.rules.clock
-        first_cycle = clock.cycle(max(book.last_before(digest), -1) + 1)
+        first_cycle = clock.cycle(book.last_before(digest) + 1)
         self.collection = collection = Collection(
             round=round_index,
             fragment=fragment,
