@@ -140,7 +140,10 @@ def test_an_answer_about_tips_ahead_is_compared_once_they_are_reached() -> None:
     assert page.may_ask(0, A, 0.0)
     question = page.take(A, reply(b""))
     assert question is not None
-    page.keep(question)
+    page.keep(question, 1.0)
+    assert page.is_ahead(A, 8.9)
+    assert not page.is_ahead(A, 9.1), "this peer has gone past it, or is too slow"
+    assert not page.is_ahead(B, 8.9)
     assert page.due(0, [sha256(b"an earlier tip")]) == []
     assert page.due(1, [D]) == []
     assert page.due(0, [D]) == [question]

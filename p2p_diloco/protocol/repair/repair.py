@@ -420,8 +420,9 @@ class Repair:
             self.serves_state = True
             if not self.membership.ready and not self.membership.leaving:
                 actions += self._become_ready(donors, now)
-        elif not self.membership.ready and self.catch_up.lacks_entries_only() and donors:
-            actions += self._ask_witnesses(donors, now)
+        elif not self.membership.ready and self.catch_up.lacks_entries_only():
+            unheard = [donor for donor in donors if not self.catch_up.scrub.is_ahead(donor, now)]
+            actions += self._ask_witnesses(unheard, now) if unheard else []
         return actions
 
     def _compare_kept(self) -> list[Action]:
@@ -708,7 +709,7 @@ class Repair:
             question = self.catch_up.scrub.compare_signed(answer, sender)
             settled.append(question)
             if not self.membership.ready and self._has_gone_on(answer):
-                self.catch_up.scrub.keep(question)
+                self.catch_up.scrub.keep(question, now)
         return settled + self.pump(now)
 
     def _send(self, to: PeerId, message: Message, now: float) -> Send:
@@ -774,7 +775,7 @@ class Repair:
             return []
         if self.membership.ready or not self._has_gone_on(reply):
             return [question]
-        self.catch_up.scrub.keep(question)
+        self.catch_up.scrub.keep(question, now)
         if sender not in self.donors(now):
             return [question]
         return [question, *self.catch_up.ask_heads(reply.fragment, sender, now)]

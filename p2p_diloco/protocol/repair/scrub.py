@@ -37,8 +37,8 @@ class Scrub:
         self._asked: dict[tuple[int, PeerId], float] = {}
         self._paused: dict[tuple[int, PeerId], float] = {}
         self._said: dict[tuple[int, PeerId], tuple[tuple[Digest, Digest], ...]] = {}
-        self._kept: dict[tuple[int, PeerId], CompareContent] = {}
-        """The last answer of each peer whose tips were ahead of ours."""
+        self._kept: dict[tuple[int, PeerId], tuple[CompareContent, float]] = {}
+        """The last answer of each peer whose tips were ahead of ours, and when it came."""
         self._witnesses: dict[int, set[PeerId]] = {}
         self._accusers: dict[SpanId, dict[PeerId, _Said]] = {}
         self._rebuilding: set[SpanId] = set()
@@ -105,9 +105,16 @@ class Scrub:
         """Return the comparison of digests that were signed by a peer without a link."""
         return self._compare(answer.voter, carrier, answer.fragment, answer.digests)
 
-    def keep(self, question: CompareContent) -> None:
+    def keep(self, question: CompareContent, now: float) -> None:
         """Keep an answer about tips that this peer has not reached yet."""
-        self._kept[question.fragment, question.peer] = question
+        self._kept[question.fragment, question.peer] = (question, now)
+
+    def is_ahead(self, peer: PeerId, now: float) -> bool:
+        """Return whether a peer's answer about tips ahead of ours came a short while ago: these will soon be ours.
+
+        Each answer takes a peer the time to hash a fragment.
+        """
+        return any(key[1] == peer and abs(now - at) < self._pause_seconds for key, (_, at) in self._kept.items())
 
     def due(self, fragment: int, tips: Sequence[Digest]) -> list[CompareContent]:
         """Return the comparisons with answers that were kept, now that this peer has reached their tips.
@@ -117,7 +124,7 @@ class Scrub:
         """
         reached = [
             (key, question)
-            for key, question in self._kept.items()
+            for key, (question, _) in self._kept.items()
             if key[0] == fragment and [chain for chain, _ in question.digests] == list(tips)
         ]
         for key, question in reached:
