@@ -280,7 +280,7 @@ class SwarmNode:
             self._report("clock", sentence, None if peer == me else peer)
         if self.clocks.correction_seconds != before and self._addresses is not None:
             self._addresses.clock_corrected()
-            for peer in self.transport.linked_peers():
+            for peer in sorted(self.transport.linked_peers()):
                 self._introduce_known(peer)
 
     def _choose_clocks(self) -> None:

@@ -137,11 +137,12 @@ DIGEST = """
 from simulator.scenario import draw_scenario
 from simulator.trial import play_scenario
 from simulator.troubles import KINDS
-print(play_scenario(draw_scenario(9, (3, 6), frozenset(KINDS))).digest)
+print(*(play_scenario(draw_scenario(seed, (3, 6), frozenset(KINDS))).digest for seed in (9, 602)))
 """
 
 
 def test_one_seed_gives_one_digest_in_any_process() -> None:
+    """In 602 a clock is wrong; links are told of it."""
     digests = set()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
