@@ -213,6 +213,19 @@ def test_a_restarted_member_still_knows_that_its_line_continued(last: int, is_ke
     assert here.is_better(forged[-1], DAY) is not is_kept
 
 
+@pytest.mark.parametrize(("cycle", "is_left"), [(5, False), (DAY, True)])
+def test_a_line_that_goes_on_is_not_left_for_a_degraded_one_unless_it_ends_with_a_roster_of_tomorrow(
+    cycle: int, is_left: bool
+) -> None:
+    """Its voter had just started, and heard one clock, which was a day ahead."""
+    parting = roster_1(3)
+    ours = certify(child_of(parting.roster, parting.roster.members, cycle=cycle), [A, B], ballot_number(2 * cycle, 0))
+    theirs = child_of(parting.roster, parting.roster.members[1:], cycle=6, height=9, degraded=True)
+    here = membership_of(A, founding_of(), parting, ours)
+    here.entry_absorbed(2 * 5)
+    assert here.is_better(certify(theirs, [B, C], ballot_number(12, 0)), 7) is is_left
+
+
 def test_observations_of_a_line_given_up_since_do_not_count() -> None:
     here, forged = hears_of_a_forged_line(1)
     here.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))

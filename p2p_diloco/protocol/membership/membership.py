@@ -311,8 +311,11 @@ class Membership(Attendance):
         """Return whether our line has kept a majority since before the other one began, as observed here.
 
         If a majority certified the other line too, it comes from former voters or a lying leader; a lie shows at once.
+        A line that ends with a roster of a later cycle does not go on: who certified it had a clock that was ahead.
         """
         if self._lively is None or not self._lively.goes_on(cycle) or any(each.roster.degraded for each in ours):
+            return False
+        if ours[-1].roster.cycle > cycle + LIVELY_CYCLES:
             return False
         first, begun = self._lively.first, ours[0].roster.cycle
         if any(each.roster.degraded for each in theirs):
