@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.wire.entry import places_in
 from p2p_diloco.protocol.wire.messages import Message, Ping, Pong
 from simulator.hostility import Caller
 from simulator.machine import Machine
@@ -96,6 +97,30 @@ def test_one_lying_member_of_four_moves_swarm_time_no_further_than_honest_clocks
             for _ in range(40):
                 await swarm.run(1.0)
                 assert all(-0.1 < swarm_offset(swarm, machine) < 0.2 for machine in honest)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("drift", [1 / 60, -1 / 60], ids=["fast", "slow"])
+@pytest.mark.parametrize("num_others", [1, 3])
+def test_a_clock_that_drifts_by_a_second_a_minute_costs_its_owner_no_round(drift: float, num_others: int) -> None:
+    async def scene() -> None:
+        rules = run_rules(num_spans=(4,), stalled_cycles=8, round_seconds=4.0)
+        async with Simulation(seed=8, rules=rules, as_bytes=False) as swarm:
+            swarm.add("bootstrap", trains=False, founds=True)
+            for number in range(num_others):
+                swarm.add(f"p{number}")
+            drifting = swarm.add("drifting", drift=drift)
+            await swarm.until(swarm.all_ready, within=180.0)
+            await swarm.run(60.0)
+            first = swarm.round
+            await swarm.run(240.0)
+            entries = [entry for entry in swarm.inspector.entries.values() if first <= entry.round < swarm.round]
+            rosters = swarm.inspector.rosters
+            places = [rosters[entry.roster].position(drifting.peer) for entry in entries]
+            num_in = sum(place in places_in(entry.included) for place, entry in zip(places, entries, strict=True))
+            assert num_in >= 0.9 * len(entries), f"{num_in} of {len(entries)}"
+            assert len(entries) >= 0.9 * 4 * (swarm.round - first)
 
     play(scene)
 
