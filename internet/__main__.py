@@ -13,6 +13,7 @@ from internet.places import NoInternetError
 from internet.play import How, Play, played
 from internet.report import Row, lines_of, report
 from internet.scenes import SCENES
+from internet.troubles import TROUBLES
 
 SECONDS = 300.0
 BROKEN, NOT_PERMITTED = 1, 3
@@ -28,10 +29,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of losses, jitter and ports")
     parser.add_argument("--round-seconds", type=float, help="length of rounds, in place of the one that `new` chooses")
     parser.add_argument("--step-seconds", type=float, default=0.1, help="length of the own loop's steps")
+    parser.add_argument("--trouble", choices=list(TROUBLES), help="what goes wrong on the way, at the second home")
     parser.add_argument("--congestion", help="congestion control of TCP, such as cubic")
     parser.add_argument("--json", type=Path, help="append a row for each play to this file")
     parser.add_argument("--keep", type=Path, help="keep the folders of all processes here")
-    parser.add_argument("--rosters", action="store_true", help="list the rosters")
+    parser.add_argument("--rosters", action="store_true", help="list the rosters, and what the statuses said")
     options = parser.parse_args()
     for name in options.scenes:
         if name not in SCENES:
@@ -45,7 +47,7 @@ def main() -> int:
                 return NOT_PERMITTED
             print("\n".join(lines_of(row)), flush=True)
             if options.rosters:
-                print("\n".join(f"    {change}" for change in row.rosters), flush=True)
+                print("\n".join(f"    {change}" for change in (*row.rosters, *row.told)), flush=True)
             if options.json is not None:
                 with options.json.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(row)) + "\n")
@@ -58,6 +60,7 @@ def _play(name: str, number: int, options: argparse.Namespace) -> Row:
         seconds=options.seconds,
         step_seconds=options.step_seconds,
         round_seconds=options.round_seconds,
+        trouble=TROUBLES[options.trouble] if options.trouble is not None else None,
     )
     keep = options.keep / f"{name}-{number}" if options.keep is not None else None
     if keep is not None and keep.exists():

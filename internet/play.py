@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from internet.places import PROJECT, Internet, Place
 from internet.scenes import Scene
+from internet.troubles import Stage, Trouble
 
 PROGRAM = (sys.executable, "-m", "p2p_diloco")
 LOOP = (sys.executable, "-m", "internet.own_loop")
@@ -47,14 +48,14 @@ class Play:
     Attributes:
         seconds: duration, from the start of the trainers.
         round_seconds: length of rounds in place of the one that `new` chooses.
-        then: called once a second with the seconds since the start, for what happens on the way.
+        trouble: what goes wrong on the way, at the second trainer.
     """
 
     how: How
     seconds: float
     step_seconds: float = 0.1
     round_seconds: float | None = None
-    then: Callable[[Internet, float], None] | None = None
+    trouble: Trouble | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +136,7 @@ class Played:
         began: when the trainers were started, Unix seconds.
         statuses: the last status of each process, by name; the bootstrap peer comes first.
         carried: what the lines carried (`Internet.carried`).
+        told: what the status of each trainer said was wrong, at first and after changes: seconds, name, sentence.
     """
 
     scene: Scene
@@ -146,6 +148,7 @@ class Played:
     statuses: dict[str, dict[str, Any]]
     congestion: str
     carried: dict[str, Any]
+    told: list[tuple[float, str, str]]
 
 
 @contextlib.contextmanager
@@ -166,7 +169,7 @@ def played(
             bootstrap = _process(root, "bootstrap", internet.places[scene.bootstrap], BUILT_IN_STATE / "bootstrap")
             processes.append(bootstrap)
             exits.callback(_end, processes)
-            told = internet.congestion
+            congestion_told = internet.congestion
             invite = _found(bootstrap, scene, play)
             trainers = {}
             for name, trainer in scene.trainers.items():
@@ -174,13 +177,13 @@ def played(
                 processes.append(process)
                 process.start(*_join_command(play, invite, process, trainer.port))
             began = time.time()
-            _wait(internet, play, processes, began)
+            said = _wait(play, _stage(internet, scene, trainers), trainers, processes, began)
             statuses = {process.name: process.status() for process in processes}
             ended = time.time()
             _stop(processes)
         yield Played(
             scene=scene, play=play, began=began, ended=ended, bootstrap=bootstrap, trainers=trainers,
-            statuses=statuses, congestion=told, carried=internet.carried,
+            statuses=statuses, congestion=congestion_told, carried=internet.carried, told=said,
         )  # fmt: skip
     finally:
         if keep is None:
@@ -221,14 +224,36 @@ def _join_command(play: Play, invite: str, process: Process, port: int | None) -
     return (*LOOP, "join", invite, str(process.state), "--step-seconds", str(play.step_seconds), *given)
 
 
-def _wait(internet: Internet, play: Play, processes: list[Process], began: float) -> None:
-    while (since := time.time() - began) < play.seconds:
-        if play.then is not None:
-            play.then(internet, since)
-        for process in processes:
-            if process.running is not None and process.running.poll() is not None:
-                process.ended_after = process.ended_after or since
-        time.sleep(1.0)
+def _stage(internet: Internet, scene: Scene, trainers: dict[str, Process]) -> Stage:
+    name, running = next((name, process.running) for name, process in list(trainers.items())[1:])
+    assert running is not None, "it was started"
+    site = next(site for site, plan in scene.sites.items() if scene.trainers[name].machine in plan.machines)
+    return Stage(internet, site, running.pid)
+
+
+def _wait(
+    play: Play, stage: Stage, trainers: dict[str, Process], processes: list[Process], began: float
+) -> list[tuple[float, str, str]]:
+    """Wait until the end of a play while its trouble happens; return what the statuses said."""
+    due = [] if play.trouble is None else sorted(play.trouble.timeline(play.seconds), key=lambda action: action[0])
+    told: list[tuple[float, str, str]] = []
+    last: dict[str, str] = {}
+    try:
+        while (since := time.time() - began) < play.seconds:
+            while due and due[0][0] <= since:
+                due.pop(0)[1](stage)
+            for process in processes:
+                if process.running is not None and process.running.poll() is not None:
+                    process.ended_after = process.ended_after or since
+            for name, trainer in trainers.items():
+                sentence = trainer.status().get("trouble", "")
+                if sentence != last.get(name, ""):
+                    last[name] = sentence
+                    told.append((since, name, sentence or "all is well"))
+            time.sleep(1.0)
+    finally:
+        stage.end()
+    return told
 
 
 def _end(processes: list[Process]) -> None:

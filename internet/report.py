@@ -42,6 +42,8 @@ class Line:
         num_dropped: how often a roster left it out while it ran.
         losses: held-out loss of the shared copy, by seconds since the start of the trainers.
         reach, trouble: the last sentences of its status.
+        forecast: bytes that it expected to send and to receive, by the forecasts that it printed.
+        measured: bytes that its line carried; None if machines share it.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Line:
     steps: int
     reach: str
     trouble: str
+    forecast: tuple[float, float]
+    measured: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +67,10 @@ class Row:
         since: seconds from which on entries and rosters count as settled.
         rosters_per_minute: rosters since then.
         entries_share: share of the spans since then that got an entry.
+        longest_gap: seconds since then in which no round got an entry, at most.
         skipped: reasons why others got none, and in how many rounds a reducer told each.
         rosters: a line for each roster.
+        told: a line for each change of what a trainer's status says is wrong.
         carried: what the lines carried (`Internet.carried`).
     """
 
@@ -76,9 +82,11 @@ class Row:
     since: float
     rosters_per_minute: float
     entries_share: float
+    longest_gap: float
     lines: tuple[Line, ...]
     skipped: Mapping[str, int]
     rosters: tuple[str, ...]
+    told: tuple[str, ...]
     carried: Mapping[str, Any]
 
 
@@ -117,6 +125,7 @@ def report(scene: str, played: Played) -> Row:
         since=since,
         rosters_per_minute=60.0 * num_late / max(played.ended - played.began - since, 1.0),
         entries_share=len(settled) / max(possible, 1),
+        longest_gap=_longest_gap(sorted({first, *(entry.round for entry in settled), last}), clock.round_seconds),
         lines=tuple(
             Line(
                 name=name,
@@ -128,11 +137,14 @@ def report(scene: str, played: Played) -> Row:
                 steps=played.statuses[name].get("inner_steps", 0),
                 reach=played.statuses[name].get("reach", ""),
                 trouble=played.statuses[name].get("trouble", "") or _end_of(process),
+                forecast=_forecast(events[name], played.ended),
+                measured=_measured(played, name),
             )
             for name, process in played.trainers.items()
         ),
         skipped=skipped(events.values(), first),
         rosters=tuple(_changes(chain, {peer: name for name, peer in peers.items()}, clock, played.began)),
+        told=tuple(f"{since:6.1f} s  {name}: {sentence}" for since, name, sentence in played.told),
         carried=played.carried,
     )
 
@@ -143,7 +155,7 @@ def lines_of(row: Row) -> Iterator[str]:
     yield (
         f"{row.scene} ({row.how}, {row.congestion}): {row.num_fragments} x {row.round_seconds:g} s; from "
         f"{row.since:.0f} s on {row.rosters_per_minute:.1f} rosters a minute, {100 * row.entries_share:.0f} % of the "
-        f"spans got an entry; loss {f'{loss:.3f}' if loss is not None else 'unknown'}"
+        f"spans got an entry, none for {row.longest_gap:g} s; loss {f'{loss:.3f}' if loss is not None else 'unknown'}"
     )
     for line in row.lines:
         ready = f"{line.ready:.0f} s" if line.ready is not None else "never"
@@ -159,12 +171,44 @@ def lines_of(row: Row) -> Iterator[str]:
         ways = {name: (site["up"], site["down"]) for name, site in row.carried["sites"].items()}
         megabytes = (f"{name} {up['bytes'] / 1e6:.0f} / {down['bytes'] / 1e6:.0f}" for name, (up, down) in ways.items())
         yield f"  megabytes up / down: {', '.join(megabytes)}; latest packet {row.carried['latest_seconds']:.3f} s late"
+    shares = [
+        f"{line.name} {line.measured[0] / line.forecast[0]:.2f} / {line.measured[1] / line.forecast[1]:.2f}"
+        for line in row.lines
+        if line.measured is not None and all(line.forecast)
+    ]
+    if shares:
+        yield f"  bytes relative to the forecast, up / down: {', '.join(shares)}"
 
 
 def last_loss(row: Row) -> float | None:
     """Return the median of the trainers' last losses of the shared copy."""
     last = [line.losses[-1][1] for line in row.lines if line.losses]
     return statistics.median(last) if last else None
+
+
+def _longest_gap(rounds: Sequence[int], round_seconds: float) -> float:
+    return max((round_seconds * (after - before - 1) for before, after in itertools.pairwise(rounds)), default=0.0)
+
+
+def _forecast(events: Sequence[Event], ended: float) -> tuple[float, float]:
+    """Return the bytes that a peer told to expect, from its first forecast until the end, with the state at first."""
+    told = [(event["time"], event["figures"]) for event in events if event["topic"] == "traffic" and event["figures"]]
+    ready = next((event["time"] for event in events if event["topic"] == "ready"), ended)
+    sent, received = 0.0, told[0][1]["state_bytes"] if told else 0.0
+    for (begin, figures), end in zip(told, [*(time for time, _ in told[1:]), ended], strict=True):
+        cycles = max(end - max(begin, ready), 0.0) / figures["cycle_seconds"]
+        sent, received = sent + cycles * figures["up_bytes"], received + cycles * figures["down_bytes"]
+    return sent, received
+
+
+def _measured(played: Played, name: str) -> tuple[float, float] | None:
+    """Return what a trainer's line carried; None if other machines share it."""
+    machine = played.scene.trainers[name].machine
+    site, plan = next(each for each in played.scene.sites.items() if machine in each[1].machines)
+    if len(plan.machines) > 1 or machine == played.scene.bootstrap or not played.carried:
+        return None
+    ways = played.carried["sites"][site]
+    return float(ways["up"]["bytes"]), float(ways["down"]["bytes"])
 
 
 def _end_of(process: Process) -> str:

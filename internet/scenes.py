@@ -134,6 +134,22 @@ def _both_homes(*, hairpins: bool) -> Scene:
     )
 
 
+def _carrier() -> Scene:
+    """Return eight volunteers, of whom six are behind one telephone company's router."""
+    names = [f"mobile-{number}" for number in range(1, 7)]
+    others = _volunteers("", [_line(15, 50, 200), _line(40, 20, 100)], "20mbit")
+    mobiles = SitePlan(
+        address="45.10.9.1", line=_line(40, 100, 300, loss=0.001), has_router=True, hairpins=False, is_carrier=True,
+        machines={name: f"100.64.0.{number}" for number, name in enumerate(names, start=2)},
+    )  # fmt: skip
+    return Scene(
+        told="eight volunteers, six of them behind one telephone company's router",
+        sites={**others.sites, "carrier": mobiles},
+        trainers={**others.trainers, **{name: Trainer(machine=name) for name in names}},
+        uplink="10mbit",
+    )
+
+
 def _how(hairpins: bool) -> str:
     return "a router with hairpin" if hairpins else "a router without hairpin"
 
@@ -147,5 +163,6 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "one-lan": lambda: _one_lan(hairpins=False),
     "one-lan-hairpin": lambda: _one_lan(hairpins=True),
     "both-homes": lambda: _both_homes(hairpins=False),
+    "carrier": _carrier,
     "both-homes-hairpin": lambda: _both_homes(hairpins=True),
 }
