@@ -123,7 +123,9 @@ class BuiltInTraining(Training):
             trace=trace,
             inner=self._inner_of(plan, host.folder, loop),
             report=host.report,
+            sends_between=self._island is None and loop.device.type == "cpu",
         )
+        loop.call_before_update(self.state.moves)
         self._steps = InnerSteps(built, self.state, report=self._report_memory_of(host))
         self._thread = TrainingThread(
             state=self.state,

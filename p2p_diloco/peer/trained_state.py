@@ -2,7 +2,8 @@
 
 A separate thread applies entries to φ and m while a step runs. The resulting update of θ is queued span by span, and
 the training thread applies it at its next step border: θ ← scale · θ + offset, where scale is 1 for a merge that keeps
-local progress. So entries are applied, served and stored even without steps, and only one thread touches θ.
+local progress. So entries are applied, served and stored even without steps, and only one thread writes θ. Between the
+end of a border and the next step of an optimiser θ stands still, so the separate thread may read it then to contribute.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple
@@ -102,6 +104,8 @@ class TrainedState(HeldState):
     One thread trains. It calls `begin` until the model holds φ, then `stepped` and `border` after each step.
 
     Args:
+        sends_between: whether `moves` is called before each change of θ, so that contributions need not wait for a
+            border. A user's own loop may change θ in other ways, such as for an evaluation of averaged weights.
         local: θ, span by span.
         now: swarm seconds, callable from any thread.
         wake: called, from any thread, when there is work for a step border.
@@ -123,6 +127,7 @@ class TrainedState(HeldState):
         trace: Trace | None = None,
         inner: InnerState | None = None,
         report: Callable[[str, str], None] = lambda topic, text: None,
+        sends_between: bool = False,
     ) -> None:
         super().__init__(plan, in_loop=in_loop, died=died, damaged=damaged)
         self.local = local
@@ -141,6 +146,9 @@ class TrainedState(HeldState):
         self._contributed = [_Counts() for _ in plan.fragments]
         self._locals: dict[SpanId, _Local] = {}
         self._locks = {span: Lock() for span in plan.places}
+        self._sends_between = sends_between
+        self._stillness = Lock()  # held while θ may change
+        self._is_moving = False
         self._moved: deque[SpanId] = deque()
         self._requests: deque[_Request] = deque()
         self._looks: deque[_Look] = deque()
@@ -158,11 +166,14 @@ class TrainedState(HeldState):
         answer: Answer,
         spans: frozenset[SpanId] | None = None,
     ) -> None:
-        """Request a contribution at the next step border."""
-        while self._requests and self._requests[0].deadline < self._now():
-            self._requests.popleft().answer(None)  # no step was made in time
+        """Request a contribution: at once if θ stands still and has made a step, otherwise at the next step border."""
+        with suppress(IndexError):  # another thread may answer the last one meanwhile
+            while self._requests[0].deadline < self._now():
+                self._requests.popleft().answer(None)  # no step was made in time
         self._requests.append(_Request(round_index, fragment, deadline, answer, spans))
         self.wake()
+        if self._sends_between:
+            self._soon(self._contribute_between)
 
     def look(self, slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
         """Copy these slices of θ at the next step border, and call `hand_over` with them in the loop."""
@@ -230,8 +241,22 @@ class TrainedState(HeldState):
         began, before = self._lately[0]
         return (self.counts.tokens - before) / max(moment - began, 1e-3)
 
+    def moves(self) -> None:
+        """Note that θ is about to change, and until the end of the next border: an optimiser's step begins."""
+        if not self._is_moving:
+            self._stillness.acquire()
+            self._is_moving = True
+
     def border(self) -> None:
         """Between two steps: apply pending updates to θ, and answer requests for contributions and copies."""
+        self.moves()
+        try:
+            self._border()
+        finally:
+            self._is_moving = False
+            self._stillness.release()
+
+    def _border(self) -> None:
         for _ in range(len(self._moved)):
             span = self._moved.popleft()
             lock = self._locks[span]
@@ -341,6 +366,24 @@ class TrainedState(HeldState):
         return copies
 
     # -- on the follower thread
+
+    def _contribute_between(self) -> None:
+        """Answer requests for contributions while a step computes gradients; leave to the border what must wait."""
+        if not self._stillness.acquire(blocking=False):
+            return
+        try:
+            while not self._moved and self._requests and self._is_clear(self._requests[0].fragment):
+                self._answer(self._requests.popleft())
+        finally:
+            self._stillness.release()
+
+    def _is_clear(self, fragment: int) -> bool:
+        """Return whether a fragment has made a step since its last contribution, of which nothing is in flight.
+
+        What is in flight may make θ change when more is sent.
+        """
+        has_stepped = self.counts.steps > self._contributed[fragment].steps
+        return has_stepped and not any(len(self.in_flight(span)) for span in self._plan.spans_of(fragment))
 
     def _advance(self, held: dict[SpanId, SpanState], state: SpanState, update: SpanUpdate) -> None:
         span, plan = update.span, self._plan

@@ -190,6 +190,11 @@ class InnerLoop:
         self._optimizers = _optimizers(self._text_model, rule)
         self._optimizer_steps = 0
 
+    def call_before_update(self, call: Callable[[], None]) -> None:
+        """Call this before each change of the parameters."""
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(lambda *_: call())
+
     def step(self) -> InnerStep:
         """Train on the next batch.
 

@@ -95,6 +95,7 @@ class HandDrivenIsland:
         name: str = "ada",
         trace: Trace | None = None,
         kind: type[LocalSpans] = LocalSpans,
+        sends_between: bool = False,
     ) -> None:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
@@ -112,7 +113,10 @@ class HandDrivenIsland:
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
             trace=trace,
+            sends_between=sends_between,
         )
+        if sends_between:
+            self.loop.call_before_update(self.state.moves)
         self._steps = InnerSteps(Steps(self.loop), self.state)
         OPEN.append(self.state)
 

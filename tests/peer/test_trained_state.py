@@ -364,6 +364,55 @@ def test_snapshots_that_nobody_takes_are_answered_once_they_are_late(corpus: Cor
     assert answers == [None] * 4
 
 
+# -- contributing between borders
+
+
+def island_that_sends_between(corpus: Corpus, *, steps: int) -> HandDrivenIsland:
+    island = HandDrivenIsland(PLAN, corpus, sends_between=True)
+    island.hold(start_states(PLAN))
+    island.step(steps)
+    return island
+
+
+def ask(island: HandDrivenIsland) -> list[Any]:
+    """Ask for a contribution, and wait for the follower thread but for no border."""
+    answers: list[Any] = []
+    island.state.take_snapshot(2, 0, float("inf"), answers.append)
+    island.state.wait_until_idle()
+    return answers
+
+
+def test_a_contribution_between_two_borders_is_that_of_the_border_before(corpus: Corpus) -> None:
+    between, at_border = island_that_sends_between(corpus, steps=3), island_at_start(corpus)
+    between.state.border()
+    (sent,) = ask(between)
+    at_border.step(3)
+    assert sent == at_border.contribute(round_index=2)
+
+
+@pytest.mark.parametrize("why", ["a step of the optimiser is not over", "an update of θ waits", "in flight", "no step"])
+def test_a_contribution_waits_for_the_border_while(why: str, corpus: Corpus) -> None:
+    island = island_that_sends_between(corpus, steps=1)
+    island.state.border()
+    match why:
+        case "a step of the optimiser is not over":
+            island.step()
+        case "an update of θ waits":
+            island.state.apply(half_of(SPAN))
+            island.state.wait_until_idle()
+        case "in flight":
+            assert island.contribute(0) is not None
+            island.step()
+            island.state.border()
+        case "no step":
+            absorb_alone(island, island.contribute(0))
+    answers = ask(island)
+    assert answers == []
+    island.state.border()
+    assert len(answers) == 1
+    assert (answers[0] is None) == (why == "no step")
+
+
 # -- the trace
 
 
