@@ -22,7 +22,8 @@ I1  A peer whose memory failed holds the true bytes again within two scrub perio
     peers that hold them and no peer has fetched the wrong bytes from it meanwhile: correcting one peer takes two
     witnesses.
 I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree confirm nothing. From
-    then on it is in at least half of the entries under rosters that list it.
+    then on it is in at least half of the entries under rosters that list it, from two cycles after each roster: its
+    members may not be linked yet.
 The run continues: entries are made for every fragment. This is possible as long as enough members of the roster in
 force run and remember their votes, and one of them holds the state. If they are not a majority, it takes the stalled
 cycles that their share requires. Nothing is promised if the only voter received one other clock, a liar's, and dated a
@@ -172,12 +173,16 @@ def check_included(swarm: Simulation, first_round: int) -> None:
     Raises:
         Violated: one is not.
     """
-    begun = swarm.rules.clock.begin(first_round)
-    entries = [entry for entry in swarm.inspector.entries.values() if first_round <= entry.round < swarm.round]
+    clock, rosters = swarm.rules.clock, swarm.inspector.rosters
+    begun = clock.begin(first_round)
+    entries = [
+        entry
+        for entry in swarm.inspector.entries.values()
+        if first_round <= entry.round < swarm.round and clock.cycle(entry.round) > rosters[entry.roster].cycle + 1
+    ]
     for machine in ready_peers(swarm):
         if machine.ready_at > begun - swarm.rules.cycle_seconds:
             continue
-        rosters = swarm.inspector.rosters
         listed = [entry for entry in entries if rosters[entry.roster].member(machine.peer) is not None]
         places = ((rosters[entry.roster].position(machine.peer), places_in(entry.included)) for entry in listed)
         num_in = sum(place in included for place, included in places)
