@@ -1,7 +1,7 @@
 """The process that carries the packets: it reads them from the machines' TUN devices and writes them to others'.
 
 `python -m internet.carrier FILE` reads the sites and the devices' descriptors from a JSON file, obeys one JSON command
-for each line of its input, and ends with that input. Then it prints what it has carried.
+for each line of its input, and ends with that input. To `look` it answers with what it has carried.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ class Carrier:
             os.write(self._devices[machine], packet)
 
     def _obey(self, command: dict[str, Any]) -> None:
+        if command.get("look"):
+            print(json.dumps(self.told()), flush=True)
+            return
         site = self.middle.sites[command["site"]]
         for way in (site.up, site.down):
             way.is_cut = command.get("is_cut", way.is_cut)
@@ -119,7 +122,6 @@ def main(path: str) -> None:
     sites = {name: site_plan(site) for name, site in plan["sites"].items()}
     carrier = Carrier(sites, plan["devices"], plan["seed"])
     carrier.run(sys.stdin.fileno())
-    print(json.dumps(carrier.told()))
 
 
 if __name__ == "__main__":

@@ -61,8 +61,6 @@ class Internet:
     def __init__(self, sites: dict[str, SitePlan], *, seed: int = 0, congestion: str | None = None) -> None:
         self.sites = sites
         self.places: dict[str, Place] = {}
-        self.carried: dict[str, Any] = {}
-        """Bytes and packets that each site's line carried; known after the end."""
         self._seed, self._congestion = seed, congestion
         self._exits = ExitStack()
         self._carrier: subprocess.Popen[str] | None = None
@@ -98,6 +96,14 @@ class Internet:
         place = next(iter(self.places.values()))
         command = [*place.entrance, "cat", str(CONGESTION)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def look(self) -> dict[str, Any]:
+        """Return the bytes and packets that each site's line has carried, up and down."""
+        self._tell(look=True)
+        assert self._carrier is not None, "entered"
+        assert self._carrier.stdout is not None, "it was given"
+        found: dict[str, Any] = json.loads(self._carrier.stdout.readline())
+        return found
 
     def cut(self, site: str, *, is_cut: bool = True) -> None:
         """Let a line carry nothing, or carry again."""
@@ -141,8 +147,7 @@ class Internet:
     def _end(self) -> None:
         assert self._carrier is not None, "it was started"
         try:
-            told, _ = self._carrier.communicate(timeout=_END_SECONDS)
-            self.carried = json.loads(told) if told else {}
+            self._carrier.communicate(timeout=_END_SECONDS)
         finally:
             self._carrier.kill()
             self._carrier.wait()

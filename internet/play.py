@@ -135,7 +135,7 @@ class Played:
     Attributes:
         began: when the trainers were started, Unix seconds.
         statuses: the last status of each process, by name; the bootstrap peer comes first.
-        carried: what the lines carried (`Internet.carried`).
+        carried: what the lines carried (`Internet.look`).
         told: what the status of each trainer said was wrong, at first and after changes: seconds, name, sentence.
     """
 
@@ -179,11 +179,11 @@ def played(
             began = time.time()
             said = _wait(play, _stage(internet, scene, trainers), trainers, processes, began)
             statuses = {process.name: process.status() for process in processes}
-            ended = time.time()
+            ended, carried = time.time(), internet.look()
             _stop(processes)
         yield Played(
             scene=scene, play=play, began=began, ended=ended, bootstrap=bootstrap, trainers=trainers,
-            statuses=statuses, congestion=congestion_told, carried=internet.carried, told=said,
+            statuses=statuses, congestion=congestion_told, carried=carried, told=said,
         )  # fmt: skip
     finally:
         if keep is None:

@@ -71,7 +71,7 @@ class Row:
         skipped: reasons why others got none, and in how many rounds a reducer told each.
         rosters: a line for each roster.
         told: a line for each change of what a trainer's status says is wrong.
-        carried: what the lines carried (`Internet.carried`).
+        carried: what the lines carried (`Internet.look`).
     """
 
     scene: str

@@ -49,8 +49,7 @@ from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.planning.rounds import Conditions, choose_rounds
-from p2p_diloco.rate import parse_rate
+from p2p_diloco.planning.rounds import Conditions, choose_rounds, read_conditions
 from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.inner_state import Stateful
@@ -79,6 +78,8 @@ def new_run(
     step_seconds: float | None = None,
     islands: int | None = None,
     uplink: str | None = None,
+    lan: bool = False,
+    traffic: str | None = None,
     **values: object,
 ) -> RunManifest:
     """Write a run file for training `model`, and the key that signs it next to it.
@@ -92,12 +93,24 @@ def new_run(
         step_seconds: duration of an optimiser step, to choose the length of rounds; None: the default rounds.
         islands: number of islands that train at a time; default: the size of one averaging group.
         uplink: upload rate of the slowest island; default: 20mbit.
+        lan: whether all machines are on one local network, where shorter rounds suffice.
+        traffic: maximum that a machine sends and receives, such as "10GB/day"; default: no maximum.
         values: values that differ from the defaults, by section, such as rounds={"round_seconds": 10.0}.
     Raises:
         ConfigError: the file exists, a value is invalid, or a tensor of the model cannot be trained in a run.
     """
     path, island = Path(path), island_of(model, RANK_SECONDS)
-    write = partial(_write_new_run, path, values=values, step_seconds=step_seconds, islands=islands, uplink=uplink)
+    conditions = None
+    if step_seconds is not None:
+        conditions = read_conditions(
+            islands=islands, uplink=uplink, step_seconds=step_seconds, lan=lan, traffic=traffic
+        )
+    elif lan or any(each is not None for each in (islands, uplink, traffic)):
+        raise ConfigError(
+            "islands, uplink, lan and traffic have no effect without step_seconds; give the duration of a step, such "
+            "as 0.3"
+        )
+    write = partial(_write_new_run, path, values=values, conditions=conditions)
     if island is None:
         return write(describe_model(model, ignore))
     with island.together():
@@ -111,29 +124,18 @@ def _write_new_run(
     described: Mapping[str, object],
     *,
     values: Mapping[str, object],
-    step_seconds: float | None,
-    islands: int | None,
-    uplink: str | None,
+    conditions: Conditions | None,
 ) -> RunManifest:
     key_path, now = path.with_name(KEY_FILE), time.time()
     check_new_run(path, key_path)
     sections: Mapping[str, object] = {**values, "model": described}
     draft = draft_manifest(now_seconds=now, name=path.stem, values=sections)
     given = values_by_key(sections, "the new run")
-    if step_seconds is not None:
-        conditions = Conditions(
-            islands=draft.membership.group_size if islands is None else islands,
-            uplink_bits=parse_rate("20mbit" if uplink is None else uplink, "uplink"),
-            step_seconds=step_seconds,
-        )
+    if conditions is not None:
         chosen = choose_rounds(draft, given.keys(), conditions)
         sections = given | chosen.values
         for note in chosen.notes:
             logger.info(note)
-    elif islands is not None or uplink is not None:
-        raise ConfigError(
-            "islands and uplink have no effect without step_seconds; give the duration of a step, such as 0.3"
-        )
     elif "rounds.fragments" not in given:  # a fragment consists of whole tensors
         fragments = min(draft.rounds.fragments, len(draft.model.tensors))
         sections = given | {"rounds.fragments": fragments}

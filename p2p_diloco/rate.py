@@ -12,6 +12,7 @@ _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
 _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 """Bytes; powers of ten, as on disks and invoices."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DAYS = {"day": 1.0, "d": 1.0, "month": 30.0}
 _COUNTS = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
@@ -43,6 +44,21 @@ def parse_bytes(text: str, name: str) -> float:
     if amount is None:
         raise ConfigError(f"{name} is {text!r}; expected an amount with its unit, MB, GB or TB, such as 500GB")
     return amount
+
+
+def parse_traffic(text: str, name: str) -> float:
+    """Parse `10GB/day` or `300GB/month` into bytes per day; a month has 30 days.
+
+    Args:
+        name: name of the value, for the error.
+    Raises:
+        ConfigError: it is not an amount per day or month.
+    """
+    amount, _, period = text.strip().lower().partition("/")
+    num_bytes, days = _scaled_number(amount, _BYTES), _DAYS.get(period.strip())
+    if num_bytes is None or days is None:
+        raise ConfigError(f"{name} is {text!r}; expected an amount per day or month, such as 10GB/day or 300GB/month")
+    return num_bytes / days
 
 
 def parse_seconds(text: str, name: str) -> float:

@@ -28,9 +28,9 @@ def test_with_step_seconds_the_cycle_fits_the_step(tmp_path: Path, caplog: pytes
     caplog.set_level(logging.INFO, "p2p_diloco")
     p2p_diloco.new_run(tmp_path / "run.toml", model(), step_seconds=0.5, islands=2, uplink="20mbit")
     rounds = read_run_toml(tmp_path / "run.toml").rounds
-    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (2.0, 2, 8)
+    assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (4.0, 1, 8)
     assert caplog.messages == [
-        "a cycle is 8 steps of 500 ms, 2 rounds of 2 s; 0.455 kbit/s up and 0.341 kbit/s down",
+        "a cycle is 8 steps of 500 ms, 1 round of 4 s; 0.455 kbit/s up and 0.341 kbit/s down",
         "at full rate this run sends up to 7.0 MB and receives up to 7.0 MB a day, 420.4 MB in 30 days",
     ]
 
@@ -64,7 +64,7 @@ def test_an_existing_key_is_used_and_an_unusable_one_is_refused(tmp_path: Path) 
 
 
 def test_an_uplink_without_step_seconds_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="islands and uplink have no effect without step_seconds"):
+    with pytest.raises(ConfigError, match="islands, uplink, lan and traffic have no effect without step_seconds"):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), uplink="20mbit")
     assert list(tmp_path.iterdir()) == []
 

@@ -103,6 +103,8 @@ def make_app(around: Surroundings) -> App:
         uplink: str | None = None,
         step_seconds: float | None = None,
         hours: float | None = None,
+        lan: Annotated[bool, Parameter(negative="")] = False,
+        traffic: str | None = None,
         device: str | None = None,
         threads: str | None = None,
         organiser_key: KeyFlag = None,
@@ -125,6 +127,10 @@ def make_app(around: Surroundings) -> App:
             duration of an inner step; measured here if not given
         hours
             planned length of the run, towards whose end the learning rates fall [default: no planned end]
+        lan
+            all machines are on one local network, where shorter rounds suffice
+        traffic
+            maximum that a machine sends and receives, such as 10GB/day; it makes cycles up to four times as long
         device
             device to measure the step on: auto, cpu, cuda, cuda:<number> or mps
         threads
@@ -138,6 +144,8 @@ def make_app(around: Surroundings) -> App:
             uplink=uplink,
             step_seconds=step_seconds,
             hours=hours,
+            lan=lan,
+            traffic=traffic,
             device=device,
             threads=threads,
             key_path=organiser_key,
@@ -398,6 +406,8 @@ def make_app(around: Surroundings) -> App:
         step_seconds: float = 1.0,
         cores: int = 1,
         group_size: int = 16,
+        lan: Annotated[bool, Parameter(negative="")] = False,
+        traffic: str | None = None,
         json: FiguresFlag = None,
     ) -> int:
         """Estimate what a run would need: traffic, length of a cycle, speed relative to training alone.
@@ -416,6 +426,10 @@ def make_app(around: Surroundings) -> App:
             cores that share the outer work of an island; today a process uses one
         group_size
             peers that average with each other in one row
+        lan
+            all machines are on one local network, where shorter rounds suffice
+        traffic
+            maximum that a machine sends and receives, such as 10GB/day; it makes cycles up to four times as long
         """
         from p2p_diloco.cli.plan import PlanOptions, print_plan
 
@@ -426,6 +440,8 @@ def make_app(around: Surroundings) -> App:
             step_seconds=step_seconds,
             cores=cores,
             group_size=group_size,
+            lan=lan,
+            traffic=traffic,
             json=json,
         )
         return print_plan(options)

@@ -30,7 +30,6 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
 _OF_ONE_RUN = frozenset({"organiser", "created"})
 _CLOCK_START = "rounds.clock_start"
 _PLANNED_CYCLES = "rounds.planned_cycles"
-_ASSUMED_UPLINK = "20mbit"
 _NOT_CHOSEN = frozenset({"format", "name", "organiser", "created"})
 
 
@@ -44,6 +43,8 @@ class NewRunOptions:
         uplink: upload rate of the slowest island, like `20mbit`.
         step_seconds: duration of an inner step; None: measured.
         hours: planned length of the run; None: no planned end.
+        lan: whether all machines are on one local network.
+        traffic: maximum that a machine sends and receives, like `10GB/day`; None: no maximum.
         device, threads: used to measure the step, as in the settings of a machine.
         key_path: the organiser's key; None: next to the run file.
     """
@@ -53,6 +54,8 @@ class NewRunOptions:
     uplink: str | None = None
     step_seconds: float | None = None
     hours: float | None = None
+    lan: bool = False
+    traffic: str | None = None
     device: str | None = None
     threads: str | None = None
     key_path: Path | None = None
@@ -116,11 +119,13 @@ def _check(options: NewRunOptions, given: Document) -> None:
 
 def _ask_for_more(options: NewRunOptions, given: Document) -> NewRunOptions:
     """Ask at the terminal for the options that were not given."""
+    from p2p_diloco.planning.rounds import ASSUMED_UPLINK  # imported late: it imports NumPy
+
     answers: dict[str, Any] = {}
     if options.islands is None:
         answers["islands"] = _ask("how many islands will train at a time?", "a group of 16", _read_islands)
-    if options.uplink is None:
-        answers["uplink"] = _ask("upload rate of the slowest island?", _ASSUMED_UPLINK, _read_uplink)
+    if options.uplink is None and not options.lan:
+        answers["uplink"] = _ask("upload rate of the slowest island?", ASSUMED_UPLINK, _read_uplink)
     if options.hours is None and _PLANNED_CYCLES not in given:
         answers["hours"] = _ask("planned length of the run in hours?", "no planned end", _read_hours)
     return replace(options, **answers)
@@ -165,7 +170,7 @@ def _with_rounds(
     draft: RunManifest, given: Document, options: NewRunOptions, settings: PeerSettings
 ) -> tuple[Document, tuple[str, ...]]:
     """Return the values of the run, with suitable rounds where none were given, and notes about them."""
-    from p2p_diloco.planning.rounds import Conditions, choose_rounds, plan_end  # imported late: it imports NumPy
+    from p2p_diloco.planning.rounds import choose_rounds, plan_end, read_conditions  # imported late: it imports NumPy
 
     values, notes = dict(given), []
     step_seconds = options.step_seconds
@@ -173,15 +178,16 @@ def _with_rounds(
         step_seconds, note = _measure(draft, settings)
         notes += note
     if step_seconds is not None:
-        conditions = Conditions(
-            islands=options.islands or draft.membership.group_size,
-            uplink_bits=parse_rate(options.uplink or _ASSUMED_UPLINK, "--uplink"),
-            step_seconds=step_seconds,
-        )
+        conditions = read_conditions(
+            islands=options.islands, uplink=options.uplink, step_seconds=step_seconds, lan=options.lan,
+            traffic=options.traffic, flag="--",
+        )  # fmt: skip
         chosen = choose_rounds(draft, given.keys(), conditions)
         values, notes = chosen.values | values, [*chosen.notes, *notes]
         if options.uplink is None:
             notes.append(f"assuming an uplink of {format_rate(conditions.uplink_bits)}; set it with --uplink")
+    elif options.traffic is not None:
+        raise ConfigError(f"--traffic needs the duration of a step: {notes[0]}")
     if options.hours is not None:
         end = plan_end(_draft(values), given, options.hours)
         values, notes = end.values | values, [*notes, *end.notes]

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, make_plan, measure_outer_work
-from p2p_diloco.rate import check_count, check_positive, count_named, counted, format_rate, parse_rate
+from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, loss_cost, make_plan, measure_outer_work
+from p2p_diloco.rate import check_count, check_positive, count_named, counted, format_rate, parse_rate, parse_traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class PlanOptions:
         step_seconds: duration of an inner step.
         cores: CPU cores of an island's host that share the outer work.
         group_size: peers that average in one row.
+        lan: whether all machines are on one local network.
+        traffic: maximum that a machine sends and receives, like `10GB/day`; None: no maximum.
         json: file for the figures, `-` for standard output.
     """
 
@@ -31,6 +33,8 @@ class PlanOptions:
     step_seconds: float
     cores: int
     group_size: int
+    lan: bool
+    traffic: str | None
     json: str | None
 
 
@@ -51,6 +55,8 @@ def print_plan(options: PlanOptions) -> int:
         step_seconds=options.step_seconds,
         cores=options.cores,
         group_size=options.group_size,
+        is_lan=options.lan,
+        traffic_bytes=None if options.traffic is None else parse_traffic(options.traffic, "--traffic"),
     )
     check_target(options.json)
     question = dataclasses.replace(question, core_nanoseconds=measure_outer_work())
@@ -71,6 +77,7 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"cycle          {_seconds(plan.cycle_seconds)}, {plan.steps} steps; the uplink is busy for "
         f"{100 * plan.transfer_seconds / plan.cycle_seconds:.0f} % of it",
         f"traffic        {_traffic(question, plan)}",
+        *_limited(question, plan),
         f"speed          {100 * plan.utilisation:.1f} % of training alone; the outer work costs "
         f"{question.core_nanoseconds:.0f} ns of a core per parameter and cycle here, with "
         f"{counted(question.cores, 'core')}",
@@ -106,6 +113,17 @@ def _traffic(question: Question, plan: Plan) -> str:
         f"{up} up and {down} down every {every}: {up_rate} and {down_rate}, {up_day} and {down_day} a day, "
         f"{month} a month"
     )
+
+
+def _limited(question: Question, plan: Plan) -> list[str]:
+    """Return what a maximum of traffic costs, as a line."""
+    if plan.set_by != "traffic":
+        return []
+    more = (1.0 + loss_cost(plan.steps)) / (1.0 + loss_cost(plan.best_steps)) - 1.0
+    return [
+        f"               without --traffic a cycle would be {counted(plan.best_steps, 'step')}; "
+        f"the longer one costs about {100 * more:.2g} % of the loss (short trials; decision 0033)"
+    ]
 
 
 def _round_seconds(seconds: float) -> str:

@@ -9,7 +9,7 @@ from cyclopts import App, ArgumentCollection
 
 from p2p_diloco.cli.flags import Surroundings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.rate import parse_rate
+from p2p_diloco.rate import parse_rate, parse_traffic
 
 HEED_SURROUNDINGS = (
     "new",
@@ -24,6 +24,7 @@ HEED_SURROUNDINGS = (
     "sample",
     "export",
 )
+_AMOUNTS = {"--uplink": parse_rate, "--traffic": parse_traffic}
 
 
 class Refusals:
@@ -41,9 +42,9 @@ class Refusals:
         if commands and commands[0] not in HEED_SURROUNDINGS:
             self._refuse_surroundings(" ".join(commands))
         for argument in arguments:
-            if commands in (("plan",), ("new",)) and argument.name == "--uplink":
+            if commands in (("plan",), ("new",)) and argument.name in _AMOUNTS:
                 for token in argument.tokens:
-                    parse_rate(token.value, "--uplink")  # before the parser reports missing options
+                    _AMOUNTS[argument.name](token.value, argument.name)  # before the parser reports missing options
             if int in _kinds(argument.hint):
                 for token in argument.tokens:
                     _refuse_fraction(token.keyword or argument.name, token.value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -25,9 +25,11 @@ from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import check_count, check_positive, format_rate
 from p2p_diloco.span.vector_work import encode_contribution
+from p2p_diloco.wording import format_bytes
 
 LARGEST_FRAGMENT = 500_000_000
 """Maximum parameters of a fragment, unless that needs more than `MOST_FRAGMENTS`."""
@@ -38,15 +40,21 @@ SHARE_OF_LINE = 0.5
 """A cycle is long enough that the exchange uses at most this share of the uplink, since rounds have deadlines."""
 SHARE_OF_CORES = 0.1
 """A cycle is long enough that the outer work takes at most this share of it."""
-SAFE_ROUND_SECONDS = 2.0
-"""Over the internet, rounds of this length receive all contributions, in one row and in several. Rounds half as long
-lose some, and busy machines lose more (docs/decisions/0033)."""
+SAFE_ROUND_SECONDS, SAFE_ON_LAN_SECONDS = 4.0, 2.0
+"""Minimum length of a round: over the internet, the one with the least loss at equal time (docs/decisions/0046); on a
+local network, twice the time for which busy machines pause."""
+LONG_WAY_SECONDS, LAN_WAY_SECONDS = 0.2, 0.005
+"""One way between two machines of which nothing is known: over the internet, and within one local network."""
+WAYS_OF_A_CONTRIBUTION = 4
+"""Its opening, its vector, and a lost packet that is noticed and sent again."""
+MOST_STRETCH = 4.0
+"""Maximum length of a cycle that limited traffic may require, relative to the best one."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
 """Final loss by inner steps per cycle, four islands, short trials (docs/decisions/0033)."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 
-Bound = Literal["steps", "line", "cores", "rounds"]
+Bound = Literal["steps", "line", "cores", "rounds", "traffic"]
 """The constraint that sets the length of a cycle."""
 
 
@@ -66,6 +74,8 @@ class Question:
         fewest_steps: minimum steps of a cycle, even on a fast uplink. Shorter cycles learn better, at least down to
             this length (`python -m research sync`, docs/lab-log.md).
         fragments: number of fragments if it is fixed; None: choose it.
+        is_lan: whether all machines are on one local network.
+        traffic_bytes: maximum bytes that a machine sends and receives in a day; None: no maximum.
     """
 
     parameters: int
@@ -79,12 +89,16 @@ class Question:
     core_nanoseconds: float = 40.0
     fewest_steps: int = 8
     fragments: int | None = None
+    is_lan: bool = False
+    traffic_bytes: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "islands", "group_size", "cores"):
             check_count(getattr(self, name), name)
         check_positive(self.uplink_bits, "uplink_bits", "20e6")
         check_positive(self.step_seconds, "step_seconds", "0.045")
+        if self.traffic_bytes is not None:
+            check_positive(self.traffic_bytes, "traffic_bytes", "10e9")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +110,7 @@ class Plan:
         received_per_parameter: bytes received: the same, or fewer with one or two islands, where the bootstrap reduces.
         transfer_seconds: time to send a cycle's bytes on an idle uplink.
         cycle_seconds: recommended length of a cycle.
+        best_steps: steps in a cycle without a maximum of traffic.
         steps: inner steps in a cycle.
         set_by: the longest of the bounds, which sets the length of a cycle.
         fragments, spans_per_fragment: values for the manifest.
@@ -110,6 +125,7 @@ class Plan:
     transfer_seconds: float
     cycle_seconds: float
     steps: int
+    best_steps: int
     set_by: Bound
     fragments: int
     spans_per_fragment: int
@@ -123,7 +139,7 @@ def make_plan(question: Question) -> Plan:
     """Compute what a run needs.
 
     Raises:
-        ConfigError: rounds would be longer than a manifest allows.
+        ConfigError: rounds would be longer than a manifest allows, or the traffic does not fit.
     """
     size = question.parameters
     flow = flow_per_parameter(question)
@@ -134,13 +150,20 @@ def make_plan(question: Question) -> Plan:
         "steps": max(question.fewest_steps, STEPS_OF_A_ROUND * needed) * question.step_seconds,
         "line": transfer / SHARE_OF_LINE,
         "cores": border / SHARE_OF_CORES,
-        "rounds": SAFE_ROUND_SECONDS * needed,
+        "rounds": shortest_round(question, needed) * needed,
     }
+    best = max(seconds.values())
+    if question.traffic_bytes is not None:
+        seconds["traffic"] = _cycle_within(question.traffic_bytes, question, best)
     set_by = max(seconds, key=lambda bound: seconds[bound])
-    steps = math.ceil(seconds[set_by] / question.step_seconds - 1e-9)
+    steps, best_steps = (math.ceil(each / question.step_seconds - 1e-9) for each in (seconds[set_by], best))
     cycle = steps * question.step_seconds
-    suited = min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND, math.floor(cycle / SAFE_ROUND_SECONDS))
-    fragments = question.fragments or max(needed, suited)
+    suited = (
+        count
+        for count in range(min(WANTED_FRAGMENTS, steps // STEPS_OF_A_ROUND), 0, -1)
+        if count * shortest_round(question, count) <= cycle
+    )
+    fragments = question.fragments or max(needed, next(suited, 1))
     _check_round(cycle / fragments, question)
     spans = suited_spans(math.ceil(size / fragments), min(question.group_size, question.islands))
     ring = 2.0 * (1.0 - 1.0 / question.islands) * BFLOAT16_BYTES * 8.0 * size / question.uplink_bits
@@ -150,6 +173,7 @@ def make_plan(question: Question) -> Plan:
         transfer_seconds=transfer,
         cycle_seconds=cycle,
         steps=steps,
+        best_steps=best_steps,
         set_by=set_by,
         fragments=fragments,
         spans_per_fragment=spans,
@@ -158,6 +182,50 @@ def make_plan(question: Question) -> Plan:
         data_parallel_step_seconds=question.step_seconds + ring,
         host_bytes=8 * size + math.ceil(size / fragments) * 8,
     )
+
+
+def shortest_round(question: Question, fragments: int) -> float:
+    """Return the seconds of the shortest round in which a contribution to all spans arrives in time.
+
+    Half of a round holds the step that is in progress when it begins, the ways, and the transmission of a contribution.
+    """
+    sent = 8.0 * question.parameters * _bytes_of(question.contribution) / question.uplink_bits / fragments
+    half = WAYS_OF_A_CONTRIBUTION * way_seconds(question) + question.step_seconds + sent
+    return max(least_round(question), half / CONTRIBUTE_SHARE)
+
+
+def least_round(question: Question) -> float:
+    """Return the seconds of the shortest round on the best line."""
+    return SAFE_ON_LAN_SECONDS if question.is_lan else SAFE_ROUND_SECONDS
+
+
+def way_seconds(question: Question) -> float:
+    """Return the seconds of one way between two machines."""
+    return LAN_WAY_SECONDS if question.is_lan else LONG_WAY_SECONDS
+
+
+def traffic_of_a_day(question: Question, cycle_seconds: float) -> float:
+    """Return the most bytes that a machine sends and receives in a day: in a full row whose members all average."""
+    flow = flow_per_parameter(replace(question, islands=max(question.islands, question.group_size)))
+    return DAY_SECONDS / cycle_seconds * question.parameters * (flow.sent + flow.received)
+
+
+def _cycle_within(traffic_bytes: float, question: Question, best_seconds: float) -> float:
+    """Return the seconds of a cycle with which a machine sends and receives at most these bytes in a day.
+
+    Raises:
+        ConfigError: the cycle would be longer than `MOST_STRETCH` times the best one.
+    """
+    least = traffic_of_a_day(question, MOST_STRETCH * best_seconds)
+    if traffic_bytes < least:
+        digit = 10.0 ** (math.floor(math.log10(least)) - 1)
+        least = digit * math.ceil(least / digit)  # what is printed must fit
+        raise ConfigError(
+            f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(least)} a day, sent and received, with "
+            f"cycles of {MOST_STRETCH * best_seconds:.3g} s, {MOST_STRETCH:g} times as long as the best; allow at "
+            "least that, or take a smaller model"
+        )
+    return traffic_of_a_day(question, 1.0) / traffic_bytes
 
 
 def _check_round(seconds: float, question: Question) -> None:

@@ -13,18 +13,24 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.planning.estimate import (
     DAY_SECONDS,
     LOSS_BY_STEPS,
-    SAFE_ROUND_SECONDS,
     SHARE_OF_CORES,
     SHARE_OF_LINE,
     STEPS_OF_A_ROUND,
+    WAYS_OF_A_CONTRIBUTION,
     Plan,
     Question,
+    least_round,
     loss_cost,
     make_plan,
+    shortest_round,
+    traffic_of_a_day,
+    way_seconds,
 )
-from p2p_diloco.rate import counted, format_rate
+from p2p_diloco.rate import counted, format_rate, parse_rate, parse_traffic
 from p2p_diloco.training.shape import MODEL_SIZES
+from p2p_diloco.wording import format_bytes
 
+ASSUMED_UPLINK, ASSUMED_LAN = "20mbit", "100mbit"
 COMPILED_NANOSECONDS = 10.0
 """Processor time of the outer step per parameter and cycle, with compiled loops (docs/performance.md)."""
 MOST_CYCLES = 2**20
@@ -44,14 +50,40 @@ class Conditions:
     """The islands and the network that a run is planned for.
 
     Attributes:
-        islands: number of islands that train at a time.
+        islands: number of islands that train at a time; None: the size of one averaging group.
         uplink_bits: upload rate of the slowest island, bits per second.
         step_seconds: duration of an inner step.
+        is_lan: whether all machines are on one local network.
+        traffic_bytes: maximum bytes that a machine sends and receives in a day; None: no maximum.
     """
 
-    islands: int
+    islands: int | None
     uplink_bits: float
     step_seconds: float
+    is_lan: bool = False
+    traffic_bytes: float | None = None
+
+
+def read_conditions(
+    *, islands: int | None, uplink: str | None, step_seconds: float, lan: bool, traffic: str | None, flag: str = ""
+) -> Conditions:
+    """Return conditions as an organiser gives them.
+
+    Args:
+        uplink: upload rate of the slowest island, like `20mbit`; None: `ASSUMED_UPLINK`, or `ASSUMED_LAN` on one.
+        traffic: maximum that a machine sends and receives, like `10GB/day`; None: no maximum.
+        flag: what stands before a name in errors, such as `--`.
+    Raises:
+        ConfigError: one of them is no rate or no amount.
+    """
+    assumed = ASSUMED_LAN if lan else ASSUMED_UPLINK
+    return Conditions(
+        islands=islands,
+        uplink_bits=parse_rate(assumed if uplink is None else uplink, f"{flag}uplink"),
+        step_seconds=step_seconds,
+        is_lan=lan,
+        traffic_bytes=None if traffic is None else parse_traffic(traffic, f"{flag}traffic"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +107,11 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         given: dotted keys that the organiser has set; they are kept.
         conditions: the conditions to plan for.
     Raises:
-        ConfigError: a condition is invalid, or rounds would be longer than a manifest allows.
+        ConfigError: a condition is invalid, rounds would be longer than a manifest allows, or the traffic does not fit.
     """
     question = Question(
         parameters=_num_parameters(manifest),
-        islands=conditions.islands,
+        islands=manifest.membership.group_size if conditions.islands is None else conditions.islands,
         uplink_bits=conditions.uplink_bits,
         step_seconds=conditions.step_seconds,
         group_size=manifest.membership.group_size,
@@ -87,6 +119,8 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         entry=manifest.codec.entry,
         core_nanoseconds=COMPILED_NANOSECONDS,
         fragments=manifest.rounds.fragments if _FRAGMENTS in given else None,
+        is_lan=conditions.is_lan,
+        traffic_bytes=None if _ROUND in given else conditions.traffic_bytes,
     )
     plan = make_plan(question)
     tensors = manifest.model.tensors
@@ -97,6 +131,7 @@ def choose_rounds(manifest: RunManifest, given: Collection[str], conditions: Con
         fragments = manifest.rounds.fragments
         cycle = manifest.rounds.round_seconds * fragments
         steps = max(1, round(cycle / question.step_seconds))
+        _check_traffic(question, conditions.traffic_bytes, cycle)
         chosen: dict[str, Any] = {_STEPS: steps}
         notes = [_cycle(question, plan, cycle, steps, fragments), *_warnings(question, plan, cycle, fragments)]
     else:
@@ -162,17 +197,37 @@ def _reason(question: Question, plan: Plan) -> list[str]:
         "steps": f"set by its {counted(plan.fragments, 'fragment')}: each round has {STEPS_OF_A_ROUND} steps",
         "line": f"set by the uplink: {_exchange(question, plan)}, and should take at most {busy} of a cycle",
         "cores": f"set by the processor: the outer work should take at most {work} of a cycle",
-        "rounds": f"set by the shortest safe round: {_short_rounds()}",
+        "rounds": f"set by the shortest round: {_short_rounds(question, plan.fragments)}",
+        "traffic": _stretched(question, plan),
     }
-    return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"]
+    return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"] if plan.set_by != "rounds" else [reasons[plan.set_by]]
+
+
+def _stretched(question: Question, plan: Plan) -> str:
+    most, stretch = format_bytes(question.traffic_bytes or 0.0), plan.steps / plan.best_steps
+    more = (1.0 + loss_cost(plan.steps)) / (1.0 + loss_cost(plan.best_steps)) - 1.0
+    return (
+        f"set by {most} a day, sent and received: {stretch:.1f} times the best cycle of "
+        f"{counted(plan.best_steps, 'step')}, which costs about {100 * more:.2g} % of the loss"
+    )
+
+
+def _check_traffic(question: Question, traffic_bytes: float | None, cycle: float) -> None:
+    """Raise ConfigError if rounds that the organiser chose need more traffic than allowed."""
+    needed = traffic_of_a_day(question, cycle)
+    if traffic_bytes is not None and traffic_bytes < needed:
+        raise ConfigError(
+            f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(needed)} a day, sent and received, with "
+            f"the given {_ROUND}; leave it out to have it chosen"
+        )
 
 
 def _warnings(question: Question, plan: Plan, cycle: float, fragments: int) -> list[str]:
     """Return warnings about a cycle that the organiser chose."""
     warnings = []
     steps = cycle / question.step_seconds
-    if cycle / fragments < SAFE_ROUND_SECONDS:
-        warnings.append(f"rounds of {cycle / fragments:.3g} s are short: {_short_rounds()}")
+    if cycle / fragments < shortest_round(question, fragments):
+        warnings.append(f"rounds of {cycle / fragments:.3g} s are short: {_short_rounds(question, fragments)}")
     if plan.transfer_seconds > SHARE_OF_LINE * cycle:
         least = plan.transfer_seconds / SHARE_OF_LINE / fragments
         warnings.append(
@@ -188,8 +243,14 @@ def _exchange(question: Question, plan: Plan) -> str:
     return f"an exchange takes {plan.transfer_seconds:.2g} s at {format_rate(question.uplink_bits)}"
 
 
-def _short_rounds() -> str:
-    return f"rounds under {SAFE_ROUND_SECONDS:g} s lose contributions over the internet"
+def _short_rounds(question: Question, fragments: int) -> str:
+    shortest = shortest_round(question, fragments)
+    if shortest > least_round(question):
+        way = f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"
+        return f"half of {shortest:.3g} s holds a step, a contribution and {way}"
+    if question.is_lan:
+        return f"busy machines miss rounds under {shortest:g} s"
+    return f"over the internet shorter rounds than {shortest:g} s learn less in the same time (decision 0046)"
 
 
 def _cost(steps: float) -> str:

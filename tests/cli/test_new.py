@@ -295,15 +295,15 @@ def test_a_cycle_fits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: 
     assert main(["new", *TOLD]) == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps, rounds.spans_per_fragment) == (
-        2.025,
+        4.005,
         1,
-        45,
+        89,
         4,
     )
     assert capsys.readouterr().out.splitlines()[1:3] == [
-        "a cycle is 45 steps of 45 ms, 1 round of 2.02 s; 3.19 Mbit/s each way",
-        "set by the shortest safe round: rounds under 2 s lose contributions over the internet; cycles of 45 steps "
-        "end with a loss about 6 % above that of 8 (short trials; decision 0033)",
+        "a cycle is 89 steps of 45 ms, 1 round of 4 s; 1.61 Mbit/s each way",
+        "set by the shortest round: over the internet shorter rounds than 4 s learn less in the same time "
+        "(decision 0046)",
     ]
 
 
@@ -317,7 +317,7 @@ def test_the_traffic_of_the_run_is_told_before_anything_starts(tmp_path: Path, c
     assert main(["new", *TOLD]) == 0
     out = capsys.readouterr().out
     assert (
-        "at full rate this run sends up to 43.0 GB and receives up to 43.0 GB a day, 2.6 TB in 30 days, on every" in out
+        "at full rate this run sends up to 21.8 GB and receives up to 21.8 GB a day, 1.3 TB in 30 days, on every" in out
     )
 
 
@@ -453,7 +453,7 @@ def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: 
         code, shown = main(["new", "--step-seconds", "0.5"]), terminal.shown()
     assert code == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
-    assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (8, 2, 1000)
+    assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (9, 2, 1000)
     for part in (
         "how many islands will train at a time? [a group of 16] ",
         "'none' is not a number of islands; expected 1 or more",

@@ -28,7 +28,7 @@ def test_it_prints_the_needs_of_the_line_and_the_manifests_values(capsys: pytest
     for text in (
         "12,000,000,000 parameters, 4 islands, 2 Gbit/s up",
         "0.797 bytes per parameter and cycle each way, 9.56 GB",
-        "96 s, 96 steps",
+        "2.3 min, 138 steps",
         "fragments = 24",
         "data-parallel over the same uplink: 2.42 min a step",
     ):
@@ -39,7 +39,7 @@ def test_figures_are_available_as_json(capsys: pytest.CaptureFixture[str]) -> No
     assert main([*PAPER, "--cores", "64", "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["question"]["uplink_bits"] == 2e9
-    assert figures["plan"]["steps"] == 96
+    assert figures["plan"]["steps"] == 138
 
 
 def test_small_runs_and_slow_lines_have_readable_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,17 @@ def test_two_islands_and_their_bootstrap_peer_upload_more_than_they_download(
 def test_an_invalid_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match="--uplink is 'fast'; expected a rate with its unit"):
         print_plan(
-            PlanOptions(parameters="1M", islands=2, uplink="fast", step_seconds=1.0, cores=1, group_size=16, json=None)
+            PlanOptions(
+                parameters="1M",
+                islands=2,
+                uplink="fast",
+                step_seconds=1.0,
+                cores=1,
+                group_size=16,
+                lan=False,
+                traffic=None,
+                json=None,
+            )
         )
 
 

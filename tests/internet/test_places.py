@@ -70,6 +70,7 @@ def test_a_machine_behind_a_router_calls_out_over_its_line_and_cannot_be_called(
         took, host, total = call(internet, "inside", "45.10.0.1")
         assert float(took) >= 4 * DELAY  # there and back, over both lines
         assert (host, total) == ("45.10.1.1", "300000")
+        assert internet.look()["sites"]["home"]["up"]["bytes"] > 300_000
         began = time.monotonic()
         assert call(internet, "server", "45.10.1.1") == []
         assert time.monotonic() - began >= 5.0  # the router says nothing

@@ -10,7 +10,15 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
-from p2p_diloco.planning.estimate import Question, flow_per_parameter, loss_cost, make_plan, measure_outer_work
+from p2p_diloco.planning.estimate import (
+    Question,
+    flow_per_parameter,
+    loss_cost,
+    make_plan,
+    measure_outer_work,
+    shortest_round,
+    traffic_of_a_day,
+)
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 
 PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_seconds=1.0, cores=64)
@@ -70,15 +78,15 @@ def test_two_steps_fit_in_the_half_of_a_round_in_which_islands_contribute(
     ("changes", "steps", "fragments", "set_by"),
     [
         ({}, 8, 2, "steps"),
-        ({"step_seconds": 0.25}, 8, 1, "steps"),
-        ({"step_seconds": 0.045}, 45, 1, "rounds"),
-        ({"step_seconds": 0.1}, 20, 1, "rounds"),
-        ({"step_seconds": 0.1, "islands": 17}, 20, 1, "rounds"),
-        ({"step_seconds": 0.1, "fragments": 4}, 80, 4, "rounds"),
+        ({"step_seconds": 0.25}, 16, 1, "rounds"),
+        ({"step_seconds": 0.045}, 89, 1, "rounds"),
+        ({"step_seconds": 0.1}, 40, 1, "rounds"),
+        ({"step_seconds": 0.1, "islands": 17}, 40, 1, "rounds"),
+        ({"step_seconds": 0.1, "fragments": 4}, 160, 4, "rounds"),
         ({"fragments": 10}, 40, 10, "steps"),
-        ({"uplink_bits": 1e6}, 13, 3, "line"),
-        ({"uplink_bits": 1e6, "islands": 2}, 12, 3, "line"),
-        ({"uplink_bits": 1e6, "islands": 16}, 16, 4, "line"),
+        ({"uplink_bits": 1e6}, 13, 1, "line"),
+        ({"uplink_bits": 1e6, "islands": 2}, 13, 1, "rounds"),
+        ({"uplink_bits": 1e6, "islands": 16}, 16, 2, "line"),
         ({"core_nanoseconds": 1000.0}, 10, 2, "cores"),
     ],
 )
@@ -88,6 +96,39 @@ def test_a_cycle_is_as_short_as_line_cores_and_clock_allow(
     million = Question(parameters=1_000_000, islands=4, uplink_bits=1e9, step_seconds=1.0, core_nanoseconds=10.0)
     plan = make_plan(dataclasses.replace(million, **changes))
     assert (plan.steps, plan.fragments, plan.set_by) == (steps, fragments, set_by)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"uplink_bits": 2e6}, 2 * (4 * 0.2 + 0.1 + 0.53125 * 8 / 2)),
+        ({"step_seconds": 1.0}, 2 * (4 * 0.2 + 1.0 + 0.53125 * 8 / 10)),
+        ({}, 4.0),
+        ({"uplink_bits": 1e9}, 4.0),
+        ({"is_lan": True, "uplink_bits": 1e9}, 2.0),
+        ({"is_lan": True, "uplink_bits": 2e6}, 2 * (4 * 0.005 + 0.1 + 0.53125 * 8 / 2)),
+    ],
+)
+def test_half_of_a_round_holds_ways_a_step_and_a_contribution(changes: dict[str, Any], seconds: float) -> None:
+    million = Question(parameters=1_000_000, islands=4, uplink_bits=1e7, step_seconds=0.1)
+    assert shortest_round(dataclasses.replace(million, **changes), 1) == pytest.approx(seconds)
+
+
+def test_limited_traffic_makes_cycles_up_to_four_times_as_long() -> None:
+    """What is printed as the least amount fits."""
+    best = make_plan(million := Question(parameters=1_000_000, islands=4, uplink_bits=1e7, step_seconds=0.1))
+    most = traffic_of_a_day(million, best.cycle_seconds)
+    for share in (1.0, 0.6, 0.26):
+        plan = make_plan(dataclasses.replace(million, traffic_bytes=share * most))
+        assert traffic_of_a_day(million, plan.cycle_seconds) <= 1.0001 * share * most
+        assert plan.steps == pytest.approx(best.steps / share, abs=1.0)
+        assert plan.best_steps == best.steps
+    with pytest.raises(
+        ConfigError, match=r"10\.0 GB a day does not fit: 11\.0 GB a day, .*; allow at least that"
+    ) as told:
+        make_plan(dataclasses.replace(million, traffic_bytes=10e9))
+    assert told
+    assert make_plan(dataclasses.replace(million, traffic_bytes=11e9)).steps <= 4 * best.steps
 
 
 @pytest.mark.parametrize(
