@@ -41,7 +41,7 @@ SHARE_OF_LINE = 0.5
 SHARE_OF_CORES = 0.1
 """A cycle is long enough that the outer work takes at most this share of it."""
 SAFE_ROUND_SECONDS, SAFE_ON_LAN_SECONDS = 4.0, 2.0
-"""Minimum length of a round: over the internet, the one with the least loss at equal time (docs/decisions/0046); on a
+"""Minimum length of a round: over the internet, shorter ones send more and learn no more (docs/decisions/0046); on a
 local network, twice the time for which busy machines pause."""
 LONG_WAY_SECONDS, LAN_WAY_SECONDS = 0.2, 0.005
 """One way between two machines of which nothing is known: over the internet, and within one local network."""

@@ -250,7 +250,7 @@ def _short_rounds(question: Question, fragments: int) -> str:
         return f"half of {shortest:.3g} s holds a step, a contribution and {way}"
     if question.is_lan:
         return f"busy machines miss rounds under {shortest:g} s"
-    return f"over the internet shorter rounds than {shortest:g} s learn less in the same time (decision 0046)"
+    return f"over the internet rounds under {shortest:g} s send more and learn no more (decision 0046)"
 
 
 def _cost(steps: float) -> str:

@@ -74,7 +74,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {},
             (
                 "a cycle is 89 steps of 45 ms, 1 round of 4 s; 1.61 Mbit/s each way",
-                "set by the shortest round: over the internet shorter rounds than 4 s learn less in the same time "
+                "set by the shortest round: over the internet rounds under 4 s send more and learn no more "
                 "(decision 0046)",
             ),
         ),
@@ -94,7 +94,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {"rounds.fragments": 8},
             (
                 "a cycle is 64 steps of 500 ms, 8 rounds of 4 s; 202 kbit/s each way",
-                "set by the shortest round: over the internet shorter rounds than 4 s learn less in the same time "
+                "set by the shortest round: over the internet rounds under 4 s send more and learn no more "
                 "(decision 0046)",
             ),
         ),
@@ -114,7 +114,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {"rounds.round_seconds": 0.5, "rounds.fragments": 2},
             (
                 "a cycle is 22 steps of 45 ms, 2 rounds of 0.5 s; 6.45 Mbit/s each way",
-                "rounds of 0.5 s are short: over the internet shorter rounds than 4 s learn less in the same time "
+                "rounds of 0.5 s are short: over the internet rounds under 4 s send more and learn no more "
                 "(decision 0046)",
                 "the uplink is too slow for that: an exchange takes 3.2 s at 2 Mbit/s, more than 50 % of the cycle, so "
                 "contributions arrive late; rounds of 3.23 s are long enough",
