@@ -115,6 +115,7 @@ def report(scene: str, played: Played) -> Row:
     chain = [roster for roster in chain if roster.cycle < until]
     dropped = Counter(peer for before, after in itertools.pairwise(chain) for peer in before.peers() - after.peers())
     num_late = sum(_begin(roster, clock) >= played.began + since for roster in chain)
+    length = played.ended - played.began  # while the processes leave, they go on learning
     possible = sum(plan.rules.num_spans[clock.fragment(index)] for index in range(first, last + 1))
     return Row(
         scene=scene,
@@ -133,7 +134,7 @@ def report(scene: str, played: Played) -> Row:
                 in_entries=included[peers[name]] / max(len(settled), 1) if name in peers else 0.0,
                 missing=missing.get(name, {}),
                 num_dropped=dropped[peers[name]] if name in peers else 0,
-                losses=tuple(_losses(process, events[name], played.began)),
+                losses=tuple(loss for loss in _losses(process, events[name], played.began) if loss[0] <= length),
                 steps=played.statuses[name].get("inner_steps", 0),
                 reach=played.statuses[name].get("reach", ""),
                 trouble=played.statuses[name].get("trouble", "") or _end_of(process),
@@ -151,11 +152,12 @@ def report(scene: str, played: Played) -> Row:
 
 def lines_of(row: Row) -> Iterator[str]:
     """Yield a row as lines of text."""
-    loss = last_loss(row)
+    last = last_loss(row)
+    loss = f"{last:.3f}" if last is not None else "unknown"
     yield (
         f"{row.scene} ({row.how}, {row.congestion}): {row.num_fragments} x {row.round_seconds:g} s; from "
         f"{row.since:.0f} s on {row.rosters_per_minute:.1f} rosters a minute, {100 * row.entries_share:.0f} % of the "
-        f"spans got an entry, none for {row.longest_gap:g} s; loss {f'{loss:.3f}' if loss is not None else 'unknown'}"
+        f"spans got an entry, longest gap {row.longest_gap:g} s; loss {loss}"
     )
     for line in row.lines:
         ready = f"{line.ready:.0f} s" if line.ready is not None else "never"

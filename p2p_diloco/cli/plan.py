@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, loss_cost, make_plan, measure_outer_work
+from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
 from p2p_diloco.rate import check_count, check_positive, count_named, counted, format_rate, parse_rate, parse_traffic
 
 
@@ -119,10 +119,9 @@ def _limited(question: Question, plan: Plan) -> list[str]:
     """Return what a maximum of traffic costs, as a line."""
     if plan.set_by != "traffic":
         return []
-    more = (1.0 + loss_cost(plan.steps)) / (1.0 + loss_cost(plan.best_steps)) - 1.0
     return [
         f"               without --traffic a cycle would be {counted(plan.best_steps, 'step')}; "
-        f"the longer one costs about {100 * more:.2g} % of the loss (short trials; decision 0033)"
+        f"the longer one costs about {100 * cost_of_traffic(plan):.2g} % of the loss (short trials; decision 0033)"
     ]
 
 

@@ -41,8 +41,8 @@ SHARE_OF_LINE = 0.5
 SHARE_OF_CORES = 0.1
 """A cycle is long enough that the outer work takes at most this share of it."""
 SAFE_ROUND_SECONDS, SAFE_ON_LAN_SECONDS = 4.0, 2.0
-"""Minimum length of a round: over the internet, shorter ones send more and learn no more (docs/decisions/0046); on a
-local network, twice the time for which busy machines pause."""
+"""Minimum length of a round: over the internet, shorter ones leave far machines out (docs/decisions/0046); on a local
+network, busy machines have no time to pause in them."""
 LONG_WAY_SECONDS, LAN_WAY_SECONDS = 0.2, 0.005
 """One way between two machines of which nothing is known: over the internet, and within one local network."""
 WAYS_OF_A_CONTRIBUTION = 4
@@ -218,14 +218,18 @@ def _cycle_within(traffic_bytes: float, question: Question, best_seconds: float)
     """
     least = traffic_of_a_day(question, MOST_STRETCH * best_seconds)
     if traffic_bytes < least:
-        digit = 10.0 ** (math.floor(math.log10(least)) - 1)
-        least = digit * math.ceil(least / digit)  # what is printed must fit
         raise ConfigError(
-            f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(least)} a day, sent and received, with "
-            f"cycles of {MOST_STRETCH * best_seconds:.3g} s, {MOST_STRETCH:g} times as long as the best; allow at "
-            "least that, or take a smaller model"
+            f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(rounded_up(least))} a day, sent and "
+            f"received, with cycles of {MOST_STRETCH * best_seconds:.3g} s, {MOST_STRETCH:g} times as long as the best; "
+            "allow at least that, or take a smaller model"
         )
     return traffic_of_a_day(question, 1.0) / traffic_bytes
+
+
+def rounded_up(num_bytes: float) -> float:
+    """Return an amount with two digits that is not smaller, so that an amount that is printed is enough."""
+    digit = 10.0 ** (math.floor(math.log10(num_bytes)) - 1)
+    return digit * math.ceil(num_bytes / digit)
 
 
 def _check_round(seconds: float, question: Question) -> None:
@@ -248,6 +252,11 @@ def loss_cost(steps: float) -> float:
             share = max(math.log2(steps / fewer), 0.0) / math.log2(more / fewer)
             return (less + share * (loss - less)) / best - 1.0
     return LOSS_BY_STEPS[max(LOSS_BY_STEPS)] / best - 1.0
+
+
+def cost_of_traffic(plan: Plan) -> float:
+    """Return the relative increase of the final loss by cycles that a maximum of traffic has made longer."""
+    return (1.0 + loss_cost(plan.steps)) / (1.0 + loss_cost(plan.best_steps)) - 1.0
 
 
 def flow_per_parameter(question: Question) -> Flow:

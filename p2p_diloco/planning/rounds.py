@@ -19,9 +19,11 @@ from p2p_diloco.planning.estimate import (
     WAYS_OF_A_CONTRIBUTION,
     Plan,
     Question,
+    cost_of_traffic,
     least_round,
     loss_cost,
     make_plan,
+    rounded_up,
     shortest_round,
     traffic_of_a_day,
     way_seconds,
@@ -200,15 +202,14 @@ def _reason(question: Question, plan: Plan) -> list[str]:
         "rounds": f"set by the shortest round: {_short_rounds(question, plan.fragments)}",
         "traffic": _stretched(question, plan),
     }
-    return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"] if plan.set_by != "rounds" else [reasons[plan.set_by]]
+    return [f"{reasons[plan.set_by]}; {_cost(plan.steps)}"]
 
 
 def _stretched(question: Question, plan: Plan) -> str:
     most, stretch = format_bytes(question.traffic_bytes or 0.0), plan.steps / plan.best_steps
-    more = (1.0 + loss_cost(plan.steps)) / (1.0 + loss_cost(plan.best_steps)) - 1.0
     return (
         f"set by {most} a day, sent and received: {stretch:.1f} times the best cycle of "
-        f"{counted(plan.best_steps, 'step')}, which costs about {100 * more:.2g} % of the loss"
+        f"{counted(plan.best_steps, 'step')}, which costs about {100 * cost_of_traffic(plan):.2g} % of the loss"
     )
 
 
@@ -217,8 +218,8 @@ def _check_traffic(question: Question, traffic_bytes: float | None, cycle: float
     needed = traffic_of_a_day(question, cycle)
     if traffic_bytes is not None and traffic_bytes < needed:
         raise ConfigError(
-            f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(needed)} a day, sent and received, with "
-            f"the given {_ROUND}; leave it out to have it chosen"
+            f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(rounded_up(needed))} a day, sent and "
+            f"received, with the given {_ROUND}; leave it out to have it chosen"
         )
 
 
@@ -249,8 +250,8 @@ def _short_rounds(question: Question, fragments: int) -> str:
         way = f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"
         return f"half of {shortest:.3g} s holds a step, a contribution and {way}"
     if question.is_lan:
-        return f"busy machines miss rounds under {shortest:g} s"
-    return f"over the internet rounds under {shortest:g} s send more and learn no more (decision 0046)"
+        return f"rounds under {shortest:g} s leave a busy machine no time to pause"
+    return f"over the internet rounds under {shortest:g} s leave far machines out (decision 0046)"
 
 
 def _cost(steps: float) -> str:
