@@ -123,9 +123,8 @@ class BuiltInTraining(Training):
             trace=trace,
             inner=self._inner_of(plan, host.folder, loop),
             report=host.report,
-            sends_between=self._island is None and loop.device.type == "cpu",
+            call_before_update=loop.call_before_update if self._island is None and loop.device.type == "cpu" else None,
         )
-        loop.call_before_update(self.state.moves)
         self._steps = InnerSteps(built, self.state, report=self._report_memory_of(host))
         self._thread = TrainingThread(
             state=self.state,

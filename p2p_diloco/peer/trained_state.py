@@ -104,14 +104,8 @@ class TrainedState(HeldState):
     One thread trains. It calls `begin` until the model holds φ, then `stepped` and `border` after each step.
 
     Args:
-        sends_between: whether `moves` is called before each change of θ, so that contributions need not wait for a
-            border. A user's own loop may change θ in other ways, such as for an evaluation of averaged weights.
-        local: θ, span by span.
-        now: swarm seconds, callable from any thread.
-        wake: called, from any thread, when there is work for a step border.
-        trace: records everything that happens to θ.
-        inner: private state of the training thread, such as optimisers.
-        report: called in the loop with `(topic, text)` if that state cannot be saved or restored.
+        call_before_update: registers what is called before each change of θ; contributions need not wait for a border
+            then. None: a user's own loop may change θ in other ways, such as to evaluate averaged weights.
     """
 
     def __init__(
@@ -127,7 +121,7 @@ class TrainedState(HeldState):
         trace: Trace | None = None,
         inner: InnerState | None = None,
         report: Callable[[str, str], None] = lambda topic, text: None,
-        sends_between: bool = False,
+        call_before_update: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         super().__init__(plan, in_loop=in_loop, died=died, damaged=damaged)
         self.local = local
@@ -146,9 +140,11 @@ class TrainedState(HeldState):
         self._contributed = [_Counts() for _ in plan.fragments]
         self._locals: dict[SpanId, _Local] = {}
         self._locks = {span: Lock() for span in plan.places}
-        self._sends_between = sends_between
+        self._contributes_between = call_before_update is not None
         self._stillness = Lock()  # held while θ may change
-        self._is_moving = False
+        self._is_updating = False
+        if call_before_update is not None:
+            call_before_update(self.update_begins)
         self._moved: deque[SpanId] = deque()
         self._requests: deque[_Request] = deque()
         self._looks: deque[_Look] = deque()
@@ -172,7 +168,7 @@ class TrainedState(HeldState):
                 self._requests.popleft().answer(None)  # no step was made in time
         self._requests.append(_Request(round_index, fragment, deadline, answer, spans))
         self.wake()
-        if self._sends_between:
+        if self._contributes_between:
             self._soon(self._contribute_between)
 
     def look(self, slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
@@ -241,19 +237,19 @@ class TrainedState(HeldState):
         began, before = self._lately[0]
         return (self.counts.tokens - before) / max(moment - began, 1e-3)
 
-    def moves(self) -> None:
+    def update_begins(self) -> None:
         """Note that θ is about to change, and until the end of the next border: an optimiser's step begins."""
-        if not self._is_moving:
+        if not self._is_updating:
             self._stillness.acquire()
-            self._is_moving = True
+            self._is_updating = True
 
     def border(self) -> None:
         """Between two steps: apply pending updates to θ, and answer requests for contributions and copies."""
-        self.moves()
+        self.update_begins()
         try:
             self._border()
         finally:
-            self._is_moving = False
+            self._is_updating = False
             self._stillness.release()
 
     def _border(self) -> None:

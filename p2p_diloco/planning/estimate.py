@@ -220,7 +220,7 @@ def _cycle_within(traffic_bytes: float, question: Question, best_seconds: float)
     if traffic_bytes < least:
         raise ConfigError(
             f"{format_bytes(traffic_bytes)} a day does not fit: {format_bytes(rounded_up(least))} a day, sent and "
-            f"received, with cycles of {MOST_STRETCH * best_seconds:.3g} s, {MOST_STRETCH:g} times as long as the best; "
+            f"received, with cycles of {MOST_STRETCH * best_seconds:.3g} s, {MOST_STRETCH:g} times the best; "
             "allow at least that, or take a smaller model"
         )
     return traffic_of_a_day(question, 1.0) / traffic_bytes

@@ -95,7 +95,7 @@ class HandDrivenIsland:
         name: str = "ada",
         trace: Trace | None = None,
         kind: type[LocalSpans] = LocalSpans,
-        sends_between: bool = False,
+        contributes_between: bool = False,
     ) -> None:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
@@ -113,10 +113,8 @@ class HandDrivenIsland:
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
             trace=trace,
-            sends_between=sends_between,
+            call_before_update=self.loop.call_before_update if contributes_between else None,
         )
-        if sends_between:
-            self.loop.call_before_update(self.state.moves)
         self._steps = InnerSteps(Steps(self.loop), self.state)
         OPEN.append(self.state)
 

@@ -367,8 +367,8 @@ def test_snapshots_that_nobody_takes_are_answered_once_they_are_late(corpus: Cor
 # -- contributing between borders
 
 
-def island_that_sends_between(corpus: Corpus, *, steps: int) -> HandDrivenIsland:
-    island = HandDrivenIsland(PLAN, corpus, sends_between=True)
+def island_that_contributes_between(corpus: Corpus, *, steps: int) -> HandDrivenIsland:
+    island = HandDrivenIsland(PLAN, corpus, contributes_between=True)
     island.hold(start_states(PLAN))
     island.step(steps)
     return island
@@ -383,7 +383,7 @@ def ask(island: HandDrivenIsland) -> list[Any]:
 
 
 def test_a_contribution_between_two_borders_is_that_of_the_border_before(corpus: Corpus) -> None:
-    between, at_border = island_that_sends_between(corpus, steps=3), island_at_start(corpus)
+    between, at_border = island_that_contributes_between(corpus, steps=3), island_at_start(corpus)
     between.state.border()
     (sent,) = ask(between)
     at_border.step(3)
@@ -392,7 +392,7 @@ def test_a_contribution_between_two_borders_is_that_of_the_border_before(corpus:
 
 @pytest.mark.parametrize("why", ["a step of the optimiser is not over", "an update of θ waits", "in flight", "no step"])
 def test_a_contribution_waits_for_the_border_while(why: str, corpus: Corpus) -> None:
-    island = island_that_sends_between(corpus, steps=1)
+    island = island_that_contributes_between(corpus, steps=1)
     island.state.border()
     match why:
         case "a step of the optimiser is not over":
