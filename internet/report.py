@@ -70,6 +70,7 @@ class Row:
         longest_gap: seconds since then in which no round got an entry, at most.
         skipped: reasons why others got none, and in how many rounds a reducer told each.
         rosters: a line for each roster.
+        trouble: what went wrong on the way, if a trouble was played.
         told: a line for each change of what a trainer's status says is wrong.
         carried: what the lines carried (`Internet.look`).
     """
@@ -86,6 +87,7 @@ class Row:
     lines: tuple[Line, ...]
     skipped: Mapping[str, int]
     rosters: tuple[str, ...]
+    trouble: str
     told: tuple[str, ...]
     carried: Mapping[str, Any]
 
@@ -145,6 +147,7 @@ def report(scene: str, played: Played) -> Row:
         ),
         skipped=skipped(events.values(), first),
         rosters=tuple(_changes(chain, {peer: name for name, peer in peers.items()}, clock, played.began)),
+        trouble=played.play.trouble.told if played.play.trouble is not None else "",
         told=tuple(f"{since:6.1f} s  {name}: {sentence}" for since, name, sentence in played.told),
         carried=played.carried,
     )
@@ -159,6 +162,8 @@ def lines_of(row: Row) -> Iterator[str]:
         f"{row.since:.0f} s on {row.rosters_per_minute:.1f} rosters a minute, {100 * row.entries_share:.0f} % of the "
         f"spans got an entry, longest gap {row.longest_gap:g} s; loss {loss}"
     )
+    if row.trouble:
+        yield f"  trouble: {row.trouble}"
     for line in row.lines:
         ready = f"{line.ready:.0f} s" if line.ready is not None else "never"
         yield (

@@ -134,7 +134,7 @@ def _both_homes(*, hairpins: bool) -> Scene:
     )
 
 
-def _carrier() -> Scene:
+def _carrier_nat() -> Scene:
     """Return eight volunteers, of whom six are behind one telephone company's router."""
     names = [f"mobile-{number}" for number in range(1, 7)]
     others = _volunteers("", [_line(15, 50, 200), _line(40, 20, 100)], "20mbit")
@@ -163,6 +163,6 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "one-lan": lambda: _one_lan(hairpins=False),
     "one-lan-hairpin": lambda: _one_lan(hairpins=True),
     "both-homes": lambda: _both_homes(hairpins=False),
-    "carrier": _carrier,
     "both-homes-hairpin": lambda: _both_homes(hairpins=True),
+    "carrier-nat": _carrier_nat,
 }

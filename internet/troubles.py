@@ -1,7 +1,8 @@
-"""What goes wrong in a play: lines that die or lose packets, routers that restart, machines that stop or are busy."""
+"""Troubles of a play: lines that die or lose packets, routers that restart, machines that stop or are busy."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from internet.places import Internet
 
 DEAD_SECONDS, LOSSY_SECONDS, LOSSY_SHARE = 300.0, 60.0, 0.2
 STOPPED_SECONDS, STOPPED_EVERY = 20.0, 60.0
-BUSY_PROCESSES = 4
-"""Further processes that want a core each: twice as many as this kind of machine has."""
+BUSY_PROCESSES = 2 * (os.cpu_count() or 1)
+"""Further processes that want a core each."""
 NEW_ADDRESS = "45.10.77.1"
 AFTER_SECONDS = 90.0
 """Time from the start to the trouble: everybody is in by then."""
@@ -23,7 +24,7 @@ AFTER_SECONDS = 90.0
 
 @dataclass(slots=True)
 class Stage:
-    """What a trouble acts on.
+    """The site and the processes that a trouble acts on.
 
     Attributes:
         home: the site with the trouble.

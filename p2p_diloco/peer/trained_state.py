@@ -106,6 +106,12 @@ class TrainedState(HeldState):
     Args:
         call_before_update: registers what is called before each change of θ; contributions need not wait for a border
             then. None: a user's own loop may change θ in other ways, such as to evaluate averaged weights.
+        local: θ, span by span.
+        now: swarm seconds, callable from any thread.
+        wake: called, from any thread, when there is work for a step border.
+        trace: records everything that happens to θ.
+        inner: private state of the training thread, such as optimisers.
+        report: called in the loop with `(topic, text)` if that state cannot be saved or restored.
     """
 
     def __init__(
