@@ -29,7 +29,7 @@ from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.reach_probe import probe_identity
-from p2p_diloco.transport.stream_link import LaneStream, StreamLink, StreamPair
+from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, StreamLink, StreamPair
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Libp2pTransport(Transport):
                 raise self._explain_silence(peer, error) from None
             raise
         for lane, pair in pairs.items():
-            self._adopt(peer, lane, pair)
+            self._adopt(peer, lane, pair, is_ours=True)
 
     def _explain_silence(self, peer: PeerId, error: PeerError) -> PeerError:
         name = short_peer_id(peer)
@@ -252,14 +252,16 @@ class Libp2pTransport(Transport):
         except (PeerError, TimeoutError):
             pair[1].transport.abort()
             return
-        self._adopt(peer, lane, pair)
+        self._adopt(peer, lane, pair, is_ours=False)
 
-    def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
-        """Add a greeted stream to the link to `peer`; the link is up once both lanes have a stream."""
-        link = self._links.get(peer)
-        if (
-            link is not None and link.is_running_out()
-        ):  # the peer reconnected before its old streams were read to the end
+    def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair, *, is_ours: bool) -> None:
+        """Add a greeted stream to the link to `peer`; the link is up once both lanes have a stream.
+
+        Who dials has no link, or loses it: what is left here of an earlier one is dead, though this end may not be told
+        for half a minute, as after its router's restart.
+        """
+        link, now = self._links.get(peer), asyncio.get_running_loop().time()
+        if link is not None and (link.is_running_out() or (not is_ours and link.is_outdated(lane, now))):
             self._lose(link, link.farewell)
             link = None
         is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
@@ -268,7 +270,7 @@ class Libp2pTransport(Transport):
             return
         if link is None:
             link = self._links[peer] = self._new_link(peer)
-        stream = LaneStream(lane, pair)
+        stream = LaneStream(lane, pair, crosses_until=now + CROSSING_SECONDS if is_ours else -math.inf)
         link.add(stream)
         if link.is_up:
             self._start_reading(link, stream)

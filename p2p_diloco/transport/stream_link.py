@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
@@ -14,20 +15,24 @@ from p2p_diloco.transport.outbox import Outbox
 
 StreamPair = tuple[ByteReader, ByteWriter]
 SAY_AGAIN_SECONDS = 0.25
+CROSSING_SECONDS = 20.0
+"""Time in which a dial and its greeting end; dials that cross are no further apart."""
 
 
 class LaneStream:
     """One open stream of a link, with its reading task.
 
     Attributes:
+        crosses_until: loop time until which the other end may add a stream by a dial that crossed ours.
         has_run_out: whether the other end has ended it.
         is_cut: whether a frame is partly written.
     """
 
-    __slots__ = ("has_run_out", "is_cut", "lane", "reader", "task", "writer")
+    __slots__ = ("crosses_until", "has_run_out", "is_cut", "lane", "reader", "task", "writer")
 
-    def __init__(self, lane: Lane, pair: StreamPair) -> None:
+    def __init__(self, lane: Lane, pair: StreamPair, *, crosses_until: float = -math.inf) -> None:
         self.lane = lane
+        self.crosses_until = crosses_until
         self.reader, self.writer = pair
         self.task: asyncio.Task[None] | None = None
         self.has_run_out = False
@@ -151,6 +156,10 @@ class StreamLink:
     def has_run_out(self) -> bool:
         """Return whether the other end has ended every stream."""
         return all(stream.has_run_out for stream in self.all_streams())
+
+    def is_outdated(self, lane: Lane, now: float) -> bool:
+        """Return whether a stream that the other end opens now shows that it has lost this link."""
+        return any(stream.crosses_until < now for stream in self.streams[lane])
 
     def is_running_out(self) -> bool:
         """Return whether the other end has ended at least one stream."""

@@ -17,10 +17,10 @@ import uvloop
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, parse_peer_id
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.link import Transport, TransportLimits
+from p2p_diloco.transport.link import Lane, Transport, TransportLimits
 from tests.transport.contract import LinkContract
 from tests.transport.failure_contract import FailureContract, StopContract
-from tests.transport.stage import RUN, Remote, Stage, act
+from tests.transport.stage import RUN, Recorder, Remote, Stage, act, in_seconds, link
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -92,3 +92,23 @@ class TestLibp2p(LinkContract, FailureContract, StopContract):
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(bounded())
+
+    def test_a_peer_that_dials_again_gets_frames_though_its_old_connection_is_still_open(self) -> None:
+        async def scene(stage: Libp2pStage) -> None:
+            (host, host_heard), (first, _) = await stage.add(), await stage.add(can_be_dialled=False)
+            identity = stage.directory / f"peer-{stage.num_peers}.key"
+            await link(first, host, host_heard)
+            assert isinstance(first, Libp2pTransport)
+            os.kill(first.daemon.pid, signal.SIGSTOP)  # from here on as behind a router that forgot the connection
+            try:
+                second = Libp2pTransport(peer=first.peer, run=RUN, identity_path=identity, dial_out_only=True)
+                second.listener = heard = Recorder()
+                async with second:
+                    await second.dial(host.peer, host.listen_addresses(), in_seconds(10))
+                    await host_heard.wait_until(lambda it: it.kinds() == ["up", "lost", "up"])
+                    assert host.post(first.peer, b"opening", lane=Lane.CONTROL, deadline=in_seconds(10))
+                    await heard.wait_until(lambda it: it.payloads(Lane.CONTROL) == [b"opening"])
+            finally:
+                os.kill(first.daemon.pid, signal.SIGCONT)
+
+        self.play(scene)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, cast
+
+import pytest
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
@@ -123,6 +126,24 @@ def test_a_link_runs_out_stream_by_stream() -> None:
         assert (link.is_running_out(), link.has_run_out()) == (True, False)
         link.streams[Lane.BULK][0].has_run_out = True
         assert (link.is_running_out(), link.has_run_out()) == (True, True)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("crosses_until", "now", "expected"),
+    [(-math.inf, 0.0, True), (20.0, 20.0, False), (20.0, 20.1, True)],
+    ids=["dialled by the other end", "dialled here just now", "dialled here long ago"],
+)
+def test_a_stream_from_the_other_end_outdates_a_link_unless_the_dials_may_have_crossed(
+    crosses_until: float, now: float, expected: bool
+) -> None:
+    async def main() -> None:
+        link = make_link()
+        streams = asyncio.StreamReader(), cast(Any, FakeWriter())
+        link.add(LaneStream(Lane.BULK, streams, crosses_until=crosses_until))
+        assert link.is_outdated(Lane.BULK, now) is expected
+        assert not link.is_outdated(Lane.CONTROL, now)
 
     run_virtual(main())
 
