@@ -121,7 +121,7 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
         folder = RunFolder(settings.state_directory, run)
         if not is_new:
             folder.least_incarnation = int(plan.clocks.wall())
-        reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall)
+        reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall, steady=plan.clocks.steady)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)
         guest = GuestWatch(

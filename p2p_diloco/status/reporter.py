@@ -36,6 +36,8 @@ MOST_OF_PLAN, FEWEST_IN_ROUND = 2.0, 2.0
 """A peer reports its pace above this multiple of the planned steps of a cycle, or below this many steps in a round."""
 IDLE_CYCLES = 3
 """A ready peer reports a reason once it has been in no entry for this many cycles."""
+STANDSTILL_SECONDS = 5.0
+"""Time between two looks, about a second apart, beyond which this process did not run."""
 MOST_FAILURES = 3
 _WITHIN = {Network.MACHINE: ", within this machine", Network.SITE: ", within its own network", Network.WORLD: ""}
 
@@ -76,9 +78,16 @@ class OwnerStatus:
 
 
 class StatusReporter:
-    """A `SwarmObserver` that keeps counters and forwards events."""
+    """A `SwarmObserver` that keeps counters and forwards events.
 
-    def __init__(self, *, observer: PeerObserver, unix_seconds: Callable[[], float]) -> None:
+    Args:
+        unix_seconds: this machine's wall clock, by which events are dated.
+        steady: a clock that nobody sets, and that counts sleep where the system has one.
+    """
+
+    def __init__(
+        self, *, observer: PeerObserver, unix_seconds: Callable[[], float], steady: Callable[[], float]
+    ) -> None:
         self.phase = "connecting"
         self.anchor_loss: float | None = None
         self.local_loss: float | None = None
@@ -95,7 +104,10 @@ class StatusReporter:
         """Effects of the limits of the machine's owner; the watch over them sets this."""
         self._latest = PeerStatus()
         self._observer = observer
-        self._unix_seconds = unix_seconds
+        self._unix_seconds, self._steady = unix_seconds, steady
+        self._looked_at = steady()
+        self._standstill = (-math.inf, 0.0)
+        """The end of the last standstill of this process, and its length."""
         self._rounds_closed = 0
         self._spans_closed = 0
         self._entries = 0
@@ -191,7 +203,11 @@ class StatusReporter:
             self.report("reach", reach_sentence(standing, ports, trains=trains))
 
     def _look_for_trouble(self, engine: PeerEngine, now: float) -> None:
-        """Find out why this peer is in no entry, if it is; report when that begins and ends."""
+        """Find out why this peer is in no entry or alone, if it is; report when that begins and ends."""
+        steady = self._steady()
+        if steady - self._looked_at > STANDSTILL_SECONDS:
+            self._standstill = (steady, steady - self._looked_at)
+        self._looked_at = steady
         round_index = engine.rules.clock.round_at(now)
         if not engine.ready or engine.membership.is_paused:
             self._ready_since = None
@@ -200,20 +216,25 @@ class StatusReporter:
         cycles = idle_cycles(engine, self._ready_since, now)
         if not cycles:
             self._steps_when_included = engine.progress.steps
-        had_trouble, self.trouble = bool(self.trouble), ""
-        if cycles >= IDLE_CYCLES:
+        had_trouble = bool(self.trouble)
+        self.trouble = explain_solitude(engine, now) if self._ready_since is not None else ""
+        if self.trouble:
+            self._included_before = engine.last_included  # its own entries include nobody else
+        elif cycles >= IDLE_CYCLES:
             span = IDLE_CYCLES * engine.rules.clock.num_fragments
+            woke, stood = self._standstill
             idle = Idleness(
                 cycles=cycles,
                 steps=engine.progress.steps - self._steps_when_included,
                 failures=self.failed_dials,
                 others_learn=self._entries_at is not None and round_index - self._entries_at <= span,
+                stood=stood if steady - woke < (IDLE_CYCLES + 1) * engine.rules.cycle_seconds else 0.0,
             )
             self.trouble = explain_idleness(engine, idle, now)
-            if not had_trouble:
-                self._included_before = engine.last_included
-                self.report("trouble", self.trouble)
-        elif had_trouble and engine.last_included != self._included_before:
+        if self.trouble and not had_trouble:
+            self._included_before = engine.last_included
+            self.report("trouble", self.trouble)
+        elif had_trouble and not self.trouble and engine.last_included != self._included_before:
             again = "" if self._included_before is None else " again"
             self.report("trouble", f"contributions are included in entries{again}")
 
@@ -391,12 +412,37 @@ class Idleness:
         steps: inner steps that it made meanwhile.
         failures: reason for each failed dial, by peer.
         others_learn: whether entries with other peers' contributions arrived meanwhile.
+        stood: for how many seconds this process stood still just before; 0 if it ran.
     """
 
     cycles: int
     steps: int
     failures: Mapping[PeerId, str]
     others_learn: bool
+    stood: float = 0.0
+
+
+def explain_solitude(engine: PeerEngine, now: float) -> str:
+    """Explain why a trainer is alone on a roster that the others did not vote for; empty if it is not.
+
+    It makes entries there, with nobody's contributions but its own, so nothing else shows it.
+    """
+    roster, me = engine.book.in_force, engine.me.peer
+    if roster is None or not roster.degraded or not engine.me.trains or roster.peers() != {me}:
+        return ""
+    why = _explain_silence(engine, now) or "the others left it out, or it them, while it had no link to them"
+    return f"trains alone: {why}; it trains with the others again once they agree on a roster"
+
+
+def _explain_silence(engine: PeerEngine, now: float) -> str:
+    """Return since when nobody was heard; empty if somebody was just now, or nobody ever."""
+    heard = [heard.at for peer, heard in engine.membership.heard.items() if peer != engine.me.peer]
+    if not heard or now - max(heard) <= engine.rules.silence_seconds:
+        return ""
+    return (
+        f"nothing has arrived from any other member for {now - max(heard):.0f} s, so its connection is down, or all "
+        "others are gone"
+    )
 
 
 def explain_idleness(engine: PeerEngine, idle: Idleness, now: float) -> str:
@@ -405,9 +451,13 @@ def explain_idleness(engine: PeerEngine, idle: Idleness, now: float) -> str:
 
 
 def _reason(engine: PeerEngine, idle: Idleness, now: float) -> str:
+    if idle.stood:
+        return f"this process stood still for {idle.stood:.0f} s: its machine was asleep or far too busy, or stopped it"
     roster, grid, me = engine.book.in_force, engine.book.grid(), engine.me.peer
     if roster is None or grid is None:
         return "no roster received; is any member reachable?"
+    if silence := _explain_silence(engine, now):
+        return silence
     if roster.member(me) is None:
         return _why_unlisted(engine, now)
     averaging = grid.reducers() - {me}

@@ -157,7 +157,7 @@ class SessionStage:
     ) -> None:
         """Run a peer until it ends."""
         run = self.manifest.digest()
-        reporter = StatusReporter(observer=watcher, unix_seconds=self.now)
+        reporter = StatusReporter(observer=watcher, unix_seconds=self.now, steady=self.now)
         transport = self.network.transport(peer_key(name).peer, run=run, can_be_dialled=can_be_dialled)
         async with transport:
             signed = self.manifest.sign(ORGANISER)

@@ -10,7 +10,14 @@ from small_run import peer_key, small_plan
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.membership.reach import Answer, Standing
-from p2p_diloco.status.reporter import IDLE_CYCLES, Idleness, explain_idleness, idle_cycles, reach_sentence
+from p2p_diloco.status.reporter import (
+    IDLE_CYCLES,
+    Idleness,
+    explain_idleness,
+    explain_solitude,
+    idle_cycles,
+    reach_sentence,
+)
 
 RULES = small_plan().rules
 CYCLE = RULES.clock.num_fragments
@@ -83,9 +90,15 @@ def engine(
     refusal: tuple[int, str] | None = None,
     loss: float = 2.5,
     waits: float = 0.0,
+    degraded: bool = False,
+    silent: float = 0.0,
 ) -> Any:
     roster = SimpleNamespace(
-        k=4, members=members, peers=lambda: frozenset(members), member=lambda peer: peer if peer in members else None
+        k=4,
+        members=members,
+        peers=lambda: frozenset(members),
+        member=lambda peer: peer if peer in members else None,
+        degraded=degraded,
     )
     grid = SimpleNamespace(reducers=lambda: frozenset(averaging))
     return SimpleNamespace(
@@ -99,7 +112,9 @@ def engine(
         exchange=SimpleNamespace(asked_in=asked_in, made_in=made_in),
         progress=SimpleNamespace(loss=loss),
         membership=SimpleNamespace(
-            me=SimpleNamespace(incarnation=1), returns=SimpleNamespace(wait_seconds=lambda *_: waits)
+            me=SimpleNamespace(incarnation=1),
+            returns=SimpleNamespace(wait_seconds=lambda *_: waits),
+            heard={ADA: SimpleNamespace(at=at(LATE)), BEN: SimpleNamespace(at=at(LATE) - silent)},
         ),
     )
 
@@ -178,6 +193,16 @@ def test_idle_cycles_count_from_readiness_or_the_last_inclusion() -> None:
             {"others_learn": True},
             "its contributions are left out: late or far too early",
         ),
+        (
+            {"linked": (BEN,), "silent": 26.0},
+            {},
+            "nothing has arrived from any other member for 26 s, so its connection is down, or all others are gone",
+        ),
+        (
+            {"linked": (BEN, CLEO), "silent": 26.0, "made_in": -1},
+            {"stood": 20.4},
+            "this process stood still for 20 s: its machine was asleep or far too busy, or stopped it",
+        ),
     ],
 )
 def test_the_reason_for_being_in_no_entry_is_what_happened(
@@ -187,3 +212,25 @@ def test_the_reason_for_being_in_no_entry_is_what_happened(
     idle = Idleness(**{"cycles": 3, "steps": 7, "failures": failures, "others_learn": False, **found})
     said = explain_idleness(engine(**stands), idle, at(LATE))
     assert said == f"in no entry for 3 cycles: {text}"
+
+
+@pytest.mark.parametrize(
+    ("stands", "text"),
+    [
+        ({"members": (ADA,), "degraded": False, "silent": 99.0}, ""),
+        ({"members": (ADA, BEN), "degraded": True, "silent": 99.0}, ""),
+        ({"members": (ADA,), "degraded": True, "trains": False}, ""),
+        (
+            {"members": (ADA,), "degraded": True, "silent": 99.0},
+            "trains alone: nothing has arrived from any other member for 99 s, so its connection is down, or all "
+            "others are gone; it trains with the others again once they agree on a roster",
+        ),
+        (
+            {"members": (ADA,), "degraded": True},
+            "trains alone: the others left it out, or it them, while it had no link to them; it trains with the "
+            "others again once they agree on a roster",
+        ),
+    ],
+)
+def test_a_peer_that_the_others_are_cut_off_from_says_that_it_trains_alone(stands: dict[str, Any], text: str) -> None:
+    assert explain_solitude(engine(**stands), at(LATE)) == text

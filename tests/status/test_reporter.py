@@ -38,7 +38,7 @@ def engine(trains: bool = True) -> PeerEngine:
 
 def reporter() -> tuple[StatusReporter, Watcher]:
     watcher = Watcher()
-    return StatusReporter(observer=watcher, unix_seconds=lambda: 123.0), watcher
+    return StatusReporter(observer=watcher, unix_seconds=lambda: 123.0, steady=lambda: 45.0), watcher
 
 
 def status_of(reporter: StatusReporter, engine: PeerEngine, traffic: Traffic | None = None) -> PeerStatus:
@@ -65,7 +65,7 @@ def test_an_event_with_a_peers_text_is_one_clean_line_on_the_terminal_and_in_the
 
 def test_similar_events_of_many_spans_are_counted_beyond_a_few_a_minute() -> None:
     watcher, clock = Watcher(), [100.0]
-    count = StatusReporter(observer=watcher, unix_seconds=lambda: clock[0])
+    count = StatusReporter(observer=watcher, unix_seconds=lambda: clock[0], steady=lambda: 45.0)
     for number in range(10):
         count.report("adoption", f"span {number} has two children")
         count.report("ready", "ready")
@@ -252,6 +252,28 @@ def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_
     told = [event.text for event in watcher.events if event.topic == "trouble"]
     assert told[1::2] == ["contributions are included in entries", "contributions are included in entries again"]
     assert len(told) == 5, "who is not ready any more is not included again"
+
+
+def test_a_process_that_stood_still_says_so_and_not_that_its_steps_are_too_long() -> None:
+    steady, watcher = [45.0], Watcher()
+    count = StatusReporter(observer=watcher, unix_seconds=lambda: 123.0, steady=lambda: steady[0])
+    peer, clock = engine(), PLAN.rules.clock
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
+    peer.membership.ready = True
+
+    def say(cycles: float, seconds: float) -> str:
+        steady[0] += seconds
+        now = clock.begin(4) + cycles * PLAN.rules.cycle_seconds
+        count.publish(peer, node, small_manifest(), 1000, now)
+        return watcher.statuses[-1].trouble
+
+    assert say(0.0, 1.0) == ""
+    text = "in no entry for 4 cycles: this process stood still for 20 s"
+    assert say(5.0, 20.0).startswith(text)
+    assert say(5.0, 1.0).startswith(text)
+    for _ in range(int(4 * PLAN.rules.cycle_seconds / 4.0) + 1):
+        last = say(9.0, 4.0)
+    assert "stood still" not in last
 
 
 def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_once() -> None:
