@@ -302,6 +302,23 @@ def test_a_majority_is_followed_once_no_peer_has_its_entries() -> None:
     assert (send.to, type(send.message)) == (min(A, C), SpanRequest)
 
 
+def test_a_peer_without_entries_from_an_abandoned_tip_is_asked_for_those_after_the_fetched_span() -> None:
+    """A member that had been alone for a minute lacked the last entries for a minute more after it had all spans."""
+    fetch, chains = catch_up()
+    fetch.listen_to(voices(A, B, C))
+    chains.set_head(SPAN, head_of())
+    assert heads(fetch, A, NEW)
+    fetch.pump([A, B, C], 0.0)
+    fetch.entry_absent(A, SPAN, head_of().digest, 0.0)
+    fetch.want_transfer(SPAN, A)
+    fetch.pump([A, B, C], 1.0)
+    hashed(fetch, fetch.take_span(A, piece(), 1.0), 1.0)
+    (replaced,) = vouched(fetch, A, B, now=3.0)
+    assert isinstance(replaced, ReplaceSpan)
+    assert heads(fetch, A, head_of(height=6, digest=b"newer"), 8.0)
+    assert asked(fetch.pump([A, B, C], 8.0)) == [EntryRequest(span=SPAN, parent=NEW.digest)]
+
+
 def test_a_peer_at_a_greater_height_is_asked_for_entries_that_another_lacked() -> None:
     """Two members differed in memory, so no majority named a span; entries of one of them led to its tip."""
     fetch, chains = catch_up()

@@ -889,6 +889,7 @@ class CatchUp:
             actions.append(Report(topic="adoption", text=text))
         self._drop(span)
         self._moved_on(span)
+        self._doubted = {key: until for key, until in self._doubted.items() if key[1] != span}  # not of this tip
         self._has_new_head(span)
         self._chains.set_head(span, head)
         return [*actions, ReplaceSpan(span=span, head=head, state=transfer.state, is_adoption=is_adoption)]
