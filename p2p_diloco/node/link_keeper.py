@@ -21,7 +21,8 @@ DIAL_SECONDS = 10.0
 LEAVE_TO_THEM_SECONDS = 20.0
 """Time that a reachable peer waits, after a failed dial, for an unreachable one to dial it: their dials would cross."""
 FIRST_RETRY_SECONDS = 1.0
-LAST_RETRY_SECONDS = 60.0
+LAST_RETRY_SECONDS, LAST_ALONE_RETRY_SECONDS = 60.0, 10.0
+"""Longest pause between two dials of a member, and if this peer has no link at all: its line may be back."""
 STRANGER_RETRY_SECONDS = 600.0
 """Pause before a stranger whose dial failed is dialled again; members are retried sooner, with growing pauses. Also the
 time for which a surplus stranger is turned away."""
@@ -455,5 +456,6 @@ class LinkKeeper:
                 name = short_peer_id(peer)
                 self._report("link", str(error) if name in str(error) else f"could not reach {name}: {error}")
         is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
-        attempt.not_before = loop.time() + max(attempt.pause, LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
+        last = LAST_RETRY_SECONDS if self._transport.linked_peers() else LAST_ALONE_RETRY_SECONDS
+        attempt.not_before = loop.time() + max(min(attempt.pause, last), LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
         attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)

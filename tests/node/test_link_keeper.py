@@ -64,9 +64,10 @@ def test_a_directory_that_refuses_this_peers_record_is_reported_once_until_it_ac
 
 def test_a_peer_that_is_down_is_redialled_with_growing_pauses_and_reported_once() -> None:
     async def act(scene: Scene) -> None:
-        await scene.keeper(BEN, known=[ANN])
+        await scene.transport(CLEO)
+        await scene.keeper(BEN, known=[ANN, CLEO])
         await asyncio.sleep(300.0)
-        times = [at for at, _ in scene.dials]
+        times = [at for at, peer in scene.dials if peer == ANN.peer]
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert pauses[0] < 3.0
         assert pauses[-1] >= link_keeper.LAST_RETRY_SECONDS
@@ -76,6 +77,18 @@ def test_a_peer_that_is_down_is_redialled_with_growing_pauses_and_reported_once(
         assert short_peer_id(ANN.peer) in text
         await scene.transport(ANN)
         await asyncio.sleep(70.0)
+        assert scene.linked(BEN) == {ANN.peer, CLEO.peer}
+
+    play(act)
+
+
+def test_a_peer_without_any_link_keeps_trying_so_that_it_is_back_soon_after_its_line_is() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.keeper(BEN, known=[ANN])
+        await asyncio.sleep(300.0)
+        assert len(scene.dials) < 35
+        await scene.transport(ANN)
+        await asyncio.sleep(link_keeper.LAST_ALONE_RETRY_SECONDS + CALM_LOOK_SECONDS)
         assert scene.linked(BEN) == {ANN.peer}
 
     play(act)
