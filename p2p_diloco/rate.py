@@ -13,6 +13,8 @@ _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 """Bytes; powers of ten, as on disks and invoices."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DAYS = {"day": 1.0, "d": 1.0, "month": 30.0}
+WIRE_SHARE = 1.045
+"""Bytes on Ethernet per byte of a long stream: with headers of packets, encryption and multiplexing."""
 _COUNTS = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 

@@ -30,8 +30,8 @@ def test_with_step_seconds_the_cycle_fits_the_step(tmp_path: Path, caplog: pytes
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (4.0, 1, 8)
     assert caplog.messages == [
-        "a cycle is 8 steps of 500 ms, 1 round of 4 s; 0.455 kbit/s up and 0.341 kbit/s down",
-        "at full rate this run sends up to 7.0 MB and receives up to 7.0 MB a day, 420.4 MB in 30 days",
+        "a cycle is 8 steps of 500 ms, 1 round of 4 s; 0.475 kbit/s up and 0.356 kbit/s down",
+        "at full rate this run sends up to 7.3 MB and receives up to 7.3 MB a day, 439.3 MB in 30 days",
     ]
 
 

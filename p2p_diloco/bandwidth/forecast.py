@@ -37,7 +37,7 @@ class Forecast:
     """The expected traffic of a member.
 
     Attributes:
-        cycle: bytes per cycle, in which every fragment is exchanged once.
+        cycle: bytes on the line per cycle, in which every fragment is exchanged once, headers included.
         largest: bytes in the round of the largest fragment.
         span_bytes: bytes of a contribution to the largest span.
     """
@@ -79,7 +79,7 @@ def forecast(
         )
 
     return Forecast(
-        cycle=flow(*map(sum, zip(*sums, strict=True))),
+        cycle=flow(*map(sum, zip(*sums, strict=True))).with_headers(),
         largest=max((flow(*each) for each in sums), key=lambda each: each.sent + each.received),
         span_bytes=max(rules.payload_bytes.values()),
         cycle_seconds=rules.clock.num_fragments * rules.clock.round_seconds,

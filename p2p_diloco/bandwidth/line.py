@@ -17,7 +17,7 @@ from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
 WINDOW_SECONDS = 10.0
-CHANGE_WORTH_SAYING = 1.25
+CHANGE_WORTH_SAYING = 1.1
 MOST_FORECASTS = 64
 RATE_CHANGE_WORTH_SAYING = 1.5
 """The measured rate is reported again once it has changed by this factor."""

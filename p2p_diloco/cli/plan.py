@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
-from p2p_diloco.rate import check_count, check_positive, count_named, counted, format_rate, parse_rate, parse_traffic
+from p2p_diloco.rate import (
+    WIRE_SHARE,
+    check_count,
+    check_positive,
+    count_named,
+    counted,
+    format_rate,
+    parse_rate,
+    parse_traffic,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +109,8 @@ def _exchange(question: Question, plan: Plan) -> str:
 
 
 def _traffic(question: Question, plan: Plan) -> str:
-    sizes = [question.parameters * each for each in (plan.bytes_per_parameter, plan.received_per_parameter)]
+    shares = (plan.bytes_per_parameter, plan.received_per_parameter)
+    sizes = [WIRE_SHARE * question.parameters * each for each in shares]
     every = _seconds(plan.cycle_seconds)
     month = _bytes(30 * sum(sizes) * DAY_SECONDS / plan.cycle_seconds)
     (up, up_rate, up_day), (down, down_rate, down_day) = (

@@ -207,7 +207,8 @@ def way_seconds(question: Question) -> float:
 def traffic_of_a_day(question: Question, cycle_seconds: float) -> float:
     """Return the most bytes that a machine sends and receives in a day: in a full row whose members all average."""
     flow = flow_per_parameter(replace(question, islands=max(question.islands, question.group_size)))
-    return DAY_SECONDS / cycle_seconds * question.parameters * (flow.sent + flow.received)
+    carried = flow.with_headers()
+    return DAY_SECONDS / cycle_seconds * question.parameters * (carried.sent + carried.received)
 
 
 def _cycle_within(traffic_bytes: float, question: Question, best_seconds: float) -> float:

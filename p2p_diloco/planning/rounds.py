@@ -28,7 +28,7 @@ from p2p_diloco.planning.estimate import (
     traffic_of_a_day,
     way_seconds,
 )
-from p2p_diloco.rate import counted, format_rate, parse_rate, parse_traffic
+from p2p_diloco.rate import WIRE_SHARE, counted, format_rate, parse_rate, parse_traffic
 from p2p_diloco.training.shape import MODEL_SIZES
 from p2p_diloco.wording import format_bytes
 
@@ -180,7 +180,7 @@ def _num_parameters(manifest: RunManifest) -> int:
 
 def _cycle(question: Question, plan: Plan, cycle: float, steps: int, fragments: int) -> str:
     up, down = (
-        format_rate(8.0 * question.parameters * per_parameter / cycle)
+        format_rate(8.0 * WIRE_SHARE * question.parameters * per_parameter / cycle)
         for per_parameter in (plan.bytes_per_parameter, plan.received_per_parameter)
     )
     return (

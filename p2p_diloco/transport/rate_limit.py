@@ -6,9 +6,9 @@ libp2p's yamux and encryption, TCP and IP. The measurement is in docs/reference/
 
 from __future__ import annotations
 
+from p2p_diloco.rate import WIRE_SHARE as WIRE_SHARE
+
 KIB = 1024
-WIRE_SHARE = 1.045
-"""Bytes on Ethernet per byte of a long stream."""
 WIRE_BYTES_PER_FRAME = 100
 """Additional overhead of a small frame: its own packet, record and stream headers."""
 BURST_SECONDS = 0.1

@@ -47,18 +47,18 @@ def cap_texts(of: Forecast, *, up: float | None = None, down: float | None = Non
 
 def test_the_traffic_of_a_month_is_that_of_a_full_row_both_ways() -> None:
     sentence, month_bytes = month_sentence(rules())
-    assert sentence == ("at full rate this run sends up to 6.1 GB and receives up to 6.1 GB a day, 367.2 GB in 30 days")
-    assert month_bytes == pytest.approx(30 * 48 * 2 * 127.5e6, rel=1e-3)
+    assert sentence == ("at full rate this run sends up to 6.4 GB and receives up to 6.4 GB a day, 383.7 GB in 30 days")
+    assert month_bytes == pytest.approx(30 * 48 * 2 * 133.2e6, rel=1e-3)
 
 
 def test_the_traffic_notice_gives_text_and_figures() -> None:
     notice = traffic_notice(expected())
     assert notice.topic == "traffic"
     assert notice.text == (
-        "with 16 trainers about 127.5 MB each way every 30 min, 6.1 GB a day each way; a new peer downloads "
+        "with 16 trainers about 133.2 MB each way every 30 min, 6.4 GB a day each way; a new peer downloads "
         "1.0 GB once; limit this with --max-upload and --max-download"
     )
-    assert notice.figures["up_bytes"] == notice.figures["down_bytes"] == pytest.approx(127.5e6, rel=1e-3)
+    assert notice.figures["up_bytes"] == notice.figures["down_bytes"] == pytest.approx(133.2e6, rel=1e-3)
     assert notice.figures["cycle_seconds"] == 1800.0
     # 31.9 MB in a round of 450 s; half of it, the contribution, by half time, on 85 % of the line.
     assert notice.figures["upload_needed"] == pytest.approx(8 * 31.9e6 / 450 / 0.85, rel=1e-2)
@@ -66,7 +66,7 @@ def test_the_traffic_notice_gives_text_and_figures() -> None:
 
 def test_a_peer_that_only_dials_out_sends_and_receives_other_amounts() -> None:
     at_home = traffic_notice(expected(is_reachable=False)).text
-    assert "68.0 MB each way every 30 min" in at_home, "its contribution up, all entries down"
+    assert "71.1 MB each way every 30 min" in at_home, "its contribution up, all entries down"
     few = forecast(rules(), members=16, reachable=2, is_reachable=True)
     assert few.cycle.sent > 4 * expected().cycle.sent, "the few that can be dialled reduce for all"
 
@@ -75,7 +75,7 @@ def test_upload_and_download_are_both_shown_if_they_differ() -> None:
     base = rules()
     sparse = replace(base, payload_bytes={span: size // 10 for span, size in base.payload_bytes.items()})
     notice = traffic_notice(forecast(sparse, members=16, reachable=15, is_reachable=False))
-    assert "about 6.8 MB up and 68.0 MB down every 30 min, 326.4 MB and 3.3 GB a day" in notice.text
+    assert "about 7.1 MB up and 71.1 MB down every 30 min, 341.1 MB and 3.4 GB a day" in notice.text
 
 
 def test_caps_that_are_wide_enough_cause_no_notice() -> None:

@@ -14,7 +14,7 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import USABLE_SHARE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
-from p2p_diloco.rate import format_rate
+from p2p_diloco.rate import WIRE_SHARE, format_rate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from p2p_diloco.transport.rate_limit import wire_bytes
 
@@ -83,8 +83,9 @@ def test_a_bootstrap_peer_on_the_roster_reduces_for_fewer_than_three(members: in
     assert notice.text.startswith(f"with {members} trainer")
     contribution, entry = (sum(sizes.values()) for sizes in (PLAN.rules.payload_bytes, PLAN.rules.entry_bytes))
     followed = 1 / 2 if members == 1 else 2 / 3
-    assert notice.figures["up_bytes"] == pytest.approx(up * (contribution + entry), abs=1)
-    assert notice.figures["down_bytes"] == pytest.approx(down * contribution + followed * entry, abs=1)
+    assert notice.figures["up_bytes"] == pytest.approx(WIRE_SHARE * up * (contribution + entry), abs=1)
+    received = WIRE_SHARE * (down * contribution + followed * entry)
+    assert notice.figures["down_bytes"] == pytest.approx(received, abs=1)
 
 
 def test_live_peers_count_only_if_they_train() -> None:

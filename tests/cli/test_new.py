@@ -301,7 +301,7 @@ def test_a_cycle_fits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: 
         4,
     )
     assert capsys.readouterr().out.splitlines()[1:3] == [
-        "a cycle is 89 steps of 45 ms, 1 round of 4 s; 1.61 Mbit/s each way",
+        "a cycle is 89 steps of 45 ms, 1 round of 4 s; 1.68 Mbit/s each way",
         "set by the shortest round: over the internet rounds under 4 s leave far machines out (decision 0046); cycles "
         "of 89 steps end with a loss about 10 % above that of 8 (short trials; decision 0033)",
     ]
@@ -317,7 +317,7 @@ def test_the_traffic_of_the_run_is_told_before_anything_starts(tmp_path: Path, c
     assert main(["new", *TOLD]) == 0
     out = capsys.readouterr().out
     assert (
-        "at full rate this run sends up to 21.8 GB and receives up to 21.8 GB a day, 1.3 TB in 30 days, on every" in out
+        "at full rate this run sends up to 22.7 GB and receives up to 22.7 GB a day, 1.4 TB in 30 days, on every" in out
     )
 
 

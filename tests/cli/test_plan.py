@@ -57,8 +57,8 @@ def test_two_islands_and_their_bootstrap_peer_upload_more_than_they_download(
     assert main(["plan", "--parameters", "10M", "--islands", "2", "--uplink", "20mbit"]) == 0
     printed = capsys.readouterr().out
     assert "0.708 bytes per parameter and cycle up and 0.531 down, 7.08 MB; 2.83 s on an idle uplink\n" in printed
-    assert "7.08 MB up and 5.31 MB down every 8 s: 7.08 Mbit/s and 5.31 Mbit/s, " in printed
-    assert " 76.5 GB and 57.4 GB a day, 4.02 TB a month\n" in printed
+    assert "7.4 MB up and 5.55 MB down every 8 s: 7.4 Mbit/s and 5.55 Mbit/s, " in printed
+    assert " 79.9 GB and 60 GB a day, 4.2 TB a month\n" in printed
 
 
 def test_an_invalid_rate_is_refused() -> None:

@@ -123,9 +123,9 @@ def test_limited_traffic_makes_cycles_up_to_four_times_as_long() -> None:
         assert traffic_of_a_day(million, plan.cycle_seconds) <= 1.0001 * share * most
         assert plan.steps == pytest.approx(best.steps / share, abs=1.0)
         assert plan.best_steps == best.steps
-    with pytest.raises(ConfigError, match=r"10\.0 GB a day does not fit: 11\.0 GB a day, .*; allow at least that"):
+    with pytest.raises(ConfigError, match=r"10\.0 GB a day does not fit: 12\.0 GB a day, .*; allow at least that"):
         make_plan(dataclasses.replace(million, traffic_bytes=10e9))
-    assert make_plan(dataclasses.replace(million, traffic_bytes=11e9)).steps <= 4 * best.steps
+    assert make_plan(dataclasses.replace(million, traffic_bytes=12e9)).steps <= 4 * best.steps
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from p2p_diloco.protocol.membership.proposal import ENOUGH_REDUCERS
 from p2p_diloco.protocol.wire.grid import num_rows
 from p2p_diloco.protocol.wire.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING
+from p2p_diloco.rate import WIRE_SHARE
 
 USABLE_SHARE = 0.85
 """Share of a capped line that vectors may use; headers, packets, control frames and short stalls take the rest."""
@@ -56,6 +57,10 @@ class Flow:
     def received(self) -> float:
         """Bytes received in total."""
         return self.gathered + self.followed
+
+    def with_headers(self) -> Flow:
+        """Return the bytes that the line carries."""
+        return Flow(**{name: WIRE_SHARE * getattr(self, name) for name in self.__slots__})
 
 
 def exchange_flow(
