@@ -34,8 +34,6 @@ I9  No table of an engine is larger than the size of the swarm explains.
 
 from __future__ import annotations
 
-import math
-
 from p2p_diloco.protocol.membership.membership import PATIENT_STALLS
 from p2p_diloco.protocol.membership.reach import UNSEEN_SECONDS
 from p2p_diloco.protocol.wire.entry import places_in
@@ -73,7 +71,7 @@ def check_agreement(swarm: Simulation) -> None:
     # A peer that has just become ready may lack an entry whose owner did not know it was; it compares after a round.
     ready = [machine for machine in ready_peers(swarm) if now - machine.ready_at > settled_seconds]
     if swarm.network.lans:
-        ready = [machine for machine in ready if not _was_just_listed(swarm, machine)]
+        ready = [machine for machine in ready if not _hears_late(swarm, machine)]
     is_dated_ahead = _is_dated_ahead(swarm, leading_roster(swarm))
     for machine in ready[1:]:
         first = ready[0].running
@@ -93,15 +91,16 @@ def check_agreement(swarm: Simulation) -> None:
             raise Violated("I8", f"{machine} and {ready[0]} follow rosters of different branches", machine.name)
 
 
-def _was_just_listed(swarm: Simulation, machine: Machine) -> bool:
-    """Return whether reducers of a home network may not know yet whether a machine is there too.
+def _hears_late(swarm: Simulation, machine: Machine) -> bool:
+    """Return whether reducers of a home network may not know yet whether a machine is there too, or is a member at all.
 
     Until then it gets what they averaged from others, and later.
     """
     roster, clock = leading_roster(swarm), swarm.rules.clock
     member = roster.member(machine.peer) if roster is not None else None
-    listed_at = clock.begin(member.since * clock.num_fragments) if member is not None else -math.inf
-    return swarm.loop.true_seconds() - listed_at < KNOWN_AFTER_SECONDS
+    return member is None or (
+        swarm.loop.true_seconds() - clock.begin(member.since * clock.num_fragments) < KNOWN_AFTER_SECONDS
+    )
 
 
 def newest_degraded(swarm: Simulation) -> int:
