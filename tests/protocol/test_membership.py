@@ -944,6 +944,7 @@ def test_a_hub_is_the_only_peer_heard_and_can_hear_others() -> None:
     assert not membership_of(A, founding(), roster).hears_hub(frozenset((BOOT,))), "it is one itself"
     two = certify(child_of(founding().roster, members[:2]), [BOOT])
     assert not membership_of(B, founding(), two).hears_hub(frozenset((A,))), "there is nobody else to hear"
+    assert membership_of(B, founding(), two).hears_hub(frozenset((BOOT,))), "it hears the other one"
     assert not membership_of(B).hears_hub(frozenset((A,)))
 
 

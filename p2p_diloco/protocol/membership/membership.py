@@ -231,7 +231,7 @@ class Membership(Attendance):
     def hears_hub(self, clocks: frozenset[PeerId]) -> bool:
         """Return whether the only clock that counts is of a peer with links to members that this one cannot link to."""
         roster, me = self.book.in_force, self.me.peer
-        if roster is None or len(clocks) != 1 or len(roster.members) <= 2 or me == self.book.founder:
+        if roster is None or len(clocks) != 1 or len(roster.peers() | clocks) <= 2 or me == self.book.founder:
             return False
         hubs = {self.book.founder, *(member.peer for member in roster.members if member.reduces)}
         return me not in hubs and clocks <= hubs
