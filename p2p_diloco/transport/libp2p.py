@@ -261,8 +261,11 @@ class Libp2pTransport(Transport):
         for half a minute, as after its router's restart.
         """
         link, now = self._links.get(peer), asyncio.get_running_loop().time()
-        if link is not None and (link.is_running_out() or (not is_ours and link.is_outdated(lane, now))):
+        if link is not None and link.is_running_out():
             self._lose(link, link.farewell)
+            link = None
+        elif link is not None and not is_ours and link.is_outdated(lane, now):
+            self._lose(link, f"{short_peer_id(peer)} opened a new link")
             link = None
         is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
         if self._is_closing or self._lost is not None or is_full:

@@ -23,7 +23,8 @@ class LaneStream:
     """One open stream of a link, with its reading task.
 
     Attributes:
-        crosses_until: loop time until which the other end may add a stream by a dial that crossed ours.
+        crosses_until: loop time until which the other end may add a stream by a dial that crossed ours; -inf if it was
+            the other end that dialled.
         has_run_out: whether the other end has ended it.
         is_cut: whether a frame is partly written.
     """
@@ -39,6 +40,11 @@ class LaneStream:
         self.is_cut = False
         if not self.writer.transport.is_closing():  # uvloop raises if the other end is already gone
             self.writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this end dialled."""
+        return self.crosses_until > -math.inf
 
     async def close_gently(self, linger_seconds: float) -> None:
         """Flush the buffer, send `END`, and close once the other end has closed or `linger_seconds` have passed.
@@ -158,7 +164,12 @@ class StreamLink:
         return all(stream.has_run_out for stream in self.all_streams())
 
     def is_outdated(self, lane: Lane, now: float) -> bool:
-        """Return whether a stream that the other end opens now shows that it has lost this link."""
+        """Return whether a stream that the other end opens now shows that it has lost this link.
+
+        Its first streams may cross ours. What is decided about one lane holds for the other.
+        """
+        if any(not stream.is_ours for stream in self.all_streams()):
+            return any(not stream.is_ours for stream in self.streams[lane])
         return any(stream.crosses_until < now for stream in self.streams[lane])
 
     def is_running_out(self) -> bool:
