@@ -1,7 +1,7 @@
 """Estimate what a run needs before it starts: traffic, length of a cycle, speed relative to training alone.
 
 Traffic follows from the codecs and the grid (`testing/scale.py` measures the same swarm and finds 3 % more, for
-headers). The caller measures the CPU time of the outer work, see `measure_outer_work`.
+headers of messages). The caller measures the CPU time of the outer work, see `measure_outer_work`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ TOPICS = {
     "text": "fetching the run's text from other peers, and sending it to them",
     "tips": "peers name different states, and none has a majority",
     "traffic": "expected traffic of this peer",
-    "trouble": "why this peer's contributions are in no entry, or that they are included again",
+    "trouble": "why this peer's contributions are in no entry, or it trains alone; or that they are included again",
     "trust": "this peer is not on the list of the run",
     "waiting": "a lone member waits for peers that are fetching its state",
 }

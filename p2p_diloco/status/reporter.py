@@ -105,9 +105,10 @@ class StatusReporter:
         self._latest = PeerStatus()
         self._observer = observer
         self._unix_seconds, self._steady = unix_seconds, steady
-        self._looked_at = steady()
+        self._looked_at: float | None = None
         self._standstill = (-math.inf, 0.0)
         """The end of the last standstill of this process, and its length."""
+        self._others_heard_at = -math.inf
         self._rounds_closed = 0
         self._spans_closed = 0
         self._entries = 0
@@ -116,6 +117,7 @@ class StatusReporter:
         self._ready_since: int | None = None
         self._steps_when_included = 0
         self._included_before: int | None = None
+        self._is_alone = False
         self._entries_at: int | None = None
         self._reported_reach: tuple[object, ...] = ()
         self._minutes: dict[str, tuple[float, int]] = {}
@@ -176,6 +178,7 @@ class StatusReporter:
 
     def publish_offline(self, run: Digest, peer: PeerId) -> None:
         """Publish the status of a peer that is not on the network at present: the last one, without the others."""
+        self._looked_at = None
         self._latest = replace(
             self._latest,
             run=run.hex(),
@@ -204,10 +207,8 @@ class StatusReporter:
 
     def _look_for_trouble(self, engine: PeerEngine, now: float) -> None:
         """Find out why this peer is in no entry or alone, if it is; report when that begins and ends."""
-        steady = self._steady()
-        if steady - self._looked_at > STANDSTILL_SECONDS:
-            self._standstill = (steady, steady - self._looked_at)
-        self._looked_at = steady
+        self._look_at_time(engine)
+        silent = now - self._others_heard_at
         round_index = engine.rules.clock.round_at(now)
         if not engine.ready or engine.membership.is_paused:
             self._ready_since = None
@@ -216,27 +217,44 @@ class StatusReporter:
         cycles = idle_cycles(engine, self._ready_since, now)
         if not cycles:
             self._steps_when_included = engine.progress.steps
-        had_trouble = bool(self.trouble)
-        self.trouble = explain_solitude(engine, now) if self._ready_since is not None else ""
-        if self.trouble:
-            self._included_before = engine.last_included  # its own entries include nobody else
+        before, self.trouble = self.trouble, ""
+        is_alone = self._ready_since is not None and was_cut_off(engine)
+        if is_alone:
+            self.trouble = explain_solitude(engine, silent)
         elif cycles >= IDLE_CYCLES:
             span = IDLE_CYCLES * engine.rules.clock.num_fragments
             woke, stood = self._standstill
+            is_recent = self._steady() - woke < (IDLE_CYCLES + 1) * engine.rules.cycle_seconds
             idle = Idleness(
                 cycles=cycles,
                 steps=engine.progress.steps - self._steps_when_included,
                 failures=self.failed_dials,
                 others_learn=self._entries_at is not None and round_index - self._entries_at <= span,
-                stood=stood if steady - woke < (IDLE_CYCLES + 1) * engine.rules.cycle_seconds else 0.0,
+                stood=stood if is_recent else 0.0,
+                silent=silent,
             )
             self.trouble = explain_idleness(engine, idle, now)
-        if self.trouble and not had_trouble:
+        is_new = is_alone and not self._is_alone
+        self._is_alone = is_alone
+        if self.trouble and (is_new or not before):
             self._included_before = engine.last_included
             self.report("trouble", self.trouble)
-        elif had_trouble and not self.trouble and engine.last_included != self._included_before:
+        elif is_alone:
+            self._included_before = engine.last_included  # its own entries include nobody else
+        elif before and not self.trouble and engine.ready and engine.last_included != self._included_before:
             again = "" if self._included_before is None else " again"
             self.report("trouble", f"contributions are included in entries{again}")
+
+    def _look_at_time(self, engine: PeerEngine) -> None:
+        """Note whether this process has stood still for over a cycle, and when another peer was last heard."""
+        steady = self._steady()
+        stood = steady - self._looked_at if self._looked_at is not None else 0.0
+        if stood > max(STANDSTILL_SECONDS, engine.rules.cycle_seconds):
+            self._standstill = (steady, stood)
+        self._looked_at = steady
+        # The membership forgets who has been silent for long.
+        heard = (heard.at for peer, heard in engine.membership.heard.items() if peer != engine.me.peer)
+        self._others_heard_at = max(self._others_heard_at, *heard, -math.inf)
 
     def _look_at_pace(self, engine: PeerEngine, manifest: RunManifest, now: float) -> None:
         """Count the inner steps per cycle; report when they become too many or too few."""
@@ -413,6 +431,7 @@ class Idleness:
         failures: reason for each failed dial, by peer.
         others_learn: whether entries with other peers' contributions arrived meanwhile.
         stood: for how many seconds this process stood still just before; 0 if it ran.
+        silent: for how many seconds nobody has been heard; infinite if nobody ever was.
     """
 
     cycles: int
@@ -420,28 +439,40 @@ class Idleness:
     failures: Mapping[PeerId, str]
     others_learn: bool
     stood: float = 0.0
+    silent: float = 0.0
 
 
-def explain_solitude(engine: PeerEngine, now: float) -> str:
-    """Explain why a trainer is alone on a roster that the others did not vote for; empty if it is not.
+def was_cut_off(engine: PeerEngine) -> bool:
+    """Return whether this peer trains alone since a roster that the others did not vote for.
 
     It makes entries there, with nobody's contributions but its own, so nothing else shows it.
     """
-    roster, me = engine.book.in_force, engine.me.peer
-    if roster is None or not roster.degraded or not engine.me.trains or roster.peers() != {me}:
-        return ""
-    why = _explain_silence(engine, now) or "the others left it out, or it them, while it had no link to them"
+    alone, roster = None, engine.book.in_force
+    if roster is None or not engine.me.trains or sum(member.trains for member in roster.members) != 1:
+        return False
+    for certified in reversed(engine.book.chain()):
+        if {member.peer for member in certified.roster.members if member.trains} != {engine.me.peer}:
+            break
+        alone = certified.roster
+    return alone is not None and alone.degraded
+
+
+def explain_solitude(engine: PeerEngine, silent: float) -> str:
+    """Explain why a peer that was cut off trains alone.
+
+    Args:
+        silent: for how many seconds nobody has been heard.
+    """
+    why = _explain_silence(engine, silent) or "it and the others left each other out while there was no link"
     return f"trains alone: {why}; it trains with the others again once they agree on a roster"
 
 
-def _explain_silence(engine: PeerEngine, now: float) -> str:
-    """Return since when nobody was heard; empty if somebody was just now, or nobody ever."""
-    heard = [heard.at for peer, heard in engine.membership.heard.items() if peer != engine.me.peer]
-    if not heard or now - max(heard) <= engine.rules.silence_seconds:
+def _explain_silence(engine: PeerEngine, silent: float) -> str:
+    """Return for how long nobody has been heard; empty if somebody was just now, or nobody ever."""
+    if not engine.rules.silence_seconds < silent < math.inf:
         return ""
     return (
-        f"nothing has arrived from any other member for {now - max(heard):.0f} s, so its connection is down, or all "
-        "others are gone"
+        f"nothing has arrived from any other peer for {silent:.0f} s; is its connection down, or are all others gone?"
     )
 
 
@@ -456,8 +487,9 @@ def _reason(engine: PeerEngine, idle: Idleness, now: float) -> str:
     roster, grid, me = engine.book.in_force, engine.book.grid(), engine.me.peer
     if roster is None or grid is None:
         return "no roster received; is any member reachable?"
-    if silence := _explain_silence(engine, now):
-        return silence
+    if silence := _explain_silence(engine, idle.silent):
+        told = [f"{short_peer_id(peer)}: {why}" for peer, why in sorted(idle.failures.items())][:MOST_FAILURES]
+        return f"{silence} {'; '.join(told)}".rstrip()
     if roster.member(me) is None:
         return _why_unlisted(engine, now)
     averaging = grid.reducers() - {me}

@@ -119,7 +119,7 @@ class PeerStatus:
         reachable_at: host and port of each proved address, those relevant to this run first.
         proved_by: number of peers that proved it.
         reach: the same in one sentence, with what to do about it.
-        trouble: why this peer has been in no entry for some cycles; empty if all is well.
+        trouble: why this peer has been in no entry for some cycles, or trains alone; empty if all is well.
         pace: warning about too many or too few inner steps per cycle, with what to do; empty if all is well.
         clock: wall clocks that are far from those of other peers, this machine's first; empty if all is well.
         invite: invite of this run; empty until known.

@@ -17,6 +17,7 @@ from p2p_diloco.status.reporter import (
     explain_solitude,
     idle_cycles,
     reach_sentence,
+    was_cut_off,
 )
 
 RULES = small_plan().rules
@@ -90,15 +91,12 @@ def engine(
     refusal: tuple[int, str] | None = None,
     loss: float = 2.5,
     waits: float = 0.0,
-    degraded: bool = False,
-    silent: float = 0.0,
 ) -> Any:
     roster = SimpleNamespace(
         k=4,
         members=members,
         peers=lambda: frozenset(members),
         member=lambda peer: peer if peer in members else None,
-        degraded=degraded,
     )
     grid = SimpleNamespace(reducers=lambda: frozenset(averaging))
     return SimpleNamespace(
@@ -114,7 +112,6 @@ def engine(
         membership=SimpleNamespace(
             me=SimpleNamespace(incarnation=1),
             returns=SimpleNamespace(wait_seconds=lambda *_: waits),
-            heard={ADA: SimpleNamespace(at=at(LATE)), BEN: SimpleNamespace(at=at(LATE) - silent)},
         ),
     )
 
@@ -194,13 +191,14 @@ def test_idle_cycles_count_from_readiness_or_the_last_inclusion() -> None:
             "its contributions are left out: late or far too early",
         ),
         (
-            {"linked": (BEN,), "silent": 26.0},
-            {},
-            "nothing has arrived from any other member for 26 s, so its connection is down, or all others are gone",
+            {"linked": (BEN,)},
+            {"silent": 26.0},
+            "nothing has arrived from any other peer for 26 s; is its connection down, or are all others gone? "
+            f"{short_peer_id(CLEO)}: 45.10.0.9:31338 timed out",
         ),
         (
-            {"linked": (BEN, CLEO), "silent": 26.0, "made_in": -1},
-            {"stood": 20.4},
+            {"linked": (BEN, CLEO), "made_in": -1},
+            {"stood": 20.4, "silent": 26.0},
             "this process stood still for 20 s: its machine was asleep or far too busy, or stopped it",
         ),
     ],
@@ -214,23 +212,45 @@ def test_the_reason_for_being_in_no_entry_is_what_happened(
     assert said == f"in no entry for 3 cycles: {text}"
 
 
+LISTED = {"alone": (ADA,), "both": (ADA, BEN), "with a bootstrap": (ADA, CLEO), "others": (BEN,)}
+"""Members by name of a roster; Cleo is a bootstrap peer."""
+
+
 @pytest.mark.parametrize(
-    ("stands", "text"),
+    ("chain", "trains", "expected"),
     [
-        ({"members": (ADA,), "degraded": False, "silent": 99.0}, ""),
-        ({"members": (ADA, BEN), "degraded": True, "silent": 99.0}, ""),
-        ({"members": (ADA,), "degraded": True, "trains": False}, ""),
-        (
-            {"members": (ADA,), "degraded": True, "silent": 99.0},
-            "trains alone: nothing has arrived from any other member for 99 s, so its connection is down, or all "
-            "others are gone; it trains with the others again once they agree on a roster",
-        ),
-        (
-            {"members": (ADA,), "degraded": True},
-            "trains alone: the others left it out, or it them, while it had no link to them; it trains with the "
-            "others again once they agree on a roster",
-        ),
+        ("alone", True, False),
+        ("both, alone", True, False),
+        ("both, degraded alone", True, True),
+        ("both, degraded alone, alone", True, True),
+        ("both, degraded with a bootstrap", True, True),
+        ("both, degraded alone, both", True, False),
+        ("both, degraded alone, both, alone", True, False),
+        ("both, degraded both", True, False),
+        ("both, degraded others", False, False),
     ],
 )
-def test_a_peer_that_the_others_are_cut_off_from_says_that_it_trains_alone(stands: dict[str, Any], text: str) -> None:
-    assert explain_solitude(engine(**stands), at(LATE)) == text
+def test_a_trainer_was_cut_off_if_it_is_alone_since_a_roster_without_a_majority(
+    chain: str, trains: bool, expected: bool
+) -> None:
+    def roster(named: str) -> Any:
+        peers = LISTED[named.removeprefix("degraded ")]
+        members = tuple(SimpleNamespace(peer=peer, trains=peer != CLEO) for peer in peers)
+        return SimpleNamespace(members=members, degraded=named.startswith("degraded "))
+
+    rosters = [SimpleNamespace(roster=roster(named)) for named in chain.split(", ")]
+    book = SimpleNamespace(in_force=rosters[-1].roster, chain=lambda: rosters)
+    peer: Any = SimpleNamespace(me=SimpleNamespace(peer=ADA, trains=trains), book=book)
+    assert was_cut_off(peer) is expected
+
+
+@pytest.mark.parametrize(
+    ("silent", "why"),
+    [
+        (99.0, "nothing has arrived from any other peer for 99 s; is its connection down, or are all others gone?"),
+        (1.0, "it and the others left each other out while there was no link"),
+    ],
+)
+def test_a_peer_that_was_cut_off_says_why_it_trains_alone(silent: float, why: str) -> None:
+    said = explain_solitude(engine(), silent)
+    assert said == f"trains alone: {why}; it trains with the others again once they agree on a roster"

@@ -12,6 +12,7 @@ from statistics import fmean
 import pytest
 
 from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.rate import WIRE_SHARE
 from simulator.machine import Machine
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
@@ -80,6 +81,7 @@ def test_a_peer_announces_what_it_moves_except_for_headers(islands: int, reachab
 def print_and_compare(who: str, rows: Sequence[tuple[float, ...]]) -> None:
     """Compare means, because owners take turns."""
     up, down, sent, received = (fmean(column) for column in zip(*rows, strict=True))
+    sent, received = WIRE_SHARE * sent, WIRE_SHARE * received
     print(
         f"\n{who}: up {up / 1e6:.3f} said, {sent / 1e6:.3f} moved "
         f"({up / sent - 1:+.1%}); down {down / 1e6:.3f} said, {received / 1e6:.3f} moved ({down / received - 1:+.1%})"
