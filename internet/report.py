@@ -109,6 +109,7 @@ def report(scene: str, played: Played) -> Row:
     peers = {name: parse_peer_id(status["peer"]) for name, status in played.statuses.items() if status.get("peer")}
     since = min(SETTLED_SECONDS, played.play.seconds / 2.0)
     first, last = clock.round_at(played.began + since), clock.round_at(played.ended) - 1
+    first = max(first, last - plan.rules.retained_cycles * clock.num_fragments + 1)  # older ones are kept nowhere
     settled = [entry for entry in entries.values() if first <= entry.round <= last]
     trainers = {name: peers[name] for name in played.trainers if name in peers}
     missing = missed(settled, rosters, clock, trainers, events)

@@ -30,6 +30,7 @@ from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.repair.catch_up import MOST_FORMER, CatchUp
+from p2p_diloco.protocol.repair.window import LONGEST_ANSWER_SECONDS
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import (
@@ -147,12 +148,12 @@ def test_a_donor_that_answers_partly_gets_more_time_but_not_forever() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()
     fetch.pump([A, B], 0.0)
-    for second in range(1, 8):
+    for second in range(1, int(LONGEST_ANSWER_SECONDS)):
         fetch.heard(A, float(second))
         fetch.heard(B, float(second))
         assert fetch.pump([A, B], second + 0.5) == []
-    fetch.heard(A, 9.0)
-    assert len(fetch.pump([A, B], 9.0)) == 2
+    fetch.heard(A, LONGEST_ANSWER_SECONDS + 1.0)
+    assert len(fetch.pump([A, B], LONGEST_ANSWER_SECONDS + 1.0)) == 2
 
 
 def test_pieces_of_a_dead_donor_are_kept_and_the_next_donor_continues() -> None:
@@ -446,12 +447,12 @@ def test_one_lost_request_does_not_delay_the_repeat_of_the_next() -> None:
     fetch.pump([A], 0.0)
     fetch.pump([A], 2.5)
     fetch.take_span(A, piece(body=b"1234"), 100.0)
-    assert len(fetch.pump([A], 110.0)) > 0, "asked again after eight seconds at the latest"
+    assert len(fetch.pump([A], 100.1 + LONGEST_ANSWER_SECONDS)) > 0, "asked again after so long at the latest"
     fetch.lose(A)
     fetch.pump([A], 300.0)
-    fetch.heard(A, 307.0)
-    assert len(fetch.pump([A], 308.1)) > 0, "whatever else the donor answers meanwhile"
-    fetched(fetch, A, piece(4, b"5678"), 308.2, state=b"12345678")
+    fetch.heard(A, 299.0 + LONGEST_ANSWER_SECONDS)
+    assert len(fetch.pump([A], 300.1 + LONGEST_ANSWER_SECONDS)) > 0, "whatever else the donor answers meanwhile"
+    fetched(fetch, A, piece(4, b"5678"), 300.2 + LONGEST_ANSWER_SECONDS, state=b"12345678")
     assert fetch.is_complete()
 
 

@@ -52,6 +52,15 @@ def test_the_timeout_grows_with_the_answer_time() -> None:
     assert 29.0 < line.seconds <= 30.0
 
 
+def test_an_answer_of_a_lossy_line_may_take_twenty_seconds_however_short_the_rounds() -> None:
+    """Entries were asked for again after six seconds, so that a joiner's line carried each of them twice."""
+    line = Window(seconds=1.5, target_seconds=1.5, leaves_out_way=True)
+    assert line.longest_seconds == 20.0
+    for _ in range(30):
+        line.answered(10.0)
+    assert line.seconds > 19.0
+
+
 def test_an_overlong_answer_counts_as_the_maximum() -> None:
     line = window()
     for _ in range(30):

@@ -16,6 +16,9 @@ MOST_ASKED = 64
 LONGEST_PATIENCE = 4.0
 """Longest time to wait for an answer, as a multiple of the initial time. It applies where answers take long, and to a
 donor that answers other requests meanwhile. After it, a request counts as lost."""
+LONGEST_ANSWER_SECONDS = 20.0
+"""That time is at least so long. A link loses no request, but packets sent again, and pieces of spans before it, can
+delay an answer by ten seconds."""
 SHORTEST_WINDOW = 2.0
 """Smallest window. With one request at a time, the line is idle while the next one is on its way."""
 FIRST_WINDOW = 4.0
@@ -38,7 +41,7 @@ class Window:
 
     def __init__(self, *, seconds: float, target_seconds: float, leaves_out_way: bool = False) -> None:
         self._seconds = seconds
-        self.longest_seconds = LONGEST_PATIENCE * seconds
+        self.longest_seconds = max(LONGEST_PATIENCE * seconds, LONGEST_ANSWER_SECONDS)
         self._target_seconds = target_seconds
         self._size = FIRST_WINDOW
         self._usual_seconds = 0.0
