@@ -247,8 +247,9 @@ def _wait(
                     process.ended_after = process.ended_after or since
             for name, trainer in trainers.items():
                 sentence = trainer.status().get("trouble", "")
-                if sentence != last.get(name, ""):
-                    last[name] = sentence
+                said = re.sub(r"\d+", "N", sentence)  # a new number is no news
+                if said != last.get(name, ""):
+                    last[name] = said
                     told.append((since, name, sentence or "all is well"))
             time.sleep(1.0)
     finally:

@@ -464,7 +464,7 @@ def explain_solitude(engine: PeerEngine, silent: float) -> str:
         silent: for how many seconds nobody has been heard.
     """
     why = _explain_silence(engine, silent) or "it and the others left each other out while there was no link"
-    return f"trains alone: {why}; it trains with the others again once they agree on a roster"
+    return f"trains alone, until it reaches others and they agree on a roster: {why}"
 
 
 def _explain_silence(engine: PeerEngine, silent: float) -> str:
@@ -488,8 +488,8 @@ def _reason(engine: PeerEngine, idle: Idleness, now: float) -> str:
     if roster is None or grid is None:
         return "no roster received; is any member reachable?"
     if silence := _explain_silence(engine, idle.silent):
-        told = [f"{short_peer_id(peer)}: {why}" for peer, why in sorted(idle.failures.items())][:MOST_FAILURES]
-        return f"{silence} {'; '.join(told)}".rstrip()
+        refused = sorted(idle.failures[peer] for peer in grid.reducers() & idle.failures.keys())[:MOST_FAILURES]
+        return f"{silence} {'; '.join(refused)}".rstrip()
     if roster.member(me) is None:
         return _why_unlisted(engine, now)
     averaging = grid.reducers() - {me}
