@@ -34,7 +34,6 @@ from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, Strea
 logger = logging.getLogger(__name__)
 
 _GREETING_SECONDS = 10.0
-_STREAMS_PER_LANE = 4  # two peers that dial each other at once have two
 _ADDRESS_REFRESH_SECONDS = 30.0
 _RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 """p2pd relays for strangers regardless of its flags; we replace its handler with one that closes the stream."""
@@ -267,8 +266,7 @@ class Libp2pTransport(Transport):
         elif link is not None and not is_ours and link.is_outdated(lane, now):
             self._lose(link, f"{short_peer_id(peer)} opened a new link")
             link = None
-        is_full = link is not None and len(link.streams[lane]) >= _STREAMS_PER_LANE
-        if self._is_closing or self._lost is not None or is_full:
+        if self._is_closing or self._lost is not None:
             pair[1].transport.abort()
             return
         if link is None:

@@ -726,10 +726,10 @@ def test_caps_apply_to_the_transport_and_the_rounds_and_are_reported(
         assert (limits.upload_bytes_per_second, limits.download_bytes_per_second) == (20e3, 40e3)
         assert (ada.last.max_upload, ada.last.max_download) == (160e3, 320e3)
         before, after = ada.texts("traffic")  # it averages too once it is proved reachable
-        assert before.startswith("with 1 trainer about 5.5 kB each way every")
-        assert after.startswith("with 1 trainer about 5.5 kB up and 2.8 kB down every")
+        assert before.startswith("with 1 trainer about 5.8 kB each way every")
+        assert after.startswith("with 1 trainer about 5.8 kB up and 2.9 kB down every")
         (told,) = boot.texts("traffic")
-        assert told.startswith("at full rate this run sends up to 56.0 MB and receives up to 56.0 MB a day")
+        assert told.startswith("at full rate this run sends up to 58.6 MB and receives up to 58.6 MB a day")
         stop.stop_now()
         await founder
 
