@@ -8,12 +8,11 @@ import pytest
 from fake_run import RUN, peer_id, run_rules
 from made import SPAN, certify, child_of, entry_on, founding, head_of, heartbeat, member, membership_of, roster_1
 
-from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import KeepRoster, Send
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.wire.grid import fold_roster, grid_order
-from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead
 from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
@@ -29,8 +28,6 @@ OTHER_1, OTHER_2, *_ = GRID.columns[1]
 TWO = (SECOND, OTHER_1)
 STRANGERS = [peer_id(f"stranger {n}") for n in range(30)]
 LISTENERS = tuple(peer_id(f"listener {n}") for n in range(10))
-HOLDER = 1
-"""The listener that holds the state and is not ready; those with even numbers are ready."""
 
 
 def routes_of(
@@ -40,8 +37,7 @@ def routes_of(
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
     membership.cycles_without_entries = cycles_without_entries
     for place, listener in enumerate(LISTENERS):
-        heads = (FragmentHead(round=0, digest=Digest(bytes(SHORT_DIGEST_BYTES))),) if place == HOLDER else ()
-        membership.take_heartbeat(heartbeat(listener, ready=place % 2 == 0, heads=heads), 0.0)
+        membership.take_heartbeat(heartbeat(listener, ready=place % 2 == 0), 0.0)
     return Routes(rules=rules, membership=membership, linked=set(linked))
 
 
@@ -184,9 +180,8 @@ def test_an_entry_goes_down_the_column_and_along_the_rows() -> None:
     for reducer in GRID.column(SPAN):
         row = set(GRID.rows[GRID.row_of[reducer]])
         column = set(GRID.column(SPAN)) if reducer == owner else set()
-        holders = (*LISTENERS[::2], LISTENERS[HOLDER])
-        waiting = {listener for listener in holders if GRID.row_for(listener) == GRID.row_of[reducer]}
-        assert receivers(reducer) == (row | column | waiting) - {reducer}, "of the listeners those that hold the state"
+        waiting = {listener for listener in LISTENERS[::2] if GRID.row_for(listener) == GRID.row_of[reducer]}
+        assert receivers(reducer) == (row | column | waiting) - {reducer}, "of the listeners those that are ready"
         heard += sorted(receivers(reducer) - column)
     assert set(heard) | {owner} >= ROSTER.peers() - set(GRID.column(SPAN))
     outside = next(peer for peer in GRID.row_of if peer not in GRID.column(SPAN))
