@@ -109,7 +109,7 @@ def _stops(seconds: float) -> Timeline:
 
 
 TROUBLES = {
-    "line-dies": Trouble(told="a line carries nothing for 5 minutes and has another address then", timeline=_dies),
+    "line-dies": Trouble(told="a line carries nothing for up to 5 minutes, then has another address", timeline=_dies),
     "router-restarts": Trouble(
         told="a router forgets its connections",
         timeline=lambda seconds: [(AFTER_SECONDS, lambda stage: stage.internet.restart_router(stage.home))],
