@@ -6,7 +6,7 @@ libp2p's yamux and encryption, TCP and IP. The measurement is in docs/reference/
 
 from __future__ import annotations
 
-from p2p_diloco.rate import WIRE_SHARE as WIRE_SHARE
+from p2p_diloco.rate import WIRE_SHARE
 
 KIB = 1024
 WIRE_BYTES_PER_FRAME = 100

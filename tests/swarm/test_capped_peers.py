@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow, upload_needed
+from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.link import TransportLimits
-from p2p_diloco.transport.rate_limit import WIRE_SHARE
 from simulator.machine import Machine
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
+from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.link import KIB, MIB, Lane, Transport, TransportLimits
-from p2p_diloco.transport.rate_limit import WIRE_SHARE
 from tests.transport.stage import Stage, in_seconds, link
 
 CAP = 2.5e6

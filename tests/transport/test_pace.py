@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.pace import Pace, book_frame
-from p2p_diloco.transport.rate_limit import WIRE_SHARE
 from simulator.virtual_time import run_virtual
 
 RATE = 100_000.0
