@@ -8,7 +8,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.node.reach_keeper import company_of
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.reach import Answer, Reach
-from p2p_diloco.protocol.membership.reach_proofs import place_of, provers_for
+from p2p_diloco.protocol.membership.reach_proofs import is_recent, place_of, provers_for
 from simulator.run import RUN, proof_of
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class SimulatedReach:
         provers = roster.peers().union((founder,)) - {me}
         clock = engine.rules.clock
         cycle = max(clock.cycle(clock.round_at(swarm_now)), 0)
+        for prover, proved_in in self._proved_in.items():
+            if not is_recent(proved_in, cycle, engine.rules):
+                self._reach.renew(prover)
         preferred = provers_for(me, roster, founder)
         for prover in self._reach.due(provers & linked, now, preferred) if engine.me.can_be_dialled else ():
             can_dial = self._machine.is_vouched_for or network.can_dial(prover, me)

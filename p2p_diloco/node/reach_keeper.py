@@ -17,7 +17,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.membership.reach import Answer, Network, Reach, Standing, network_of
-from p2p_diloco.protocol.membership.reach_proofs import place_of, provers_for
+from p2p_diloco.protocol.membership.reach_proofs import is_recent, place_of, provers_for
 from p2p_diloco.protocol.wire.member import ReachProof
 from p2p_diloco.protocol.wire.messages import (
     MOST_HOST_BYTES,
@@ -112,6 +112,7 @@ class ReachKeeper:
             self._reach.forget()
             self._signed.clear()
         await self._look(now)
+        self._renew_proofs()
         ports = self._transport.listen_ports()[:MOST_PORTS]
         if ports:
             linked = self._transport.linked_peers()
@@ -119,6 +120,18 @@ class ReachKeeper:
                 self._nonces[peer] = secrets.randbits(60)
                 self._post(peer, ReachRequest(nonce=self._nonces[peer], ports=ports))
         self._judge(now)
+
+    def _renew_proofs(self) -> None:
+        """Have proofs signed again that name another time: swarm time was corrected, by more than they last."""
+        if self._engine.only_listens:
+            return
+        for peer, (_, proof) in self._signed.items():
+            if not is_recent(proof.cycle, self._cycle(), self._engine.rules):
+                self._reach.renew(peer)
+
+    def _cycle(self) -> int:
+        clock = self._engine.rules.clock
+        return max(clock.cycle(clock.round_at(self._now())), 0)
 
     async def _look(self, now: float) -> None:
         linked = self._transport.linked_peers()
@@ -254,8 +267,8 @@ class ReachKeeper:
     def _sign(self, peer: PeerId, host: str) -> ReachProof:
         """Return our signed proof that we dialled `peer`."""
         me, rules = self._engine.me, self._engine.rules
-        cycle = max(rules.clock.cycle(rules.clock.round_at(self._now())), 0)
-        unsigned = ReachProof(prover=me.peer, place=place_of(rules.run, host), cycle=cycle, signature=NO_SIGNATURE)
+        place = place_of(rules.run, host)
+        unsigned = ReachProof(prover=me.peer, place=place, cycle=self._cycle(), signature=NO_SIGNATURE)
         return replace(unsigned, signature=me.sign(unsigned.statement(rules.run, peer)))
 
     async def _try(self, peer: PeerId, host: str, port: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.reach_keeper import PROBES_A_MINUTE, PROBES_A_MINUTE_FOR_ONE, ReachKeeper, announced
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.membership.reach import PROOF_SECONDS, Standing
+from p2p_diloco.protocol.membership.reach import ANSWER_SECONDS, PROOF_SECONDS, Standing
 from p2p_diloco.protocol.membership.reach_proofs import place_of
 from p2p_diloco.protocol.wire.member import Member, ReachProof
 from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest, decode_message
@@ -52,12 +52,15 @@ class Keeper(SilentListener):
         self.transport = transport
         self.standings: list[Standing] = []
         self.probed: list[PeerId] = []
+        self.days_ahead = 0
         roster = SimpleNamespace(peers=lambda: members, members=[member(peer) for peer in sorted(members)])
         self.engine: Any = SimpleNamespace(
             me=SimpleNamespace(peer=transport.peer, sign=key.sign),
             book=SimpleNamespace(in_force=roster if members else None, founder=transport.peer),
             membership=SimpleNamespace(heard={}, can_be_dialled=False, proofs=()),
-            rules=SimpleNamespace(may_be_member=listed.__contains__, run=RUN, clock=CLOCK),
+            rules=SimpleNamespace(
+                may_be_member=listed.__contains__, run=RUN, clock=CLOCK, cycle_seconds=CLOCK.round_seconds
+            ),
             only_listens=False,
             wanted_links=lambda: None,
         )
@@ -67,7 +70,7 @@ class Keeper(SilentListener):
             transport=transport,
             engine=self.engine,
             is_own_host=lambda host: False,
-            now=lambda: CYCLE * CLOCK.round_seconds,
+            now=lambda: CYCLE * CLOCK.round_seconds + 86_400.0 * self.days_ahead,
             verify=is_signed_by,
             on_change=self.standings.append,
         )
@@ -222,6 +225,25 @@ def test_an_hour_old_proof_is_no_longer_shown() -> None:
         ben.reach.receive = lambda peer, message: None  # type: ignore[method-assign]
         await asyncio.sleep(PROOF_SECONDS)
         assert ann.engine.membership.proofs == ()
+
+    play(scene)
+
+
+def test_a_proof_is_signed_again_when_swarm_time_has_been_corrected_by_a_day() -> None:
+    async def scene(stage: Scene) -> None:
+        ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
+        await stage.link(ann, ben)
+        await asyncio.sleep(ANSWER_SECONDS)
+        ann.days_ahead = 1
+        await asyncio.sleep(3 * ANSWER_SECONDS)
+        assert len(ben.probed) <= 4, "Ben does not know that time yet, and is not asked all the time"
+        ben.days_ahead = 1
+        await asyncio.sleep(2 * ANSWER_SECONDS)
+        (proof,) = ann.engine.membership.proofs
+        assert proof.cycle == CYCLE + 86_400 // 8
+        probed = len(ben.probed)
+        await asyncio.sleep(600.0)
+        assert len(ben.probed) == probed
 
     play(scene)
 

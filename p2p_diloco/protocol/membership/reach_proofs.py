@@ -56,6 +56,11 @@ def proofs_to_declare(
     return tuple(ranked[: 1 if ranked and ranked[0].prover == founder else MOST_PROOFS])
 
 
+def is_recent(proved_in: int, cycle: int, rules: RunRules) -> bool:
+    """Return whether a proof that names the cycle `proved_in` counts in another cycle."""
+    return cycle - math.ceil(PROOF_SECONDS / rules.cycle_seconds) - 2 <= proved_in <= cycle + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachJudge:
     """Decides which declared peers count as reachable for one child of `parent`. All peers decide alike."""
@@ -96,5 +101,4 @@ class ReachJudge:
         if not word.proofs:
             return []
         trusted = provers_for(word.peer, self.parent, self.founder)
-        oldest = self.cycle - math.ceil(PROOF_SECONDS / self.rules.cycle_seconds) - 2
-        return [each for each in word.proofs if each.prover in trusted and oldest <= each.cycle <= self.cycle + 1]
+        return [each for each in word.proofs if each.prover in trusted and is_recent(each.cycle, self.cycle, self.rules)]
