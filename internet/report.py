@@ -21,6 +21,7 @@ from p2p_diloco.ids import Digest, PeerId, parse_peer_id, short_peer_id
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.wire.entry import Entry, included_places
+from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.entry_log import EntryLog
@@ -38,6 +39,7 @@ class Line:
     Attributes:
         ready: seconds from its start until it first held the run's state; None: never.
         in_entries: share of the settled entries that include it.
+        in_entries_of: the same by the peer that finished them.
         missing: number of settled entries without it, by cause.
         num_dropped: how often a roster left it out while it ran.
         losses: held-out loss of the shared copy, by seconds since the start of the trainers.
@@ -49,6 +51,7 @@ class Line:
     name: str
     ready: float | None
     in_entries: float
+    in_entries_of: Mapping[str, float]
     missing: Mapping[str, int]
     num_dropped: int
     losses: tuple[tuple[float, float], ...]
@@ -113,7 +116,14 @@ def report(scene: str, played: Played) -> Row:
     settled = [entry for entry in entries.values() if first <= entry.round <= last]
     trainers = {name: peers[name] for name in played.trainers if name in peers}
     missing = missed(settled, rosters, clock, trainers, events)
-    included = Counter(rosters[entry.roster].members[n].peer for entry in settled for n in included_places(entry))
+    names = {peer: name for name, peer in peers.items()}
+    owners = {entry.digest(): names.get(_owner(entry, rosters[entry.roster], plan), "another") for entry in settled}
+    included = Counter(
+        (names.get(rosters[entry.roster].members[place].peer), owners[entry.digest()])
+        for entry in settled
+        for place in included_places(entry)
+    )
+    finished = Counter(owners.values())
     until = clock.cycle(clock.round_at(played.ended))  # then all leave
     chain = [roster for roster in chain if roster.cycle < until]
     dropped = Counter(peer for before, after in itertools.pairwise(chain) for peer in before.peers() - after.peers())
@@ -134,7 +144,8 @@ def report(scene: str, played: Played) -> Row:
             Line(
                 name=name,
                 ready=next((each["time"] - process.began for each in events[name] if each["topic"] == "ready"), None),
-                in_entries=included[peers[name]] / max(len(settled), 1) if name in peers else 0.0,
+                in_entries=sum(included[name, owner] for owner in finished) / max(len(settled), 1),
+                in_entries_of={owner: included[name, owner] / finished[owner] for owner in sorted(finished)},
                 missing=missing.get(name, {}),
                 num_dropped=dropped[peers[name]] if name in peers else 0,
                 losses=tuple(loss for loss in _losses(process, events[name], played.began) if loss[0] <= length),
@@ -147,7 +158,7 @@ def report(scene: str, played: Played) -> Row:
             for name, process in played.trainers.items()
         ),
         skipped=skipped(events.values(), first),
-        rosters=tuple(_changes(chain, {peer: name for name, peer in peers.items()}, clock, played.began)),
+        rosters=tuple(_changes(chain, names, clock, played.began)),
         trouble=played.play.trouble.told if played.play.trouble is not None else "",
         told=tuple(f"{since:6.1f} s  {name}: {sentence}" for since, name, sentence in played.told),
         carried=played.carried,
@@ -172,7 +183,8 @@ def lines_of(row: Row) -> Iterator[str]:
             f"{line.steps} steps; {line.reach}{f'; trouble: {line.trouble}' if line.trouble else ''}"
         )
         if line.missing:
-            yield f"             missing: {_told(line.missing)}"
+            by_owner = ", ".join(f"{owner} {100 * share:.0f} %" for owner, share in line.in_entries_of.items())
+            yield f"             in those of {by_owner}; missing: {_told(line.missing)}"
     if row.skipped:
         yield f"  skipped: {_told(row.skipped)}"
     if row.carried:
@@ -275,6 +287,11 @@ def _chain(rosters: Iterable[Roster]) -> list[Roster]:
     return chain[::-1]
 
 
+def _owner(entry: Entry, roster: Roster, plan: RunPlan) -> PeerId:
+    grid = fold_roster(roster, plan.rules.group_size)
+    return grid.turned(plan.rules.clock.cycle(entry.round)).owner(entry.span)
+
+
 def _begin(roster: Roster, clock: RoundClock) -> float:
     """Return when the cycle begins in which a roster was agreed on."""
     return clock.begin(roster.cycle * clock.num_fragments)
@@ -287,7 +304,7 @@ def _changes(chain: Sequence[Roster], names: Mapping[PeerId, str], clock: RoundC
             for sign, peers in (("+", after.peers() - before.peers()), ("-", before.peers() - after.peers()))
             for peer in sorted(peers)
         ]
-        reducers = sorted(names.get(member.peer, "?") for member in after.members if member.reduces)
+        reducers = sorted(f"{names.get(m.peer, '?')} ({m.share})" for m in after.members if m.reduces)
         yield (
             f"{_begin(after, clock) - began:6.1f} s  roster {after.k}{' degraded' if after.degraded else ''}: "
             f"{', '.join([f'{len(after.members)} members', *told])}; reducing: {', '.join(reducers) or 'none'}"
