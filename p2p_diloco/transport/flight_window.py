@@ -4,8 +4,8 @@ The buffers below us are invisible: the daemon and the system buffer a megabyte 
 many seconds to send. A vector waiting there is late regardless of its deadline, and so is everything after it,
 including heartbeats and clock messages. So the receiver acknowledges what it has read, and the window limits the bytes
 in flight to what arrives within a moment, beyond twice the time that the quickest frame took: that is the way there and
-back, and once more for lost packets. It grows while full windows arrive quickly, and shrinks when they take longer
-(based on delay, not loss, as in TCP Vegas).
+back, and once more for lost packets. It grows while full windows arrive quickly. When they take longer, it shrinks to
+what arrives in that time at the best rate of the last seconds (based on delay and rate, not loss, as in TCP BBR).
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ times the window stays, to avoid oscillation."""
 LONGEST_WAY_SECONDS = 0.8
 """A quickest frame that took longer has waited in a thin line. Two homes on different continents are half a second from
 each other, there and back, each with its own line."""
+VERY_LATE_SECONDS = 6.0
+"""A connection that has just begun, or been idle, takes a few seconds for its first frames if it loses packets."""
+SHORTEST_SECONDS = 1e-3
+RATE_SECONDS = 10.0
+"""Time for which a measured rate counts. A lost packet delays all that follows it, and says nothing about the rate."""
 WAYS = 2.0
 """Number of ways that a frame may take: a lost packet is sent again after another one, and what follows it waits."""
 
@@ -55,13 +60,16 @@ class FlightWindow:
         last_read_at: time of the last acknowledgement, seconds.
     """
 
-    __slots__ = ("_frames", "_read_of_first", "_way_seconds", "bytes_under_way", "last_read_at", "window_bytes")
+    __slots__ = (
+        "_frames", "_rates", "_read_of_first", "_way_seconds", "bytes_under_way", "last_read_at", "window_bytes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.window_bytes = float(FIRST_BYTES)
         self.bytes_under_way = 0
         self._frames: deque[WriteInFlight] = deque()
         self._read_of_first = 0
+        self._rates: deque[tuple[float, float]] = deque()
         self._way_seconds = LONGEST_WAY_SECONDS
         self.last_read_at = float("-inf")
 
@@ -97,16 +105,29 @@ class FlightWindow:
         return known
 
     def _learn(self, sent: WriteInFlight, now: float) -> None:
-        """Grow (up to doubling) after a full window that arrived quickly; after a late frame, shrink to its rate."""
+        """Grow (up to doubling) after a full window that arrived quickly; after a late one, shrink to the best rate.
+
+        A window that was not full tells neither what the connection can carry nor its rate, unless it took very long.
+        """
         seconds = now - sent.at
         self._way_seconds = min(self._way_seconds, seconds)
+        if 2 * sent.with_all_before <= self.window_bytes and seconds < VERY_LATE_SECONDS:
+            return
+        best = self._best_rate(sent.with_all_before / max(seconds, SHORTEST_SECONDS), now)
         ways_seconds = WAYS * self._way_seconds
         if seconds <= ways_seconds + AT_ONCE_SECONDS:
-            if 2 * sent.with_all_before > self.window_bytes:
-                self.window_bytes = min(self.window_bytes + sent.num_bytes, MOST_BYTES)
+            self.window_bytes = min(self.window_bytes + sent.num_bytes, MOST_BYTES)
         elif seconds > ways_seconds + MOMENT_SECONDS:
-            come = sent.with_all_before * (ways_seconds + MOMENT_SECONDS) / seconds
-            self.window_bytes = min(self.window_bytes, max(come, FEWEST_BYTES))
+            self.window_bytes = min(self.window_bytes, max(best * (ways_seconds + MOMENT_SECONDS), FEWEST_BYTES))
+
+    def _best_rate(self, rate: float, now: float) -> float:
+        """Note a measured rate, and return the highest one of the last `RATE_SECONDS`."""
+        while self._rates and self._rates[-1][1] <= rate:
+            self._rates.pop()
+        self._rates.append((now, rate))
+        while self._rates[0][0] < now - RATE_SECONDS:
+            self._rates.popleft()
+        return self._rates[0][1]
 
     def lose(self) -> None:
         """Record that the bytes in flight are lost: their stream is gone, and another carries the lane."""

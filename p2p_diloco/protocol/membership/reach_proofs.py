@@ -101,4 +101,6 @@ class ReachJudge:
         if not word.proofs:
             return []
         trusted = provers_for(word.peer, self.parent, self.founder)
-        return [each for each in word.proofs if each.prover in trusted and is_recent(each.cycle, self.cycle, self.rules)]
+        return [
+            each for each in word.proofs if each.prover in trusted and is_recent(each.cycle, self.cycle, self.rules)
+        ]
