@@ -25,6 +25,7 @@ from p2p_diloco.planning.estimate import (
     make_plan,
     rounded_up,
     shortest_round,
+    slowed_seconds,
     traffic_of_a_day,
     way_seconds,
 )
@@ -248,7 +249,9 @@ def _short_rounds(question: Question, fragments: int) -> str:
     shortest = shortest_round(question, fragments)
     if shortest > least_round(question):
         way = f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"
-        return f"half of {shortest:.3g} s holds a step, a contribution and {way}"
+        slowed = slowed_seconds(question, fragments)
+        lost = f" and {slowed:.2g} s for packets that thin lines lose" if slowed else ""
+        return f"half of {shortest:.3g} s holds a step, a contribution{',' if lost else ' and'} {way}{lost}"
     if question.is_lan:
         return f"rounds under {shortest:g} s leave a busy machine no time to pause"
     return f"over the internet rounds under {shortest:g} s leave far machines out (decision 0046)"
