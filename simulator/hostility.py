@@ -218,6 +218,7 @@ class Caller(SilentListener):
             roster_k=known.k if known is not None else 0,
             heads=(),
             ready=True,
+            takes_entries=True,
             can_be_dialled=False,
             trains=True,
             steps=1,

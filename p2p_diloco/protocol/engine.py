@@ -256,7 +256,8 @@ class PeerEngine:
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
-        heartbeat = self._heartbeats.heartbeat(self.progress, self.closed_heads(now))
+        is_nearly_level = self.repair.follows and self.catch_up.is_nearly_level()
+        heartbeat = self._heartbeats.heartbeat(self.progress, self.closed_heads(now), is_nearly_level=is_nearly_level)
         deadline = now + self.rules.silence_seconds
         declaration = self.membership.declaration(now)
         words: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]

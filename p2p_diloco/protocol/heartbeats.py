@@ -89,10 +89,13 @@ class HeartbeatBuilder:
         found = tuple(head for head in heads if head is not None)
         return found if len(found) == len(heads) else ()
 
-    def heartbeat(self, progress: Progress, heads: Sequence[FragmentHead]) -> Heartbeat:
+    def heartbeat(
+        self, progress: Progress, heads: Sequence[FragmentHead], *, is_nearly_level: bool = False
+    ) -> Heartbeat:
         """Return this peer's next heartbeat, signed."""
         self._sequence += 1
         membership = self._membership
+        is_ready = membership.ready and not (membership.leaving or membership.is_paused)
         me, roster = membership.me, membership.book.in_force
         unsigned = Heartbeat(
             run=self._rules.run,
@@ -102,7 +105,8 @@ class HeartbeatBuilder:
             roster=membership.book.in_force_digest or ZERO_DIGEST,
             roster_k=roster.k if roster is not None else 0,
             heads=tuple(heads),
-            ready=membership.ready and not (membership.leaving or membership.is_paused),
+            ready=is_ready,
+            takes_entries=is_ready or (is_nearly_level and not (membership.ready or membership.leaving)),
             can_be_dialled=membership.can_be_dialled and not membership.is_paused,
             share=membership.share,
             trains=me.trains,

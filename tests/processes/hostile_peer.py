@@ -391,8 +391,8 @@ async def uninvited(stranger: Stranger, order: dict[str, Any]) -> None:
     short = FragmentHead(round=2, digest=Digest(head.digest[:SHORT_DIGEST_BYTES]))
     like = Heartbeat(
         run=run, peer=me, incarnation=1, sequence=0, roster=ZERO_DIGEST, roster_k=0,
-        heads=(short,) * order["fragments"], ready=True, can_be_dialled=True, trains=True, steps=1, tokens=100,
-        tokens_per_second=10.0, loss=1.0, share=8, signature=bytes(64),
+        heads=(short,) * order["fragments"], ready=True, takes_entries=True, can_be_dialled=True, trains=True,
+        steps=1, tokens=100, tokens_per_second=10.0, loss=1.0, share=8, signature=bytes(64),
     )  # fmt: skip
     member = Member(peer=me, incarnation=1)
     roster = Roster(

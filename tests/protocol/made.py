@@ -106,6 +106,7 @@ def heartbeat(peer: PeerId, **changes: object) -> Heartbeat:
         roster_k=0,
         heads=(),
         ready=True,
+        takes_entries=bool(changes.get("ready", True)),
         can_be_dialled=True,
         share=8,
         trains=True,

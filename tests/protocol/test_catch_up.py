@@ -29,7 +29,7 @@ from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
-from p2p_diloco.protocol.repair.catch_up import MOST_FORMER, CatchUp
+from p2p_diloco.protocol.repair.catch_up import MOST_FORMER, NEARLY_LEVEL, CatchUp
 from p2p_diloco.protocol.repair.window import LONGEST_ANSWER_SECONDS
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
@@ -67,6 +67,20 @@ def test_a_newcomer_fetches_each_span_in_pieces() -> None:
     assert replaced == ReplaceSpan(span=SPAN, head=NEW, state=b"12345678")
     assert chains.heads[SPAN] == NEW
     assert fetch.is_complete()
+
+
+@pytest.mark.parametrize("behind", [1, NEARLY_LEVEL, NEARLY_LEVEL + 1])
+def test_a_joiner_is_nearly_level_once_it_holds_all_spans_and_lacks_few_entries(behind: int) -> None:
+    fetch, chains = catch_up()
+    fetch.want_everything()
+    assert not fetch.is_nearly_level(), "it holds nothing"
+    fetch.pump([A], 0.0)
+    fetched(fetch, A, piece(), 0.1, state=b"12345678")
+    assert fetch.is_nearly_level()
+    heads(fetch, A, head_of(height=NEW.height + behind, digest=b"later"), 0.2)
+    assert fetch.is_nearly_level() == (behind <= NEARLY_LEVEL)
+    chains.set_head(SPAN, head_of(height=NEW.height + 1, digest=b"next"))
+    assert fetch.is_nearly_level()
 
 
 def test_an_unanswered_request_goes_to_another_donor() -> None:

@@ -37,7 +37,7 @@ def routes_of(
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
     membership.cycles_without_entries = cycles_without_entries
     for place, listener in enumerate(LISTENERS):
-        membership.take_heartbeat(heartbeat(listener, ready=place % 2 == 0), 0.0)
+        membership.take_heartbeat(heartbeat(listener, ready=False, takes_entries=place % 2 == 0), 0.0)
     return Routes(rules=rules, membership=membership, linked=set(linked))
 
 
@@ -181,7 +181,7 @@ def test_an_entry_goes_down_the_column_and_along_the_rows() -> None:
         row = set(GRID.rows[GRID.row_of[reducer]])
         column = set(GRID.column(SPAN)) if reducer == owner else set()
         waiting = {listener for listener in LISTENERS[::2] if GRID.row_for(listener) == GRID.row_of[reducer]}
-        assert receivers(reducer) == (row | column | waiting) - {reducer}, "of the listeners those that are ready"
+        assert receivers(reducer) == (row | column | waiting) - {reducer}, "of the listeners those that ask for them"
         heard += sorted(receivers(reducer) - column)
     assert set(heard) | {owner} >= ROSTER.peers() - set(GRID.column(SPAN))
     outside = next(peer for peer in GRID.row_of if peer not in GRID.column(SPAN))

@@ -45,6 +45,9 @@ QUIET_SHARE = 0.125
 """Share of `piece_seconds` for which a donor that used to answer may be silent while others answer."""
 MOST_FORMER = 16
 """Maximum number of peers that are no voices any more and whose tips are kept, beside one for each voice."""
+NEARLY_LEVEL = 2
+"""Number of entries of a span that a peer lacks at most, and to which new ones are sent as to members: on a long line,
+asking for each takes as long as the others need for the next one. If it lacked more, they would fill a thin line."""
 MOST_LACKING = 2
 """Number of donors without an entry, plus unanswered requests to the peer ahead, above which that peer is given up."""
 
@@ -241,6 +244,13 @@ class CatchUp:
         """Return whether every span has a head here, and only entries are being fetched."""
         has_all = len(self._chains.heads) == len(self.rules.span_bytes)
         return has_all and all(fetch.want is Want.ENTRY for fetch in self._fetches.values())
+
+    def is_nearly_level(self) -> bool:
+        """Return whether this peer holds all spans, and lacks at most a few entries of each."""
+        heads, targets = self._chains.heads, self._targets.items()
+        return self.lacks_entries_only() and all(
+            height - heads[span].height <= NEARLY_LEVEL for span, (height, _) in targets
+        )
 
     def left_out(self) -> frozenset[SpanId] | None:
         """Return the spans to which nothing can be contributed, because they are being fetched; None: all spans.

@@ -102,17 +102,17 @@ class Routes:
     def hand_down(self, entry: Entry, now: float) -> list[Action]:
         """Forward an entry. The owner sends it to the reducers of all rows, and each reducer to its row.
 
-        Reducers also send it to the ready listeners of their row. Those are on the next roster, and would otherwise
-        begin it a cycle late.
+        Reducers also send it to the listeners of their row that are ready, or nearly level: those are on the next
+        roster, and would otherwise begin it a cycle late.
         """
         _, grid = self._membership.book.folded(entry.roster, entry.round)
         clock = self._rules.clock
         if entry.round != clock.round_at(now) or self._me not in grid.column(entry.span):
             return []
         alive = self._membership.alive(now).items()
-        ready = {peer for peer, beat in alive if beat.ready and peer not in grid.row_of}
+        listeners = {peer for peer, beat in alive if beat.takes_entries and peer not in grid.row_of}
         row = grid.row_for(self._me)
-        to = set(grid.rows[row]) | {peer for peer in ready if grid.row_for(peer) == row}
+        to = set(grid.rows[row]) | {peer for peer in listeners if grid.row_for(peer) == row}
         if grid.owner(entry.span) == self._me:
             to.update(grid.column(entry.span))
         deadline = clock.begin(entry.round + 1)

@@ -46,6 +46,7 @@ class Heartbeat:
         roster, roster_k: digest of the roster in force at this peer, and its place in the chain.
         heads: one per fragment at its closed boundary; empty for peers that hold no state.
         ready: whether the peer holds the agreed state, and takes part; False while its owner has paused it.
+        takes_entries: whether entries are to be sent to it as to members: it is ready, or lacks at most a few.
         share: share of averaging that its line can carry, as on a roster.
         tokens, steps: trained so far in this incarnation.
         tokens_per_second: recent rate; 0 while the peer is paused.
@@ -61,6 +62,7 @@ class Heartbeat:
     roster_k: int
     heads: tuple[FragmentHead, ...]
     ready: bool
+    takes_entries: bool
     can_be_dialled: bool
     share: int
     trains: bool
@@ -97,6 +99,7 @@ HEARTBEAT_LAYOUT: Layout = (
     ("roster_k", U64),
     ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
     ("ready", FLAG),
+    ("takes_entries", FLAG),
     ("can_be_dialled", FLAG),
     ("share", SHARE),
     ("trains", FLAG),
