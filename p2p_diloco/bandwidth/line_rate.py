@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 WINDOW_SECONDS = 3.0
 """Minimum time that an uplink must be saturated to count, and maximum time between two looks."""
-REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
+REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 4, 64
 """Time for which a saturated uplink counts as slow; then everything is sent again, to probe whether it still is.
 
-If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
+If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late. It is short at
+first, because a new connection that loses packets is slow for some seconds.
 """
+CALM_ROUNDS = 16
+"""Rounds without saturation after a probe, after which the time is short again."""
 TRIED_ROUNDS = 4
 """During a probe, the share of averaging stays unchanged for this many rounds."""
 JUDGED_ROUNDS = 4
@@ -80,7 +83,7 @@ class LineRate:
             self._tried_at, self._before = self._round, known
         elif self._tried_at is not None and full_in:
             self._tried_at, self._remembered = None, min(2 * self._remembered, MOST_REMEMBERED_ROUNDS)
-        elif self._tried_at is not None and self._round >= self._tried_at + REMEMBERED_ROUNDS:
+        elif self._tried_at is not None and self._round >= self._tried_at + CALM_ROUNDS:
             self._tried_at, self._remembered = None, REMEMBERED_ROUNDS
 
     def _judge(self, round_index: int) -> None:

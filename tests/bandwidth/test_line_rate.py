@@ -111,11 +111,13 @@ def play(line: LineRate, begin: int, rounds: int, thin: bool) -> list[int]:
 def test_a_line_that_stays_thin_is_probed_less_and_less_often() -> None:
     tried = play(LineRate(), 0, 400, thin=True)
     assert [later - before for before, later in pairwise(tried)] == [
+        5,
+        9,
         17,
         33,
         *[65] * 5,
     ]  # it is forgotten in the round before
-    assert (REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS) == (16, 64)
+    assert (REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS) == (4, 64)
 
 
 def test_a_line_that_was_wide_for_long_and_turns_thin_is_probed_again_soon() -> None:
@@ -123,7 +125,7 @@ def test_a_line_that_was_wide_for_long_and_turns_thin_is_probed_again_soon() -> 
     play(line, 0, 60, thin=True)
     play(line, 60, 200, thin=False)
     tried = play(line, 260, 60, thin=True)
-    assert [later - before for before, later in pairwise(tried)] == [17, 33]
+    assert [later - before for before, later in pairwise(tried)] == [5, 9, 17]
 
 
 def test_the_averaging_share_is_restored_some_rounds_after_a_probe() -> None:
