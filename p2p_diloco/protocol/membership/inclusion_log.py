@@ -1,38 +1,39 @@
 """The members that this peer's own entries include, compared with those of others: the log shows whose ways are poor.
 
 A reducer whose line is quick enough may still be far from the others, by ways that lose packets. Vectors reach it late
-and its entries leave members out, which no rate shows. It then averages less, on its own word: nobody gains from that.
+and its entries leave members out, which no rate shows. It then averages less, on its own word: nobody gains from that,
+and no single member can cause it by keeping its vectors from one reducer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
+from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.wire.member import FULL_SHARE
 
-JUDGED_CYCLES = 3
-POOR, VERY_POOR = 0.85, 0.5
-"""Inclusion relative to that of others' entries, below which the share is halved, or becomes the smallest."""
-FEWEST_PLACES = 6
-"""Minimum number of members, summed over entries, on either side of a comparison."""
+JUDGED_CYCLES = 2
+POOR = 0.85
+"""Share of own entries that include a member, relative to that of others' entries, below which it is left out here."""
+FEWEST_ENTRIES = 4
+"""Minimum number of entries, on either side of a comparison, that list a member."""
+MOST_LEFT_OUT, MOST_LEFT_OUT_SHARE = 1, 0.25
+"""Number and share of the other members that may be left out: they may do so on purpose."""
 FIRST_REST_CYCLES, LAST_REST_CYCLES = 16, 256
 """Cycles after which a larger share is tried again; they double with each time that it was too large."""
 
 
 @dataclass(slots=True)
-class _Count:
-    """Members that entries include, and members that they could."""
+class _Side:
+    """Entries by member: those that list it, and those that include it."""
 
-    included: int = 0
-    listed: int = 0
+    listing: Counter[PeerId] = field(default_factory=Counter)
+    including: Counter[PeerId] = field(default_factory=Counter)
 
-    @property
-    def is_enough(self) -> bool:
-        return self.listed >= FEWEST_PLACES
-
-    @property
-    def share(self) -> float:
-        return self.included / self.listed
+    def share(self, peer: PeerId) -> float:
+        return self.including[peer] / self.listing[peer]
 
 
 class InclusionLog:
@@ -42,31 +43,38 @@ class InclusionLog:
         share: the share, in the units of a roster.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId) -> None:
         self.share = FULL_SHARE
-        self._own, self._others = _Count(), _Count()
+        self._me = me
+        self._own, self._others = _Side(), _Side()
         self._began: int | None = None
         self._tried_at = 0
         self._rest_cycles = FIRST_REST_CYCLES
 
-    def entry_absorbed(self, *, is_own: bool, included: int, listed: int) -> None:
-        """Note how many of the listed trainers an entry includes."""
-        count = self._own if is_own else self._others
-        count.included += included
-        count.listed += listed
+    def entry_absorbed(self, *, is_own: bool, included: Collection[PeerId], listed: Collection[PeerId]) -> None:
+        """Note which of the listed trainers an entry includes."""
+        side = self._own if is_own else self._others
+        side.listing.update(listed)
+        side.including.update(included)
 
     def cycle_over(self, cycle: int) -> None:
-        """Judge after every few cycles: a poor share is halved, a lowered one doubled after a rest."""
+        """Judge every few cycles: halve the share if own entries leave several out; double it again after a rest."""
         if self._began is None or cycle < self._began:
             self._began = cycle
-        if cycle - self._began < JUDGED_CYCLES or not (self._own.is_enough and self._others.is_enough):
+        compared = [
+            peer
+            for peer, listing in self._own.listing.items()
+            if peer != self._me and min(listing, self._others.listing[peer]) >= FEWEST_ENTRIES
+        ]
+        if cycle - self._began < JUDGED_CYCLES or not compared:
             return
-        own, others = self._own.share, self._others.share
-        if own < POOR * others and self.share > 1:
-            self.share = max(self.share // 2, 1) if own >= VERY_POOR * others else 1
-            self._tried_at = cycle + self._rest_cycles
-            self._rest_cycles = min(2 * self._rest_cycles, LAST_REST_CYCLES)
-        elif own >= POOR * others and self.share < FULL_SHARE and cycle >= self._tried_at:
+        num_left_out = sum(self._own.share(peer) < POOR * self._others.share(peer) for peer in compared)
+        if num_left_out > max(MOST_LEFT_OUT, MOST_LEFT_OUT_SHARE * len(compared)):
+            if self.share > 1:
+                self.share //= 2
+                self._tried_at = cycle + self._rest_cycles
+                self._rest_cycles = min(2 * self._rest_cycles, LAST_REST_CYCLES)
+        elif self.share < FULL_SHARE and cycle >= self._tried_at:
             self.share = min(2 * self.share, FULL_SHARE)
             self._tried_at = cycle + FIRST_REST_CYCLES
-        self._own, self._others, self._began = _Count(), _Count(), cycle
+        self._own, self._others, self._began = _Side(), _Side(), cycle

@@ -104,7 +104,7 @@ class Membership(Attendance):
         super().__init__(me=me, rules=rules, book=book, verify=verify)
         self._linked = linked
         self.owners = OwnerLog(clock=rules.clock)
-        self.inclusions = InclusionLog()
+        self.inclusions = InclusionLog(self.me.peer)
         self.returns = Returns()
         self.cycles_without_entries = 0
         self.in_force_since = 0
