@@ -47,9 +47,9 @@ LONG_WAY_SECONDS, LAN_WAY_SECONDS = 0.2, 0.005
 """One way between two machines of which nothing is known: over the internet, and within one local network."""
 WAYS_OF_A_CONTRIBUTION = 4
 """Its opening, its vector, and a lost packet that is noticed and sent again."""
-THIN_BITS, MOST_SLOWED_SECONDS = 10e6, 1.5
+THIN_BITS, LOST_SECONDS = 10e6, 2.5
 """Over the internet, uplinks under this rate are long copper lines and radio, which lose packets: a contribution takes
-twice as long there, or this much longer at most (docs/true-lines.md)."""
+longer there by this (docs/decisions/0047)."""
 MOST_STRETCH = 4.0
 """Maximum length of a cycle that limited traffic may require, relative to the best one."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
@@ -192,19 +192,15 @@ def shortest_round(question: Question, fragments: int) -> float:
 
     Half of a round holds the step that is in progress when it begins, the ways, and the transmission of a contribution.
     """
-    sent = _contribution_seconds(question, fragments) + slowed_seconds(question, fragments)
-    half = WAYS_OF_A_CONTRIBUTION * way_seconds(question) + question.step_seconds + sent
+    sent = 8.0 * question.parameters * _bytes_of(question.contribution) / question.uplink_bits / fragments
+    ways = WAYS_OF_A_CONTRIBUTION * way_seconds(question)
+    half = ways + question.step_seconds + sent + lost_seconds(question)
     return max(least_round(question), half / CONTRIBUTE_SHARE)
 
 
-def slowed_seconds(question: Question, fragments: int) -> float:
-    """Return how much longer a contribution takes on a thin line that loses packets; 0 on other lines."""
-    is_thin = question.uplink_bits < THIN_BITS and not question.is_lan
-    return min(_contribution_seconds(question, fragments), MOST_SLOWED_SECONDS) if is_thin else 0.0
-
-
-def _contribution_seconds(question: Question, fragments: int) -> float:
-    return 8.0 * question.parameters * _bytes_of(question.contribution) / question.uplink_bits / fragments
+def lost_seconds(question: Question) -> float:
+    """Return how much longer a contribution takes on a thin line, for packets that it loses; 0 on other lines."""
+    return LOST_SECONDS if question.uplink_bits < THIN_BITS and not question.is_lan else 0.0
 
 
 def least_round(question: Question) -> float:

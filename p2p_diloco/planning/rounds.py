@@ -22,10 +22,10 @@ from p2p_diloco.planning.estimate import (
     cost_of_traffic,
     least_round,
     loss_cost,
+    lost_seconds,
     make_plan,
     rounded_up,
     shortest_round,
-    slowed_seconds,
     traffic_of_a_day,
     way_seconds,
 )
@@ -249,8 +249,8 @@ def _short_rounds(question: Question, fragments: int) -> str:
     shortest = shortest_round(question, fragments)
     if shortest > least_round(question):
         way = f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"
-        slowed = slowed_seconds(question, fragments)
-        lost = f" and {slowed:.2g} s for packets that thin lines lose" if slowed else ""
+        longer = lost_seconds(question)
+        lost = f" and {longer:g} s for packets that thin lines lose" if longer else ""
         return f"half of {shortest:.3g} s holds a step, a contribution{',' if lost else ' and'} {way}{lost}"
     if question.is_lan:
         return f"rounds under {shortest:g} s leave a busy machine no time to pause"

@@ -453,7 +453,7 @@ def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: 
         code, shown = main(["new", "--step-seconds", "0.5"]), terminal.shown()
     assert code == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
-    assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (13, 2, 1000)
+    assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (19, 2, 1000)
     for part in (
         "how many islands will train at a time? [a group of 16] ",
         "'none' is not a number of islands; expected 1 or more",

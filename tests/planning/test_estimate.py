@@ -84,9 +84,9 @@ def test_two_steps_fit_in_the_half_of_a_round_in_which_islands_contribute(
         ({"step_seconds": 0.1, "islands": 17}, 40, 1, "rounds"),
         ({"step_seconds": 0.1, "fragments": 4}, 160, 4, "rounds"),
         ({"fragments": 10}, 40, 10, "steps"),
-        ({"uplink_bits": 1e6}, 16, 1, "rounds"),
-        ({"uplink_bits": 1e6, "islands": 2}, 16, 1, "rounds"),
-        ({"uplink_bits": 1e6, "islands": 16}, 16, 1, "line"),
+        ({"uplink_bits": 1e6}, 18, 1, "rounds"),
+        ({"uplink_bits": 1e6, "islands": 2}, 18, 1, "rounds"),
+        ({"uplink_bits": 1e6, "islands": 16}, 18, 1, "rounds"),
         ({"core_nanoseconds": 1000.0}, 10, 2, "cores"),
     ],
 )
@@ -101,8 +101,8 @@ def test_a_cycle_is_as_short_as_line_cores_and_clock_allow(
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [
-        ({"uplink_bits": 2e6}, 2 * (4 * 0.2 + 0.1 + 0.53125 * 8 / 2 + 1.5)),
-        ({"uplink_bits": 5e6}, 2 * (4 * 0.2 + 0.1 + 2 * 0.53125 * 8 / 5)),
+        ({"uplink_bits": 2e6}, 2 * (4 * 0.2 + 0.1 + 0.53125 * 8 / 2 + 2.5)),
+        ({"uplink_bits": 5e6}, 2 * (4 * 0.2 + 0.1 + 0.53125 * 8 / 5 + 2.5)),
         ({"step_seconds": 1.0}, 2 * (4 * 0.2 + 1.0 + 0.53125 * 8 / 10)),
         ({}, 4.0),
         ({"uplink_bits": 1e9}, 4.0),

@@ -34,8 +34,8 @@ def chosen(
     [
         ("tiny", 0.045, 20e6, 2, 89, 1, 4.005),
         ("tiny", 0.045, 20e6, 4, 89, 1, 4.005),
-        ("tiny", 0.045, 2e6, 4, 200, 1, 9.0),
-        ("tiny", 0.045, 2e6, 16, 200, 1, 9.0),
+        ("tiny", 0.045, 2e6, 4, 245, 1, 11.025),
+        ("tiny", 0.045, 2e6, 16, 245, 1, 11.025),
         ("tiny", 0.045, 20e6, 64, 89, 1, 4.005),
         ("tiny", 0.5, 20e6, 4, 8, 1, 4.0),
         ("small", 1.1, 20e6, 4, 8, 1, 8.8),
@@ -83,9 +83,9 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             1e6,
             {},
             (
-                "a cycle is 296 steps of 45 ms, 1 round of 13.3 s; 506 kbit/s each way",
-                "set by the shortest round: half of 13.3 s holds a step, a contribution, 0.8 s on the way and 1.5 s "
-                f"for packets that thin lines lose; cycles of 296 steps end with a loss more than 18 % above that of 8 "
+                "a cycle is 340 steps of 45 ms, 1 round of 15.3 s; 441 kbit/s each way",
+                "set by the shortest round: half of 15.3 s holds a step, a contribution, 0.8 s on the way and 2.5 s "
+                f"for packets that thin lines lose; cycles of 340 steps end with a loss more than 18 % above that of 8 "
                 f"{TRIALS}",
             ),
         ),
@@ -115,7 +115,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {"rounds.round_seconds": 0.5, "rounds.fragments": 2},
             (
                 "a cycle is 22 steps of 45 ms, 2 rounds of 0.5 s; 6.74 Mbit/s each way",
-                "rounds of 0.5 s are short: half of 5.99 s holds a step, a contribution, 0.8 s on the way and 1.1 s "
+                "rounds of 0.5 s are short: half of 8.84 s holds a step, a contribution, 0.8 s on the way and 2.5 s "
                 "for packets that thin lines lose",
                 "the uplink is too slow for that: an exchange takes 3.2 s at 2 Mbit/s, more than 50 % of the cycle, so "
                 "contributions arrive late; rounds of 3.23 s are long enough",
