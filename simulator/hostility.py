@@ -146,9 +146,9 @@ class Outsider:
         """Return False: it is never an honest member that wants to stay."""
         return False
 
-    def is_linked(self, peer: PeerId) -> bool:
-        """Return False: what it is linked with is not known."""
-        return False
+    def linked_seconds(self, peer: PeerId) -> float:
+        """Return 0: what it is linked with is not known."""
+        return 0.0
 
 
 class Caller(SilentListener):

@@ -20,9 +20,9 @@ I8  For each absorbed entry, more than half of its roster's electorate was prese
     under two rosters: no entry names a roster in a round after the ballot that certified its child with a majority, by
     the earliest certificate that any peer holds.
 I9  No process fails, whatever it receives; all states are finite.
-I10 No majority drops a member that runs, wants to stay, is linked with all who voted for that, and was present for an
-    entry in the second half of the time after which a member counts as gone. (The last two rounds do not count: their
-    entries may come after the promises.)
+I10 No majority drops a member that runs, wants to stay, has been linked with all who voted for that for two rounds, and
+    was present for an entry of that line in the second half of the time after which a member counts as gone. (The last
+    two rounds do not count: their entries may come after the promises.)
 
 Invariants that hold only some time after the troubles (I6, I7, repair of I1, end of forks) are in `liveness.py`.
 A check that is impossible because a hostile peer takes part counts as skipped.
@@ -62,7 +62,7 @@ class Inspected(Protocol):
     @property
     def is_hostile(self) -> bool: ...
     def is_there(self, incarnation: int) -> bool: ...
-    def is_linked(self, peer: PeerId) -> bool: ...
+    def linked_seconds(self, peer: PeerId) -> float: ...
 
 
 class Violated(Exception):
@@ -135,7 +135,7 @@ class Inspector:
         the number of times that the voter's disk had been lost."""
         self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
         """The last round with an entry under a roster at which a voter was present; same keys."""
-        self._present_in: dict[PeerId, set[int]] = {}
+        self._present_in: dict[PeerId, dict[int, Digest]] = {}
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -271,7 +271,7 @@ class Inspector:
             return
         self._check_majority(machine, entry, roster, where)
         for place in _places(entry.present, roster):
-            self._present_in.setdefault(roster.members[place].peer, set()).add(entry.round)
+            self._present_in.setdefault(roster.members[place].peer, {})[entry.round] = entry.roster
         for place in roster.voter_places.intersection(_places(entry.present, roster)):
             voter = roster.members[place].peer
             key = (entry.roster, voter, self.losses[voter])
@@ -400,12 +400,23 @@ class Inspector:
                 continue
             self.checks += 1
             is_near = dropped.is_there(member.incarnation) and all(
-                voter == peer or self._machines[voter].is_linked(peer) for voter in voters
+                voter == peer or self._machines[voter].linked_seconds(peer) >= 2 * clock.round_seconds
+                for voter in voters
             )
-            present = recently & self._present_in.get(peer, set())
+            line = self._line(parent)
+            present = {index for index, digest in self._present_in.get(peer, {}).items() if digest in line} & recently
             if is_near and present:
                 text = f"roster {certified.roster.k} drops {dropped.name}, present in round {max(present)} of {current}"
                 self._broken("I10", text, machine)
+
+    def _line(self, roster: Roster) -> set[Digest]:
+        """Return the digests of a roster and those before it that are known."""
+        line = set[Digest]()
+        while True:
+            line.add(digest := roster.digest())
+            if roster.parent not in self.rosters or roster.parent == digest:
+                return line
+            roster = self.rosters[roster.parent]
 
     def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
         roster = certified.roster

@@ -129,6 +129,7 @@ class Machine:
     ready_at: float = 0.0
     reports: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
     topics: set[str] = field(default_factory=set)
+    linked_at: dict[PeerId, float] = field(default_factory=dict)
     closed: deque[RoundClosed] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
 
     def __post_init__(self) -> None:
@@ -160,9 +161,11 @@ class Machine:
         membership = self.engine.membership
         return membership.me.incarnation == incarnation and not membership.leaving
 
-    def is_linked(self, peer: PeerId) -> bool:
-        """Return whether its peer has a link to `peer`."""
-        return self.engine is not None and peer in self.engine.linked
+    def linked_seconds(self, peer: PeerId) -> float:
+        """Return for how long its peer has had a link to `peer`; 0 if it has none."""
+        if self.engine is None or peer not in self.engine.linked:
+            return 0.0
+        return self.around.true_seconds() - self.linked_at[peer]
 
     @property
     def is_hostile(self) -> bool:
@@ -451,6 +454,10 @@ class _WatchedEngine(PeerEngine):
         super().__init__(**arguments)
         self._machine = machine
         self._reach = SimulatedReach(machine)
+
+    def link_up(self, peer: PeerId) -> None:
+        super().link_up(peer)
+        self._machine.linked_at[peer] = self._machine.around.true_seconds()
 
     def tick(self, now: float) -> list[Action]:
         self._reach.look(self, now)
