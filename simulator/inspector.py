@@ -135,7 +135,7 @@ class Inspector:
         the number of times that the voter's disk had been lost."""
         self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
         """The last round with an entry under a roster at which a voter was present; same keys."""
-        self._present_in: dict[PeerId, dict[int, Digest]] = {}
+        self._present_in: dict[PeerId, set[tuple[int, Digest]]] = {}
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -271,7 +271,7 @@ class Inspector:
             return
         self._check_majority(machine, entry, roster, where)
         for place in _places(entry.present, roster):
-            self._present_in.setdefault(roster.members[place].peer, {})[entry.round] = entry.roster
+            self._present_in.setdefault(roster.members[place].peer, set()).add((entry.round, entry.roster))
         for place in roster.voter_places.intersection(_places(entry.present, roster)):
             voter = roster.members[place].peer
             key = (entry.roster, voter, self.losses[voter])
@@ -404,7 +404,7 @@ class Inspector:
                 for voter in voters
             )
             line = self._line(parent)
-            present = {index for index, digest in self._present_in.get(peer, {}).items() if digest in line} & recently
+            present = {index for index, digest in self._present_in.get(peer, ()) if digest in line} & recently
             if is_near and present:
                 text = f"roster {certified.roster.k} drops {dropped.name}, present in round {max(present)} of {current}"
                 self._broken("I10", text, machine)

@@ -44,8 +44,9 @@ class SimulatedReach:
         provers = roster.peers().union((founder,)) - {me}
         clock = engine.rules.clock
         cycle = max(clock.cycle(clock.round_at(swarm_now)), 0)
-        for prover, proved_in in self._proved_in.items():
+        for prover, proved_in in list(self._proved_in.items()):
             if not is_recent(proved_in, cycle, engine.rules):
+                del self._proved_in[prover]
                 self._reach.renew(prover)
         preferred = provers_for(me, roster, founder)
         for prover in self._reach.due(provers & linked, now, preferred) if engine.me.can_be_dialled else ():

@@ -125,8 +125,9 @@ class ReachKeeper:
         """Have proofs signed again that name another time: swarm time was corrected, by more than they last."""
         if self._engine.only_listens:
             return
-        for peer, (_, proof) in self._signed.items():
+        for peer, (_, proof) in list(self._signed.items()):
             if not is_recent(proof.cycle, self._cycle(), self._engine.rules):
+                del self._signed[peer]
                 self._reach.renew(peer)
 
     def _cycle(self) -> int:

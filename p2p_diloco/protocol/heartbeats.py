@@ -95,7 +95,7 @@ class HeartbeatBuilder:
         """Return this peer's next heartbeat, signed."""
         self._sequence += 1
         membership = self._membership
-        is_ready = membership.ready and not (membership.leaving or membership.is_paused)
+        is_away = membership.leaving or membership.is_paused
         me, roster = membership.me, membership.book.in_force
         unsigned = Heartbeat(
             run=self._rules.run,
@@ -105,8 +105,8 @@ class HeartbeatBuilder:
             roster=membership.book.in_force_digest or ZERO_DIGEST,
             roster_k=roster.k if roster is not None else 0,
             heads=tuple(heads),
-            ready=is_ready,
-            takes_entries=is_ready or (is_nearly_level and not (membership.ready or membership.leaving)),
+            ready=membership.ready and not is_away,
+            takes_entries=(membership.ready or is_nearly_level) and not is_away,
             can_be_dialled=membership.can_be_dialled and not membership.is_paused,
             share=membership.share,
             trains=me.trains,

@@ -29,7 +29,7 @@ each other, there and back, each with its own line."""
 VERY_LATE_SECONDS = 6.0
 """A connection that has just begun, or been idle, takes a few seconds for its first frames if it loses packets."""
 SHORTEST_SECONDS = 1e-3
-RATE_SECONDS = 10.0
+REMEMBERED_SECONDS = 10.0
 """Time for which a measured rate counts. A lost packet delays all that follows it, and says nothing about the rate."""
 WAYS = 2.0
 """Number of ways that a frame may take: a lost packet is sent again after another one, and what follows it waits."""
@@ -51,6 +51,24 @@ class WriteInFlight(NamedTuple):
     with_all_before: int
 
 
+class _Highest:
+    """The highest value of the last seconds."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque()
+
+    def note(self, value: float, now: float) -> float:
+        """Note a value, and return the highest one of the last `REMEMBERED_SECONDS`."""
+        while self._values and self._values[-1][1] <= value:
+            self._values.pop()
+        self._values.append((now, value))
+        while self._values[0][0] < now - REMEMBERED_SECONDS:
+            self._values.popleft()
+        return self._values[0][1]
+
+
 class FlightWindow:
     """The window of one lane. A state machine; the time is an argument, in monotonic seconds.
 
@@ -61,7 +79,8 @@ class FlightWindow:
     """
 
     __slots__ = (
-        "_frames", "_rates", "_read_of_first", "_way_seconds", "bytes_under_way", "last_read_at", "window_bytes",
+        "_frames", "_most_under_way", "_rates", "_read_of_first", "_way_seconds", "bytes_under_way", "last_read_at",
+        "window_bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -69,7 +88,7 @@ class FlightWindow:
         self.bytes_under_way = 0
         self._frames: deque[WriteInFlight] = deque()
         self._read_of_first = 0
-        self._rates: deque[tuple[float, float]] = deque()
+        self._rates, self._most_under_way = _Highest(), _Highest()
         self._way_seconds = LONGEST_WAY_SECONDS
         self.last_read_at = float("-inf")
 
@@ -86,6 +105,7 @@ class FlightWindow:
         """Record that a frame is being sent."""
         self.bytes_under_way += num_bytes
         self._frames.append(WriteInFlight(now, deadline, num_bytes, self.bytes_under_way))
+        self._most_under_way.note(self.bytes_under_way, now)
 
     def read(self, num_bytes: int, now: float) -> int:
         """Record that the other end has read `num_bytes` more bytes, in the order in which they were sent.
@@ -108,26 +128,24 @@ class FlightWindow:
         """Grow (up to doubling) after a full window that arrived quickly; after a late one, shrink to the best rate.
 
         A window that was not full tells neither what the connection can carry nor its rate, unless it took very long.
+        If it was late, and none was full lately, the window shrinks to what is full from now on.
         """
         seconds = now - sent.at
         self._way_seconds = min(self._way_seconds, seconds)
-        if 2 * sent.with_all_before <= self.window_bytes and seconds < VERY_LATE_SECONDS:
-            return
-        best = self._best_rate(sent.with_all_before / max(seconds, SHORTEST_SECONDS), now)
         ways_seconds = WAYS * self._way_seconds
-        if seconds <= ways_seconds + AT_ONCE_SECONDS:
+        is_late = seconds > ways_seconds + MOMENT_SECONDS
+        if is_late:
+            self._shrink_to(2 * self._most_under_way.note(self.bytes_under_way, now))
+        if 2 * sent.with_all_before < self.window_bytes and seconds < VERY_LATE_SECONDS:
+            return
+        best = self._rates.note(sent.with_all_before / max(seconds, SHORTEST_SECONDS), now)
+        if is_late:
+            self._shrink_to(best * (ways_seconds + MOMENT_SECONDS))
+        elif seconds <= ways_seconds + AT_ONCE_SECONDS:
             self.window_bytes = min(self.window_bytes + sent.num_bytes, MOST_BYTES)
-        elif seconds > ways_seconds + MOMENT_SECONDS:
-            self.window_bytes = min(self.window_bytes, max(best * (ways_seconds + MOMENT_SECONDS), FEWEST_BYTES))
 
-    def _best_rate(self, rate: float, now: float) -> float:
-        """Note a measured rate, and return the highest one of the last `RATE_SECONDS`."""
-        while self._rates and self._rates[-1][1] <= rate:
-            self._rates.pop()
-        self._rates.append((now, rate))
-        while self._rates[0][0] < now - RATE_SECONDS:
-            self._rates.popleft()
-        return self._rates[0][1]
+    def _shrink_to(self, num_bytes: float) -> None:
+        self.window_bytes = min(self.window_bytes, max(num_bytes, FEWEST_BYTES))
 
     def lose(self) -> None:
         """Record that the bytes in flight are lost: their stream is gone, and another carries the lane."""

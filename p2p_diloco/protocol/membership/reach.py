@@ -147,7 +147,7 @@ class Reach:
             prover.not_before, prover.pause = answer.at + RENEW_SECONDS, FIRST_RETRY_SECONDS
 
     def renew(self, peer: PeerId) -> None:
-        """Ask a prover again soon, though its answer is recent: its proof names a time that does not count any more."""
+        """Ask a prover again soon, though its answer is recent: its proof does not count. Call this once for each."""
         prover = self._provers.get(peer)
         if prover is not None and prover.answer is not None:
             prover.not_before = min(prover.not_before, prover.answer.at + ANSWER_SECONDS)

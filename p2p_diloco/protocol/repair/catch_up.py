@@ -247,10 +247,10 @@ class CatchUp:
 
     def is_nearly_level(self) -> bool:
         """Return whether this peer holds all spans, and lacks at most a few entries of each."""
-        heads, targets = self._chains.heads, self._targets.items()
-        return self.lacks_entries_only() and all(
-            height - heads[span].height <= NEARLY_LEVEL for span, (height, _) in targets
-        )
+        if self._unadopted or not self.lacks_entries_only():
+            return False
+        heads = self._chains.heads
+        return all(height - heads[span].height <= NEARLY_LEVEL for span, (height, _) in self._targets.items())
 
     def left_out(self) -> frozenset[SpanId] | None:
         """Return the spans to which nothing can be contributed, because they are being fetched; None: all spans.
