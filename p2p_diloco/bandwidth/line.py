@@ -81,17 +81,14 @@ class LineWatch:
         return [*self._set_share(engine, now), *self._set_upload(engine), *self.notices(engine, now)]
 
     def _set_share(self, engine: PeerEngine, now: float) -> list[Notice]:
-        carried, suited = self.share(engine, now), engine.membership.inclusions.share
-        share = min(carried, suited)
+        share = self.share(engine, now)
         if share == engine.membership.share:
             return []
         engine.membership.share = share
-        part = f"{share / EQUAL_SHARE:g} of an equal share of averaging"
         if share == FULL_SHARE:
             text = "this peer's connection can carry a full share of averaging again"
-        elif suited < carried:
-            text = f"others' entries include more members, so this peer takes {part}: its way to some is long or poor"
         else:
+            part = f"{share / EQUAL_SHARE:g} of an equal share of averaging"
             text = f"this peer's connection carries {part}; faster connections average more"
         return [Notice(topic="share", text=text, figures={"averaging_share": share / EQUAL_SHARE})]
 

@@ -426,10 +426,6 @@ class PeerEngine:
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
-            if len(grid.rows) == 1:
-                listed = [member.peer for member in roster.members if member.trains]
-                is_own = grid.owner(entry.span) == self.me.peer
-                self.membership.inclusions.entry_absorbed(is_own=is_own, included=peers, listed=listed)
             # The owner was present too, although after a restart it contributes nothing until a roster lists its new
             # incarnation.
             present = self.book.present_at(entry) | {grid.owner(entry.span)}

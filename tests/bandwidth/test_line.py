@@ -42,9 +42,7 @@ def engine(
         book=SimpleNamespace(in_force=roster if has_roster else None, grid=lambda: GRID),
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains),
-        membership=SimpleNamespace(
-            alive=lambda now: alive or {}, share=8, can_be_dialled=True, inclusions=SimpleNamespace(share=8)
-        ),
+        membership=SimpleNamespace(alive=lambda now: alive or {}, share=8, can_be_dialled=True),
         exchange=SimpleNamespace(upload_budget=SimpleNamespace(bytes_per_second=None)),
         rules=PLAN.rules,
     )
@@ -189,17 +187,6 @@ def test_the_rate_of_a_line_that_was_never_full_is_unknown() -> None:
 
 def test_a_very_thin_line_gets_the_smallest_share() -> None:
     assert shown(4, 3, 10.0) == 1
-
-
-def test_a_reducer_whose_entries_leave_members_out_averages_less_and_says_why() -> None:
-    line, state = watch(), engine(4)
-    state.membership.inclusions.share = 2
-    (notice,) = [notice for notice in line.steer(state, 0.0) if notice.topic == "share"]
-    assert state.membership.share == 2
-    assert "others' entries include more members" in notice.text
-    state.membership.inclusions.share = 8
-    (notice,) = [notice for notice in line.steer(state, 1.0) if notice.topic == "share"]
-    assert state.membership.share == 8
 
 
 def test_a_line_that_moves_nothing_has_no_rate() -> None:

@@ -20,7 +20,6 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, KeepRoster, Report, Send
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Attendance, LocalPeer
 from p2p_diloco.protocol.membership.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
-from p2p_diloco.protocol.membership.inclusion_log import InclusionLog
 from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
 from p2p_diloco.protocol.membership.proposal import SHARE_STEP, is_bootstrap_needed, next_roster
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
@@ -104,7 +103,6 @@ class Membership(Attendance):
         super().__init__(me=me, rules=rules, book=book, verify=verify)
         self._linked = linked
         self.owners = OwnerLog(clock=rules.clock)
-        self.inclusions = InclusionLog(self.me.peer)
         self.returns = Returns()
         self.cycles_without_entries = 0
         self.in_force_since = 0
@@ -848,7 +846,6 @@ class Membership(Attendance):
         if not self.ready or governing is None:
             self.owners.forget()
             return []
-        self.inclusions.cycle_over(self.rules.clock.cycle(round_index))
         num_spans = self.rules.num_spans[self.rules.clock.fragment(round_index)]
         return [
             Report(
