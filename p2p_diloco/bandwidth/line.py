@@ -94,7 +94,9 @@ class LineWatch:
 
     def _set_upload(self, engine: PeerEngine) -> list[Notice]:
         """Set the upload budget of contributions: spans that would arrive late are not sent."""
-        engine.exchange.upload_budget.bytes_per_second = self.upload_bytes_per_second()
+        grid = engine.book.grid() if engine.book.in_force is not None else None
+        averages = grid is None or grid.share_of(engine.me.peer) > 0.0
+        engine.exchange.upload_budget.bytes_per_second = self.upload_bytes_per_second(averages=averages)
         before, shown = self._reported_rate, self.shown
         if shown is None and before is None:
             return []
@@ -149,9 +151,13 @@ class LineWatch:
         cap = self.limits.upload_bytes_per_second
         return None if shown is not None and cap is not None and shown >= USABLE_SHARE * cap else shown
 
-    def upload_bytes_per_second(self) -> float | None:
-        """Return the usable upload rate: the lower of the cap and the measured rate; None if neither is known."""
-        known = (self.limits.upload_bytes_per_second, self.shown)
+    def upload_bytes_per_second(self, *, averages: bool = True) -> float | None:
+        """Return the usable upload rate: the lower of the cap and the measured rate; None if neither is known.
+
+        A peer that averages nothing tries more than what was measured, and more in each round.
+        """
+        shown = self.shown if averages else self._beneath_cap(self._rate.bytes_per_second_to_try())
+        known = (self.limits.upload_bytes_per_second, shown)
         return min((rate for rate in known if rate is not None), default=None)
 
     def _is_full(self, engine: PeerEngine) -> bool:

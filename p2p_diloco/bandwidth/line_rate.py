@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 WINDOW_SECONDS = 3.0
 """Minimum time that an uplink must be saturated to count, and maximum time between two looks."""
-REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 4, 64
+REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
 """Time for which a saturated uplink counts as slow; then everything is sent again, to probe whether it still is.
 
-If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late. It is short at
-first, because a new connection that loses packets is slow for some seconds.
+If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
 """
-CALM_ROUNDS = 16
-"""Rounds without saturation after a probe, after which the time is short again."""
+GROWTH = 1.2
+"""Factor by which a peer that averages nothing tries more in each round since saturation: its late vectors delay nobody
+else, and a rate that was measured while a connection recovers from losses is too low."""
 TRIED_ROUNDS = 4
 """During a probe, the share of averaging stays unchanged for this many rounds."""
 JUDGED_ROUNDS = 4
@@ -83,7 +83,7 @@ class LineRate:
             self._tried_at, self._before = self._round, known
         elif self._tried_at is not None and full_in:
             self._tried_at, self._remembered = None, min(2 * self._remembered, MOST_REMEMBERED_ROUNDS)
-        elif self._tried_at is not None and self._round >= self._tried_at + CALM_ROUNDS:
+        elif self._tried_at is not None and self._round >= self._tried_at + REMEMBERED_ROUNDS:
             self._tried_at, self._remembered = None, REMEMBERED_ROUNDS
 
     def _judge(self, round_index: int) -> None:
@@ -99,6 +99,11 @@ class LineRate:
     def bytes_per_second(self) -> float | None:
         """Return the rate of the uplink; None if it was not saturated recently."""
         return max(self._best.values(), default=None)
+
+    def bytes_per_second_to_try(self) -> float | None:
+        """Return the rate that a peer tries that averages nothing: more and more until it is saturated again."""
+        known = self.bytes_per_second()
+        return known * GROWTH ** max(self._round - max(self._best), 0) if known is not None else None
 
     def bytes_per_second_to_share(self) -> float | None:
         """Return the rate that sets the share of averaging; during the first rounds of a probe, the rate before it.

@@ -10,6 +10,7 @@ from small_run import small_plan
 
 from p2p_diloco.bandwidth.forecast import Notice, forecast
 from p2p_diloco.bandwidth.line import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
+from p2p_diloco.bandwidth.line_rate import GROWTH
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import USABLE_SHARE
@@ -179,6 +180,20 @@ def test_the_upload_rate_is_the_cap_or_a_lower_rate_that_the_line_showed(
     watched, _ = full_line(4, 3, line * rate, limits)
     assert watched.upload_bytes_per_second() == pytest.approx(known * rate, rel=0.01)
     assert (watched.shown is None) == (known == cap)
+
+
+def test_a_peer_that_averages_nothing_tries_more_after_saturation_and_others_do_not() -> None:
+    rate = needed(4)
+    for share, factor in ((1.0, 1.0), (0.0, GROWTH)):
+        line, _ = full_line(4, 3, 0.5 * rate, TransportLimits())
+        state = engine(4)
+        state.book.grid = lambda share=share: SimpleNamespace(share_of=lambda peer: share)
+        clock = PLAN.rules.clock
+        last = clock.round_at(clock.begin(0) + 10.0)
+        for later in range(2):
+            line.steer(state, clock.begin(last + later) + 0.1)
+        budget = state.exchange.upload_budget.bytes_per_second
+        assert budget == pytest.approx(factor * 0.5 * rate, rel=0.01)
 
 
 def test_the_rate_of_a_line_that_was_never_full_is_unknown() -> None:

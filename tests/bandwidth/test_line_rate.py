@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from p2p_diloco.bandwidth.line_rate import (
+    GROWTH,
     JUDGED_ROUNDS,
     MOST_REMEMBERED_ROUNDS,
     REMEMBERED_ROUNDS,
@@ -111,13 +112,11 @@ def play(line: LineRate, begin: int, rounds: int, thin: bool) -> list[int]:
 def test_a_line_that_stays_thin_is_probed_less_and_less_often() -> None:
     tried = play(LineRate(), 0, 400, thin=True)
     assert [later - before for before, later in pairwise(tried)] == [
-        5,
-        9,
         17,
         33,
         *[65] * 5,
     ]  # it is forgotten in the round before
-    assert (REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS) == (4, 64)
+    assert (REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS) == (16, 64)
 
 
 def test_a_line_that_was_wide_for_long_and_turns_thin_is_probed_again_soon() -> None:
@@ -125,7 +124,7 @@ def test_a_line_that_was_wide_for_long_and_turns_thin_is_probed_again_soon() -> 
     play(line, 0, 60, thin=True)
     play(line, 60, 200, thin=False)
     tried = play(line, 260, 60, thin=True)
-    assert [later - before for before, later in pairwise(tried)] == [5, 9, 17]
+    assert [later - before for before, later in pairwise(tried)] == [17, 33]
 
 
 def test_the_averaging_share_is_restored_some_rounds_after_a_probe() -> None:
@@ -145,6 +144,17 @@ def test_a_line_that_turns_thin_or_wide_shows_it_in_a_few_full_rounds() -> None:
         if round_index == 3 + JUDGED_ROUNDS:
             assert line.bytes_per_second() == pytest.approx(1e6)
     assert line.bytes_per_second() == pytest.approx(3e6)
+
+
+def test_more_is_tried_in_each_round_after_saturation() -> None:
+    line, sent = LineRate(), 0.0
+    assert line.bytes_per_second_to_try() is None
+    for round_index in range(REMEMBERED_ROUNDS):
+        is_full = round_index == 0
+        seconds = [(1e6 if is_full else 1e3, is_full)] * 5
+        sent = look_on(line, seconds, start=100.0 * round_index, sent=sent, round_index=round_index)
+        assert line.bytes_per_second_to_try() == pytest.approx(1e6 * GROWTH**round_index)
+    assert line.bytes_per_second() == pytest.approx(1e6)
 
 
 def test_late_looks_use_the_time_that_passed() -> None:

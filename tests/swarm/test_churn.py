@@ -121,7 +121,11 @@ class Churn:
         statuses = {name: peer.status for name, peer in self.swarm.peers.items()}
         # One that was killed while it started has none.
         names = {short_peer_id(parse_peer_id(status.peer)): name for name, status in statuses.items() if status.peer}
-        rosters = [roster for peer in peers for roster in rosters_of(peer, names)]
+        rosters = [
+            roster
+            for name, peer in self.swarm.peers.items()
+            for roster in rosters_of(peer, {**names, "this peer": name})
+        ]
         found, before = [], begin
         for number in sorted(rounds):
             at = self.swarm.begin(number + 1)
@@ -141,7 +145,7 @@ class Churn:
 def rosters_of(peer: PeerProcess, names: dict[str, str]) -> list[tuple[float, int, frozenset[str]]]:
     """Return when a peer adopted each roster, with its number and members.
 
-    The first event names all members, later ones only the changes.
+    The first event names all members, later ones only the changes, with the reason why each member is gone.
     """
     found: list[tuple[float, int, frozenset[str]]] = []
     members: frozenset[str] = frozenset()
@@ -150,9 +154,11 @@ def rosters_of(peer: PeerProcess, names: dict[str, str]) -> list[tuple[float, in
         if match is None:
             continue
         changes = (match["changes"] or "").split("; ") if match["changes"] else []
+        kind = ""
         for change in changes:
-            kind, _, listed = change.rpartition(": ")
-            changed = {names[member] for member in listed.split(", ")}
+            first, _, listed = change.rpartition(": ")
+            kind = first or kind  # further members that are gone follow after a semicolon
+            changed = {names[word] for word in listed.split(", ") if word in names}
             members = {"new": members | changed, "gone": members - changed}.get(kind, frozenset(changed))
         assert len(members) == int(match["size"]), event.text
         found.append((event.time, int(match["number"]), members))
