@@ -411,12 +411,11 @@ class Inspector:
 
     def _line(self, roster: Roster) -> set[Digest]:
         """Return the digests of a roster and those before it that are known."""
-        line = set[Digest]()
-        while True:
-            line.add(digest := roster.digest())
-            if roster.parent not in self.rosters or roster.parent == digest:
-                return line
-            roster = self.rosters[roster.parent]
+        line = {roster.digest()}
+        while (parent := self.rosters.get(roster.parent)) is not None:
+            line.add(roster.parent)
+            roster = parent
+        return line
 
     def _count_votes(self, machine: Inspected, certified: CertifiedRoster, parent: Roster) -> None:
         roster = certified.roster

@@ -94,7 +94,7 @@ class LineWatch:
 
     def _set_upload(self, engine: PeerEngine) -> list[Notice]:
         """Set the upload budget of contributions: spans that would arrive late are not sent."""
-        grid = engine.book.grid() if engine.book.in_force is not None else None
+        grid = engine.book.grid()
         averages = grid is None or grid.share_of(engine.me.peer) > 0.0
         engine.exchange.upload_budget.bytes_per_second = self.upload_bytes_per_second(averages=averages)
         before, shown = self._reported_rate, self.shown
@@ -154,7 +154,8 @@ class LineWatch:
     def upload_bytes_per_second(self, *, averages: bool = True) -> float | None:
         """Return the usable upload rate: the lower of the cap and the measured rate; None if neither is known.
 
-        A peer that averages nothing tries more than what was measured, and more in each round.
+        Args:
+            averages: whether this peer averages for others. If not, it tries more than was measured, in each round.
         """
         shown = self.shown if averages else self._beneath_cap(self._rate.bytes_per_second_to_try())
         known = (self.limits.upload_bytes_per_second, shown)

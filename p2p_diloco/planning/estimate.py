@@ -48,8 +48,8 @@ LONG_WAY_SECONDS, LAN_WAY_SECONDS = 0.2, 0.005
 WAYS_OF_A_CONTRIBUTION = 4
 """Its opening, its vector, and a lost packet that is noticed and sent again."""
 THIN_BITS, LOST_SECONDS = 10e6, 2.5
-"""Over the internet, uplinks under this rate are long copper lines and radio, which lose packets: a contribution takes
-longer there by this (docs/decisions/0047)."""
+"""Over the internet, uplinks under this rate are taken for long copper lines or radio, which lose packets: there a
+contribution takes this much longer (docs/decisions/0047)."""
 MOST_STRETCH = 4.0
 """Maximum length of a cycle that limited traffic may require, relative to the best one."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
@@ -199,7 +199,7 @@ def shortest_round(question: Question, fragments: int) -> float:
 
 
 def lost_seconds(question: Question) -> float:
-    """Return how much longer a contribution takes on a thin line, for packets that it loses; 0 on other lines."""
+    """Return how much longer a contribution may take on a thin line, because packets are lost; 0 on other lines."""
     return LOST_SECONDS if question.uplink_bits < THIN_BITS and not question.is_lan else 0.0
 
 

@@ -16,6 +16,7 @@ from p2p_diloco.planning.estimate import (
     SHARE_OF_CORES,
     SHARE_OF_LINE,
     STEPS_OF_A_ROUND,
+    THIN_BITS,
     WAYS_OF_A_CONTRIBUTION,
     Plan,
     Question,
@@ -231,7 +232,7 @@ def _warnings(question: Question, plan: Plan, cycle: float, fragments: int) -> l
     if cycle / fragments < shortest_round(question, fragments):
         warnings.append(f"rounds of {cycle / fragments:.3g} s are short: {_short_rounds(question, fragments)}")
     if plan.transfer_seconds > SHARE_OF_LINE * cycle:
-        least = plan.transfer_seconds / SHARE_OF_LINE / fragments
+        least = max(plan.transfer_seconds / SHARE_OF_LINE / fragments, shortest_round(question, fragments))
         warnings.append(
             f"the uplink is too slow for that: {_exchange(question, plan)}, more than {100 * SHARE_OF_LINE:.0f} % of "
             f"the cycle, so contributions arrive late; rounds of {least:.3g} s are long enough"
@@ -248,10 +249,12 @@ def _exchange(question: Question, plan: Plan) -> str:
 def _short_rounds(question: Question, fragments: int) -> str:
     shortest = shortest_round(question, fragments)
     if shortest > least_round(question):
-        way = f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"
-        longer = lost_seconds(question)
-        lost = f" and {longer:g} s for packets that thin lines lose" if longer else ""
-        return f"half of {shortest:.3g} s holds a step, a contribution{',' if lost else ' and'} {way}{lost}"
+        parts = ["a step", "a contribution", f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"]
+        if longer := lost_seconds(question):
+            parts.append(
+                f"{longer:g} s for packets that uplinks under {format_rate(THIN_BITS)} may lose (decision 0047)"
+            )
+        return f"half of {shortest:.3g} s holds {', '.join(parts[:-1])} and {parts[-1]}"
     if question.is_lan:
         return f"rounds under {shortest:g} s leave a busy machine no time to pause"
     return f"over the internet rounds under {shortest:g} s leave far machines out (decision 0046)"

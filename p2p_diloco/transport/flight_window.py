@@ -127,8 +127,9 @@ class FlightWindow:
     def _learn(self, sent: WriteInFlight, now: float) -> None:
         """Grow (up to doubling) after a full window that arrived quickly; after a late one, shrink to the best rate.
 
-        A window that was not full tells neither what the connection can carry nor its rate, unless it took very long.
-        If it was late, and none was full lately, the window shrinks to what is full from now on.
+        A window that was less than half full tells neither what the connection can carry nor its rate, unless it took
+        very long. If it was late, the window shrinks to twice the most that was in flight lately: the next window of
+        that size will count.
         """
         seconds = now - sent.at
         self._way_seconds = min(self._way_seconds, seconds)

@@ -81,6 +81,8 @@ def test_a_joiner_is_nearly_level_once_it_holds_all_spans_and_lacks_few_entries(
     assert fetch.is_nearly_level() == (behind <= NEARLY_LEVEL)
     chains.set_head(SPAN, head_of(height=NEW.height + 1, digest=b"next"))
     assert fetch.is_nearly_level()
+    fetch.adopt()
+    assert not fetch.is_nearly_level(), "its spans are those of another branch"
 
 
 def test_an_unanswered_request_goes_to_another_donor() -> None:

@@ -56,6 +56,29 @@ def test_after_giving_up_a_branch_the_fragment_in_progress_is_reported_as_it_is(
     assert lamp.boundary_digest(0) != before
 
 
+@pytest.mark.parametrize(
+    ("ready", "is_nearly_level", "is_paused", "takes_entries"),
+    [
+        (True, True, False, True),
+        (True, False, False, True),
+        (False, True, False, True),
+        (False, False, False, False),
+        (True, True, True, False),
+        (False, True, True, False),
+    ],
+)
+def test_a_peer_asks_for_entries_if_it_is_ready_or_nearly_level_and_not_paused(
+    ready: bool, is_nearly_level: bool, is_paused: bool, takes_entries: bool
+) -> None:
+    membership = membership_of(peer_id("ann"))
+    membership.ready, membership.is_paused = ready, is_paused
+    _, chains = heartbeats()
+    lamp = HeartbeatBuilder(rules=run_rules(), membership=membership, chains=chains)
+    beat = lamp.heartbeat(Progress(), (), is_nearly_level=is_nearly_level)
+    assert beat.takes_entries == takes_entries
+    assert beat.ready == (ready and not is_paused)
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e300, 2.5])
 def test_a_diverged_loss_does_not_stop_heartbeats(loss: float) -> None:
     lamp, _ = heartbeats()

@@ -147,7 +147,10 @@ class Reach:
             prover.not_before, prover.pause = answer.at + RENEW_SECONDS, FIRST_RETRY_SECONDS
 
     def renew(self, peer: PeerId) -> None:
-        """Ask a prover again soon, though its answer is recent: its proof does not count. Call this once for each."""
+        """Ask a prover again soon, though its answer is recent, because its proof does not count.
+
+        Call this once for each proof: a second call would bring forward the request that the first one caused.
+        """
         prover = self._provers.get(peer)
         if prover is not None and prover.answer is not None:
             prover.not_before = min(prover.not_before, prover.answer.at + ANSWER_SECONDS)
