@@ -4,8 +4,8 @@ The buffers below us are invisible: the daemon and the system buffer a megabyte 
 many seconds to send. A vector waiting there is late regardless of its deadline, and so is everything after it,
 including heartbeats and clock messages. So the receiver acknowledges what it has read, and the window limits the bytes
 in flight to what arrives within a moment, beyond twice the time that the quickest frame took: that is the way there and
-back, and once more for lost packets. It grows while full windows arrive quickly. When they take longer, it shrinks to
-what arrives in that time at the best rate of the last seconds (based on delay and rate, not loss, as in TCP BBR).
+back, and once more for lost packets. It grows while full windows arrive quickly. When they take longer, it becomes what
+arrives in that time at the best rate of the last seconds (based on delay and rate, not loss, as in TCP BBR).
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ MIB = 1024 * KIB
 FIRST_BYTES = 256 * KIB
 FEWEST_BYTES = 64 * KIB
 MOST_BYTES = 64 * MIB
-MOMENT_SECONDS = 1.0
-"""Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
+MOMENT_SECONDS, LONGEST_MOMENT_SECONDS = 1.0, 2.0
+"""The shorter one is longer than a peer that trains on all cores stays silent. A moment is half of the time until a
+frame's deadline, between the two: where that is far away, a lost packet costs more time than what waits in the line."""
 AT_ONCE_SECONDS = 0.5
 """An acknowledgement within this time, beyond the ways, shows that the connection could carry more. Between the two
-times the window stays, to avoid oscillation."""
+times the window grows to what arrives within a moment at the best rate, and no further, to avoid oscillation."""
 LONGEST_WAY_SECONDS = 0.8
 """A quickest frame that took longer has waited in a thin line. Two homes on different continents are half a second from
 each other, there and back, each with its own line."""
 VERY_LATE_SECONDS = 6.0
 """A connection that has just begun, or been idle, takes a few seconds for its first frames if it loses packets."""
 SHORTEST_SECONDS = 1e-3
-REMEMBERED_SECONDS = 10.0
+REMEMBERED_SECONDS = 30.0
 """Time for which a measured rate counts. A lost packet delays all that follows it, and says nothing about the rate."""
 WAYS = 2.0
 """Number of ways that a frame may take: a lost packet is sent again after another one, and what follows it waits."""
@@ -125,7 +126,7 @@ class FlightWindow:
         return known
 
     def _learn(self, sent: WriteInFlight, now: float) -> None:
-        """Grow (up to doubling) after a full window that arrived quickly; after a late one, shrink to the best rate.
+        """Grow (up to doubling) after a full window that arrived quickly; otherwise adapt to the best rate.
 
         A window that was less than half full tells neither what the connection can carry nor its rate, unless it took
         very long. If it was late, the window shrinks to twice the most that was in flight lately: the next window of
@@ -134,16 +135,21 @@ class FlightWindow:
         seconds = now - sent.at
         self._way_seconds = min(self._way_seconds, seconds)
         ways_seconds = WAYS * self._way_seconds
-        is_late = seconds > ways_seconds + MOMENT_SECONDS
+        moment_seconds = (sent.deadline - sent.at) / 2.0 - ways_seconds
+        due_seconds = ways_seconds + min(max(moment_seconds, MOMENT_SECONDS), LONGEST_MOMENT_SECONDS)
+        is_late = seconds > due_seconds
         if is_late:
             self._shrink_to(2 * self._most_under_way.note(self.bytes_under_way, now))
         if 2 * sent.with_all_before < self.window_bytes and seconds < VERY_LATE_SECONDS:
             return
         best = self._rates.note(sent.with_all_before / max(seconds, SHORTEST_SECONDS), now)
+        in_a_moment = best * due_seconds
         if is_late:
-            self._shrink_to(best * (ways_seconds + MOMENT_SECONDS))
-        elif seconds <= ways_seconds + AT_ONCE_SECONDS:
-            self.window_bytes = min(self.window_bytes + sent.num_bytes, MOST_BYTES)
+            self._shrink_to(in_a_moment)
+        else:
+            is_quick = seconds <= ways_seconds + AT_ONCE_SECONDS
+            most = MOST_BYTES if is_quick else max(in_a_moment, self.window_bytes)
+            self.window_bytes = min(self.window_bytes + sent.num_bytes, most)
 
     def _shrink_to(self, num_bytes: float) -> None:
         self.window_bytes = min(self.window_bytes, max(num_bytes, FEWEST_BYTES))
