@@ -123,15 +123,16 @@ async def write_frame(
     lane: Lane,
     deadline: float,
     limits: TransportLimits,
-    last_read_at: Callable[[], float] = lambda: float("-inf"),
+    bytes_heard: Callable[[], int] = lambda: 0,
 ) -> None:
-    """Write one frame by `deadline` (loop time), or later while the other end keeps reading: it may be slow.
+    """Write one frame by `deadline` (loop time), or later while the other end keeps reading or sending.
 
-    It must have read the whole frame by the time at which it would itself give up on such a frame.
+    It may be slow, or a packet was lost again and again. It must have read the whole frame by the time at which it
+    would itself give up on such a frame.
 
     Args:
-        last_read_at: returns the time of the other end's last acknowledgement, since the frames that it reads are
-            already buffered by daemons.
+        bytes_heard: returns the number of bytes that have arrived from the other end, its acknowledgements too, since
+            the frames that it reads are already buffered by daemons.
     Raises:
         PeerError: the stream broke, or the other end does not read; the stream is unusable after a partial write.
     """
@@ -144,7 +145,7 @@ async def write_frame(
         else:
             writer.write(frame_prefix(frame))
             writer.write(frame)
-        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)), last_read_at)
+        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)), bytes_heard)
 
 
 @contextlib.contextmanager
@@ -169,18 +170,17 @@ def frame_prefix(frame: Frame) -> bytes:
     return _LENGTH.pack(len(frame))
 
 
-async def drain(
-    writer: ByteWriter, deadline: float, last: float, last_read_at: Callable[[], float] = lambda: float("-inf")
-) -> None:
+async def drain(writer: ByteWriter, deadline: float, last: float, bytes_heard: Callable[[], int] = lambda: 0) -> None:
     """Wait until there is room again.
 
     Raises:
-        TimeoutError: there was no progress by the deadline, or later for `STALL_SECONDS`, or no room by `last`.
+        TimeoutError: there was no sign of the other end by the deadline, or later for `STALL_SECONDS`, or no room by
+            `last`.
     """
     if writer.has_room():
         return  # the common case, without a timer
     loop = asyncio.get_running_loop()
-    left, read_at = writer.transport.get_write_buffer_size(), last_read_at()
+    left, heard = writer.transport.get_write_buffer_size(), bytes_heard()
     until = max(
         deadline, min(loop.time() + STALL_SECONDS, last)
     )  # after a late start, give the reader time to make progress
@@ -190,7 +190,7 @@ async def drain(
                 return await writer.drain()
         except TimeoutError:
             now_left = writer.transport.get_write_buffer_size()
-            if (now_left >= left and last_read_at() <= read_at) or loop.time() >= last:
+            if (now_left >= left and bytes_heard() <= heard) or loop.time() >= last:
                 raise
-            read_at = last_read_at()
+            heard = bytes_heard()
             left, until = now_left, min(loop.time() + STALL_SECONDS, last)

@@ -173,7 +173,7 @@ class LaneWriter:
                 lane=self._lane,
                 deadline=posted.deadline,
                 limits=self._limits,
-                last_read_at=self._last_read_at,
+                bytes_heard=self._link.bytes_received,
             )
         except PeerError as error:
             self._end_stream(self._link, stream, str(error))
@@ -189,9 +189,6 @@ class LaneWriter:
             self._end_stream(self._link, stream, str(error))
         finally:
             self._end_turn(pace)
-
-    def _last_read_at(self) -> float:
-        return self._link.flight.last_read_at
 
     async def _take_turn(self, pace: Pace) -> None:
         await pace.turn.acquire()
@@ -245,7 +242,7 @@ class LaneWriter:
         # If the cap has used up the time until the deadline, give the reader a moment to make progress.
         first = deadline if loop.time() < deadline else min(loop.time() + STALL_SECONDS, began + patience)
         self._end_turn(pace)
-        await drain(stream.writer, first, began + patience, self._last_read_at)
+        await drain(stream.writer, first, began + patience, self._link.bytes_received)
         waited = max(loop.time() - began, 0.0)
         await self._take_turn(pace)
         return waited

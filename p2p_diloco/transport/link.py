@@ -224,8 +224,8 @@ class Transport(ABC):
     def post(self, peer: PeerId, frame: Frame, *, lane: Lane, deadline: float) -> bool:
         """Queue `frame` to `peer` without waiting.
 
-        A frame whose write has not begun by `deadline` (loop time) is dropped; if its write stalls past the deadline,
-        the link is closed, so that a stopped peer never occupies more than a queue.
+        A frame whose write has not begun by `deadline` (loop time) is dropped; if its write stalls past the deadline
+        and nothing arrives from the peer, the link is closed, so that a stopped peer never occupies more than a queue.
 
         Returns:
             False if there is no link or the lane's queue is full.

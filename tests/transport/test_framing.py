@@ -164,6 +164,25 @@ def test_a_slowly_read_write_continues_and_ends_once_reading_stops() -> None:
         run_virtual(write_to(SlowWriter()))
 
 
+@pytest.mark.parametrize(("silent_from", "ends_at"), [(0.0, 5.0), (7.0, 15.0), (1e9, 3.0 + PATIENT.longest_seconds(7))])
+def test_an_unread_write_waits_while_the_other_end_sends_and_no_longer_than_for_a_whole_frame(
+    silent_from: float, ends_at: float
+) -> None:
+    """A packet that is lost again and again holds up a connection for seconds; a new one starts slowly."""
+
+    async def write_to(writer: FakeWriter) -> float:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(PeerError, match="did not read a bulk frame"):
+            await write_frame(
+                cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0,
+                limits=PATIENT, bytes_heard=lambda: int(min(loop.time(), silent_from)),
+            )  # fmt: skip
+        return loop.time()
+
+    writer = FakeWriter(drain=lambda: asyncio.get_running_loop().create_future())
+    assert run_virtual(write_to(writer)) == pytest.approx(ends_at)
+
+
 def test_a_write_to_a_broken_connection_is_a_peer_error() -> None:
     def fail() -> None:
         raise BrokenPipeError(32, "Broken pipe")

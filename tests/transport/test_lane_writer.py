@@ -70,6 +70,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class CountingReader(asyncio.StreamReader):
+    """A reader of which only the count of what has arrived is used."""
+
+    bytes_received = 0
+
+
 class Bench:
     """One link with a fake stream in each lane."""
 
@@ -78,8 +84,9 @@ class Bench:
         boxes = {lane: Outbox(LIMITS.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
         self.link = StreamLink(PeerId(sha256(name.encode())), boxes)
         self.sockets = {lane: FakeSocket(reads) for lane in Lane}
+        self.reader = CountingReader()
         for lane, socket in self.sockets.items():
-            pair = (asyncio.StreamReader(), cast(asyncio.StreamWriter, socket))
+            pair = (self.reader, cast(asyncio.StreamWriter, socket))
             self.link.streams[lane].append(LaneStream(lane, pair))
         self.ended: list[tuple[float, str]] = []
         self.idle = asyncio.Event()
@@ -394,6 +401,7 @@ def test_a_full_buffer_is_waited_for_while_the_other_end_reports_reads(says: boo
             for number in range(1, 3):
                 await asyncio.sleep(4.0)
                 if says:
+                    bench.reader.bytes_received += 4
                     bench.link.take_read_count(number * (10 * KIB + 4))
             await asyncio.sleep(1.0)
             assert (bench.ended == []) == says
@@ -448,7 +456,7 @@ def test_bytes_in_flight_on_a_lost_stream_delay_nobody() -> None:
         async with bench.writing():
             await asyncio.sleep(1.0)
             gone = bench.link.streams[Lane.BULK][0]
-            other = LaneStream(Lane.BULK, (asyncio.StreamReader(), cast(asyncio.StreamWriter, FakeSocket())))
+            other = LaneStream(Lane.BULK, (CountingReader(), cast(asyncio.StreamWriter, FakeSocket())))
             bench.link.streams[Lane.BULK].append(other)
             bench.link.remove(gone)
             await asyncio.sleep(1.0)
