@@ -16,8 +16,9 @@ REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
 If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
 """
 GROWTH = 1.2
-"""Factor by which a peer that averages nothing tries more in each round since saturation, because a rate is too low if
-it was measured while packets were sent again. Others wait for late vectors until the middle of a round, no longer."""
+"""Factor by which a peer that averages nothing tries more in the first round after saturation, its square more in the
+next one, and so on: a rate is too low if it was measured while a connection began, or while packets were sent again.
+Others wait for late vectors until the middle of a round, no longer."""
 TRIED_ROUNDS = 4
 """During a probe, the share of averaging stays unchanged for this many rounds."""
 JUDGED_ROUNDS = 4
@@ -101,9 +102,12 @@ class LineRate:
         return max(self._best.values(), default=None)
 
     def bytes_per_second_to_try(self) -> float | None:
-        """Return the rate to try where this peer averages nothing: higher in each round until it is saturated again."""
+        """Return the rate to try where this peer averages nothing: ever higher until it is saturated again."""
         known = self.bytes_per_second()
-        return known * GROWTH ** max(self._round - max(self._best), 0) if known is not None else None
+        if known is None:
+            return None
+        rounds = max(self._round - max(self._best), 0)
+        return known * float(GROWTH ** (rounds * (rounds + 1) / 2))
 
     def bytes_per_second_to_share(self) -> float | None:
         """Return the rate that sets the share of averaging; during the first rounds of a probe, the rate before it.
