@@ -556,6 +556,7 @@ def _why_late(engine: PeerEngine, idle: Idleness, now: float) -> str:
     )
     seconds = clock.round_seconds / 2
     return (
-        f"its contributions arrive too late: {num_bytes / 1e6:.2g} MB are due in the first half of a round, which "
-        f"takes an upload of more than {8 * num_bytes / 1e6 / seconds:.2g} Mbit/s; is its upload too slow?"
+        f"its contributions arrive too late, or the entries that they build on do: {num_bytes / 1e6:.2g} MB are due in "
+        f"the first half of a round, which takes an upload of more than {8 * num_bytes / 1e6 / seconds:.2g} Mbit/s; is "
+        "its line slower, or does it lose packets?"
     )

@@ -149,8 +149,9 @@ def test_idle_cycles_count_from_readiness_or_the_last_inclusion() -> None:
         (
             {"linked": (BEN, CLEO)},
             {"others_learn": True},
-            "its contributions arrive too late: 0.0028 MB are due in the first half of a round, which takes an upload "
-            "of more than 0.0056 Mbit/s; is its upload too slow?",
+            "its contributions arrive too late, or the entries that they build on do: 0.0028 MB are due in the first "
+            "half of a round, which takes an upload of more than 0.0056 Mbit/s; is its line slower, or does it lose "
+            "packets?",
         ),
         (
             {"linked": (BEN,), "averaging": (BEN,)},
