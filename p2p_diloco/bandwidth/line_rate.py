@@ -5,6 +5,7 @@ An uplink that is never saturated gives no estimate, and needs none: everything 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -15,10 +16,10 @@ REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
 
 If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
 """
-GROWTH = 1.2
-"""Factor by which a peer that averages nothing tries more in the first round after saturation, its square more in the
-next one, and so on: a rate is too low if it was measured while a connection began, or while packets were sent again.
-Others wait for late vectors until the middle of a round, no longer."""
+GROWTH, MOST_GROWTH = 1.2, 1.5
+"""Factor by which a peer that averages nothing tries more in the first round after saturation, and the most in a later
+round; the factor grows as the rate does. A rate is too low if it was measured while a connection began, or while
+packets were sent again. Others wait for late vectors until the middle of a round, no longer."""
 TRIED_ROUNDS = 4
 """During a probe, the share of averaging stays unchanged for this many rounds."""
 JUDGED_ROUNDS = 4
@@ -44,6 +45,7 @@ class LineRate:
         self._readings: deque[_Reading] = deque()
         self._best: dict[int, float] = {}
         self._round = 0
+        self._rounds_since_full = 0
         self._remembered = REMEMBERED_ROUNDS
         self._tried_at: int | None = None
         self._before: float | None = None
@@ -63,6 +65,7 @@ class LineRate:
             now - self._looked_at > WINDOW_SECONDS
         )  # or was too busy to look, so it is unknown what waited meanwhile
         self._looked_at = now
+        self._rounds_since_full += round_index != self._round
         if not is_waiting or slept:
             self._full_since = None
             self._readings.clear()
@@ -96,6 +99,7 @@ class LineRate:
         if last.at - first.at >= WINDOW_SECONDS:
             rate = (last.num_bytes - first.num_bytes) / (last.at - first.at)
             self._best[round_index] = max(rate, self._best.get(round_index, 0.0))
+            self._rounds_since_full = 0
 
     def bytes_per_second(self) -> float | None:
         """Return the rate of the uplink; None if it was not saturated recently."""
@@ -106,8 +110,7 @@ class LineRate:
         known = self.bytes_per_second()
         if known is None:
             return None
-        rounds = max(self._round - max(self._best), 0)
-        return known * float(GROWTH ** (rounds * (rounds + 1) / 2))
+        return known * math.prod(min(GROWTH**number, MOST_GROWTH) for number in range(1, self._rounds_since_full + 1))
 
     def bytes_per_second_to_share(self) -> float | None:
         """Return the rate that sets the share of averaging; during the first rounds of a probe, the rate before it.

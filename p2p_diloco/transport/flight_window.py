@@ -18,9 +18,12 @@ MIB = 1024 * KIB
 FIRST_BYTES = 256 * KIB
 FEWEST_BYTES = 64 * KIB
 MOST_BYTES = 64 * MIB
-MOMENT_SECONDS, LONGEST_MOMENT_SECONDS = 1.0, 2.0
-"""The shorter one is longer than a peer that trains on all cores stays silent. A moment is half of the time until a
-frame's deadline, between the two: where that is far away, a lost packet costs more time than what waits in the line."""
+MOMENT_SECONDS = 1.0
+"""Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
+SOON_SECONDS, IN_TIME_SHARE, LONGEST_MOMENT_SECONDS = 10.0, 0.75, 3.0
+"""For frames that are due soon, as the vectors of a short round are, a moment lasts until three quarters of the time to
+their deadline have passed, up to the longest moment: a lost packet costs more time there than what waits in the line.
+Frames that are due later can wait here, and must not hold up others."""
 AT_ONCE_SECONDS = 0.5
 """An acknowledgement within this time, beyond the ways, shows that the connection could carry more. Between the two
 times the window grows to what arrives within a moment at the best rate, and no further, to avoid oscillation."""
@@ -50,6 +53,14 @@ class WriteInFlight(NamedTuple):
     deadline: float
     num_bytes: int
     with_all_before: int
+
+
+def _moment_seconds(sent: WriteInFlight, ways_seconds: float) -> float:
+    """Return how long after `ways_seconds` a frame may arrive and still be in time."""
+    left_seconds = sent.deadline - sent.at
+    if left_seconds > SOON_SECONDS:
+        return MOMENT_SECONDS
+    return min(max(IN_TIME_SHARE * left_seconds - ways_seconds, MOMENT_SECONDS), LONGEST_MOMENT_SECONDS)
 
 
 class _Highest:
@@ -135,9 +146,10 @@ class FlightWindow:
         seconds = now - sent.at
         self._way_seconds = min(self._way_seconds, seconds)
         ways_seconds = WAYS * self._way_seconds
-        moment_seconds = (sent.deadline - sent.at) / 2.0 - ways_seconds
-        due_seconds = ways_seconds + min(max(moment_seconds, MOMENT_SECONDS), LONGEST_MOMENT_SECONDS)
+        due_seconds = ways_seconds + _moment_seconds(sent, ways_seconds)
         is_late = seconds > due_seconds
+        if seconds >= VERY_LATE_SECONDS:  # what it carried before says nothing any more
+            self._rates, self._most_under_way = _Highest(), _Highest()
         if is_late:
             self._shrink_to(2 * self._most_under_way.note(self.bytes_under_way, now))
         if 2 * sent.with_all_before < self.window_bytes and seconds < VERY_LATE_SECONDS:

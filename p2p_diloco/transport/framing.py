@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
@@ -21,6 +22,8 @@ from p2p_diloco.transport.pace import Pace
 
 STALL_SECONDS = 5.0
 """A frame may take longer than its deadline while its reader makes progress, but not without progress for this long."""
+HEARD_SECONDS = 3 * STALL_SECONDS
+"""A packet that is lost again and again holds up one direction for seconds, and a new connection begins slowly."""
 WRITE_BUFFER_BYTES = 256 * 1024
 """Maximum bytes of one stream buffered for the daemon; beyond that, writes wait."""
 READ_MODULUS = 2**31
@@ -30,6 +33,22 @@ END = _LENGTH.pack(0)
 """The last frame of a stream. Half-closing is not an alternative: at its end p2pd closes the receiver's socket in both
 directions, and a write that then fails discards what the receiver has not read yet."""
 _ONE_WRITE_BYTES = 64 * 1024
+
+
+class SignsOfLife(NamedTuple):
+    """What shows that the other end of a link is there while a write stalls.
+
+    Attributes:
+        last_read_at: returns the time of its last acknowledgement, since the frames that it reads are already buffered
+            by daemons.
+        bytes_heard: returns a number that changes when something arrives from it.
+    """
+
+    last_read_at: Callable[[], float]
+    bytes_heard: Callable[[], int]
+
+
+NO_SIGNS = SignsOfLife(lambda: float("-inf"), lambda: 0)
 
 
 def reading_of(num_bytes: int) -> bytes:
@@ -123,16 +142,12 @@ async def write_frame(
     lane: Lane,
     deadline: float,
     limits: TransportLimits,
-    bytes_heard: Callable[[], int] = lambda: 0,
+    signs: SignsOfLife = NO_SIGNS,
 ) -> None:
-    """Write one frame by `deadline` (loop time), or later while the other end keeps reading or sending.
+    """Write one frame by `deadline` (loop time), or later while the other end keeps reading: it may be slow.
 
-    It may be slow, or a packet was lost again and again. It must have read the whole frame by the time at which it
-    would itself give up on such a frame.
+    It must have read the whole frame by the time at which it would itself give up on such a frame.
 
-    Args:
-        bytes_heard: returns the number of bytes that have arrived from the other end, its acknowledgements too, since
-            the frames that it reads are already buffered by daemons.
     Raises:
         PeerError: the stream broke, or the other end does not read; the stream is unusable after a partial write.
     """
@@ -145,7 +160,7 @@ async def write_frame(
         else:
             writer.write(frame_prefix(frame))
             writer.write(frame)
-        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)), bytes_heard)
+        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)), signs)
 
 
 @contextlib.contextmanager
@@ -170,17 +185,17 @@ def frame_prefix(frame: Frame) -> bytes:
     return _LENGTH.pack(len(frame))
 
 
-async def drain(writer: ByteWriter, deadline: float, last: float, bytes_heard: Callable[[], int] = lambda: 0) -> None:
+async def drain(writer: ByteWriter, deadline: float, last: float, signs: SignsOfLife = NO_SIGNS) -> None:
     """Wait until there is room again.
 
     Raises:
-        TimeoutError: there was no sign of the other end by the deadline, or later for `STALL_SECONDS`, or no room by
-            `last`.
+        TimeoutError: there was no progress by the deadline, or later for `STALL_SECONDS`, or no room by `last`. Until
+            `HEARD_SECONDS` after the deadline, whatever arrives from the other end counts as progress.
     """
     if writer.has_room():
         return  # the common case, without a timer
     loop = asyncio.get_running_loop()
-    left, heard = writer.transport.get_write_buffer_size(), bytes_heard()
+    left, read_at, heard = writer.transport.get_write_buffer_size(), signs.last_read_at(), signs.bytes_heard()
     until = max(
         deadline, min(loop.time() + STALL_SECONDS, last)
     )  # after a late start, give the reader time to make progress
@@ -189,8 +204,10 @@ async def drain(writer: ByteWriter, deadline: float, last: float, bytes_heard: C
             async with asyncio.timeout_at(until):
                 return await writer.drain()
         except TimeoutError:
-            now_left = writer.transport.get_write_buffer_size()
-            if (now_left >= left and bytes_heard() <= heard) or loop.time() >= last:
+            now, now_left = loop.time(), writer.transport.get_write_buffer_size()
+            reads = now_left < left or signs.last_read_at() > read_at
+            is_heard = signs.bytes_heard() != heard and now < deadline + HEARD_SECONDS
+            if not (reads or is_heard) or now >= last:
                 raise
-            heard = bytes_heard()
-            left, until = now_left, min(loop.time() + STALL_SECONDS, last)
+            left, read_at, heard = now_left, signs.last_read_at(), signs.bytes_heard()
+            until = min(now + STALL_SECONDS, last)

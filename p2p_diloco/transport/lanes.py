@@ -13,8 +13,10 @@ from collections.abc import Callable
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.framing import (
+    NO_SIGNS,
     STALL_SECONDS,
     WRITE_BUFFER_BYTES,
+    SignsOfLife,
     blame,
     drain,
     frame_prefix,
@@ -114,6 +116,9 @@ class LaneWriter:
         self._pace = pace
         self._went_idle = went_idle
         self._end_stream = end_stream
+        self._signs = SignsOfLife(
+            lambda: link.flight.last_read_at, link.bytes_received if lane is Lane.BULK else NO_SIGNS.bytes_heard
+        )
         self._has_turn = False
 
     async def run(self) -> None:
@@ -173,7 +178,7 @@ class LaneWriter:
                 lane=self._lane,
                 deadline=posted.deadline,
                 limits=self._limits,
-                bytes_heard=self._link.bytes_received,
+                signs=self._signs,
             )
         except PeerError as error:
             self._end_stream(self._link, stream, str(error))
@@ -242,7 +247,7 @@ class LaneWriter:
         # If the cap has used up the time until the deadline, give the reader a moment to make progress.
         first = deadline if loop.time() < deadline else min(loop.time() + STALL_SECONDS, began + patience)
         self._end_turn(pace)
-        await drain(stream.writer, first, began + patience, self._link.bytes_received)
+        await drain(stream.writer, first, began + patience, self._signs)
         waited = max(loop.time() - began, 0.0)
         await self._take_turn(pace)
         return waited

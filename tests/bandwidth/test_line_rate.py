@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ import pytest
 from p2p_diloco.bandwidth.line_rate import (
     GROWTH,
     JUDGED_ROUNDS,
+    MOST_GROWTH,
     MOST_REMEMBERED_ROUNDS,
     REMEMBERED_ROUNDS,
     TRIED_ROUNDS,
@@ -153,8 +155,16 @@ def test_more_is_tried_in_each_round_after_saturation() -> None:
         is_full = round_index == 0
         seconds = [(1e6 if is_full else 1e3, is_full)] * 5
         sent = look_on(line, seconds, start=100.0 * round_index, sent=sent, round_index=round_index)
-        assert line.bytes_per_second_to_try() == pytest.approx(1e6 * GROWTH ** sum(range(round_index + 1)))
+        steps = [1.0, GROWTH, GROWTH**2, *[MOST_GROWTH] * REMEMBERED_ROUNDS]
+        assert line.bytes_per_second_to_try() == pytest.approx(1e6 * math.prod(steps[: round_index + 1]))
     assert line.bytes_per_second() == pytest.approx(1e6)
+
+
+def test_a_corrected_clock_does_not_make_a_peer_try_much_more() -> None:
+    line = LineRate()
+    sent = look_on(line, [(1e6, True)] * 5, round_index=0)
+    look_on(line, [(1e3, False)] * 5, start=100.0, sent=sent, round_index=REMEMBERED_ROUNDS - 1)
+    assert line.bytes_per_second_to_try() == pytest.approx(1e6 * GROWTH), "that of one round, not of fifteen"
 
 
 def test_late_looks_use_the_time_that_passed() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.transport.framing import END, READ_MODULUS, greet, read_frame, reading_of, write_frame
+from p2p_diloco.transport.framing import END, NO_SIGNS, READ_MODULUS, greet, read_frame, reading_of, write_frame
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
 from simulator.virtual_time import run_virtual
 
@@ -164,10 +164,8 @@ def test_a_slowly_read_write_continues_and_ends_once_reading_stops() -> None:
         run_virtual(write_to(SlowWriter()))
 
 
-@pytest.mark.parametrize(("silent_from", "ends_at"), [(0.0, 5.0), (7.0, 15.0), (1e9, 3.0 + PATIENT.longest_seconds(7))])
-def test_an_unread_write_waits_while_the_other_end_sends_and_no_longer_than_for_a_whole_frame(
-    silent_from: float, ends_at: float
-) -> None:
+@pytest.mark.parametrize(("silent_from", "ends_at"), [(0.0, 5.0), (7.0, 15.0), (1e9, 20.0)])
+def test_an_unread_write_waits_a_while_if_the_other_end_sends(silent_from: float, ends_at: float) -> None:
     """A packet that is lost again and again holds up a connection for seconds; a new one starts slowly."""
 
     async def write_to(writer: FakeWriter) -> float:
@@ -175,7 +173,7 @@ def test_an_unread_write_waits_while_the_other_end_sends_and_no_longer_than_for_
         with pytest.raises(PeerError, match="did not read a bulk frame"):
             await write_frame(
                 cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0,
-                limits=PATIENT, bytes_heard=lambda: int(min(loop.time(), silent_from)),
+                limits=PATIENT, signs=NO_SIGNS._replace(bytes_heard=lambda: int(min(loop.time(), silent_from))),
             )  # fmt: skip
         return loop.time()
 
