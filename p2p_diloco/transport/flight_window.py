@@ -20,10 +20,10 @@ FEWEST_BYTES = 64 * KIB
 MOST_BYTES = 64 * MIB
 MOMENT_SECONDS = 1.0
 """Longer than a peer that trains on all cores stays silent, and short compared with a round of half a minute."""
-SOON_SECONDS, IN_TIME_SHARE, LONGEST_MOMENT_SECONDS = 10.0, 0.75, 3.0
-"""For frames that are due soon, as the vectors of a short round are, a moment lasts until three quarters of the time to
-their deadline have passed, up to the longest moment: a lost packet costs more time there than what waits in the line.
-Frames that are due later can wait here, and must not hold up others."""
+SOON_SECONDS, LONGEST_MOMENT_SECONDS = 10.0, 2.0
+"""For frames that are due soon, as the vectors of a short round are, a moment lasts until half of the time to their
+deadline has passed, up to the longest moment: a lost packet costs more time there than what waits in the line. Frames
+that are due later can wait here, and must not hold up others."""
 AT_ONCE_SECONDS = 0.5
 """An acknowledgement within this time, beyond the ways, shows that the connection could carry more. Between the two
 times the window grows to what arrives within a moment at the best rate, and no further, to avoid oscillation."""
@@ -60,7 +60,7 @@ def _moment_seconds(sent: WriteInFlight, ways_seconds: float) -> float:
     left_seconds = sent.deadline - sent.at
     if left_seconds > SOON_SECONDS:
         return MOMENT_SECONDS
-    return min(max(IN_TIME_SHARE * left_seconds - ways_seconds, MOMENT_SECONDS), LONGEST_MOMENT_SECONDS)
+    return min(max(left_seconds / 2.0 - ways_seconds, MOMENT_SECONDS), LONGEST_MOMENT_SECONDS)
 
 
 class _Highest:
