@@ -36,7 +36,7 @@ _ONE_WRITE_BYTES = 64 * 1024
 
 
 class SignsOfLife(NamedTuple):
-    """What shows that the other end of a link is there while a write stalls.
+    """Signs that the other end of a link is there while a write stalls.
 
     Attributes:
         last_read_at: returns the time of its last acknowledgement, since the frames that it reads are already buffered
