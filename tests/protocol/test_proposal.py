@@ -455,11 +455,19 @@ def test_the_bootstrap_stays_if_the_reducers_lose_their_role() -> None:
     parent = listing(bootstrap(), member(A), member(B), *(member(peer, reduces=False) for peer in (C, D)))
     without = listing(*parent.members[1:])
     words = [said(peer, without, idle=[A, B]) for peer in (A, B, C)]
-    assert not any(m.reduces for m in child(without, *words).members)
+    assert nothing_follows(without, *words), "they keep it, since nobody else can be reached by all"
     words = [said(peer, parent, idle=[A, B]) for peer in (A, B, C)]
     later = child(parent, *words)
     assert later.bootstrap == BOOT
     assert listed(later, BOOT).reduces
+
+
+def test_nobody_loses_its_role_if_nobody_else_can_reduce() -> None:
+    """Else all members would average, and behind routers few of them are linked with each other."""
+    parent = listing(bootstrap(), member(A), *(member(peer, reduces=False) for peer in (B, C, D)))
+    assert nothing_follows(parent, *(said(p, parent, idle=[A, BOOT]) for p in (A, B, C)))
+    later = child(parent, *(said(p, parent, idle=[A]) for p in (A, B, C)))
+    assert {m.peer for m in later.members if m.reduces} == {BOOT}
 
 
 def test_the_bootstrap_stays_if_all_reachable_members_have_lost_their_role() -> None:

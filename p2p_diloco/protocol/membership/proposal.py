@@ -75,7 +75,10 @@ def next_roster(
     arriving = [] if degraded else _arriving(parent, tally.declared.values(), may_join, judge, cycle)
     members = [*staying, *arriving]
     lost = _lost(members, tally, parent)
-    able = _able(members, lost, parent)
+    if not (able := _able(members, lost, parent)):
+        # Nobody else can be reached by all. Without reducers all members would average, and few would be linked.
+        lost = set()
+        able = _able(members, lost, parent)
     members = _without_superfluous_bootstrap(members, able)
     if not members or not (degraded or any(member.trains for member in members)):
         return None  # a bootstrap peer that is cut off from all trainers drops no members
