@@ -591,19 +591,20 @@ NEWS: list[tuple[str, Declaration, bool]] = [
     ("a good-bye of a stranger", applicant(leaving=True), False),
     ("a member as it is", declaration(A, incarnation=2, cycle=3), False),
     ("a member that leaves", declaration(A, incarnation=2, leaving=True), True),
-    ("another incarnation", declaration(A, incarnation=3), True),
+    ("another incarnation", declaration(A, incarnation=3, cycle=1), True),
+    ("another incarnation, three cycles ago", declaration(A, incarnation=3, cycle=0), False),
     ("an earlier incarnation", declaration(A, incarnation=1, leaving=True), False),
-    ("a member that cannot be reached any more", declaration(A, incarnation=2, reachable=False), True),
-    ("a small change of share", declaration(A, incarnation=2, share=7), False),
-    ("a change of share", declaration(A, incarnation=2, share=6), True),
-    ("a change of share where it reduces nothing", declaration(B, reachable=False, share=1), False),
-    ("one that can be reached now", declaration(B, reachable=True), True),
-    ("one that cannot be reached, and says otherwise", declaration(B, proofs=(proof_of(B, B),)), False),
-    ("one that a fresh identity has proved", declaration(B, proofs=(proof_of(B, NEW),)), False),
-    ("one that one of three who may prove it has proved", declaration(B, proofs=(proof_of(B, A),)), False),
-    ("one that two of them have proved", declaration(B, proofs=(proof_of(B, A), proof_of(B, C))), True),
-    ("a member that reduces, by its own word", declaration(C, proofs=(proof_of(C, NEW),)), False),
-    ("the bootstrap, whatever it says of its reach", declaration(BOOT, reachable=False, trains=False), False),
+    ("a member that cannot be reached any more", declaration(A, incarnation=2, reachable=False, cycle=3), True),
+    ("a small change of share", declaration(A, incarnation=2, share=7, cycle=3), False),
+    ("a change of share", declaration(A, incarnation=2, share=6, cycle=3), True),
+    ("a change of share where it reduces nothing", declaration(B, reachable=False, share=1, cycle=3), False),
+    ("one that can be reached now", declaration(B, reachable=True, cycle=3), True),
+    ("one that cannot be reached, and says otherwise", declaration(B, proofs=(proof_of(B, B),), cycle=3), False),
+    ("one that a fresh identity has proved", declaration(B, proofs=(proof_of(B, NEW),), cycle=3), False),
+    ("one that one of three who may prove it has proved", declaration(B, proofs=(proof_of(B, A),), cycle=3), False),
+    ("one that two of them have proved", declaration(B, proofs=(proof_of(B, A), proof_of(B, C)), cycle=3), True),
+    ("a member that reduces, by its own word", declaration(C, proofs=(proof_of(C, NEW),), cycle=3), False),
+    ("the bootstrap, whatever it says of its reach", declaration(BOOT, reachable=False, trains=False, cycle=3), False),
 ]
 MIXED = certify(
     child_of(
@@ -624,6 +625,21 @@ def test_a_declaration_that_changes_something_is_forwarded_to_leaders(word: Decl
     here, now = membership_of(C, founding(), MIXED), 3 * CYCLE_SECONDS + 0.1
     assert bool(sent(here.pass_on(word, word.peer, now), Declaration)) is is_news
     assert (word in here.view(MIXED.roster, now).declarations) is is_news
+
+
+def test_a_reducer_that_cannot_be_reached_any_more_is_told_before_those_that_wish_to_reduce() -> None:
+    """As on a LAN of 16 that a friend outside cannot reach: their claims filled the promises, and five went on."""
+    wishing = [peer_id(f"wishing-{number}") for number in range(20)]
+    listed = [member(A, incarnation=2), member(C), *(member(peer, reduces=False) for peer in wishing)]
+    roster = certify(child_of(founding().roster, [member(BOOT, counts=False, trains=False), *listed]), [BOOT])
+    here = membership_of(C, founding(), roster)
+    lost = declaration(A, incarnation=2, reachable=False, cycle=3)
+    for word in (lost, *(declaration(peer, cycle=3, proofs=(proof_of(peer, BOOT),)) for peer in wishing)):
+        assert here.take_declaration(word, 3)
+    seen = [here.view(roster.roster, cycle * CYCLE_SECONDS + 0.1).declarations for cycle in (3, 5, 6)]
+    assert [words[0] for words in seen[:2]] == [lost, lost]
+    assert 1 < len(seen[0]) < 1 + len(wishing), "not all fit"
+    assert seen[2] == (), "two cycles later they count no more"
 
 
 def test_a_peer_that_the_manifest_does_not_list_is_not_news() -> None:

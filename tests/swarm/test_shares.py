@@ -26,7 +26,8 @@ def test_a_peer_with_a_thin_line_averages_fewer_spans_and_all_end_with_the_same_
         started(swarm, *NAMES)
         swarm.start("thin", max_upload="400kbit")
         thin = swarm.peers["thin"]
-        swarm.wait("thin on a roster with a smaller share", lambda: is_thin_on_roster(swarm))
+        # It starts to average once it has been listed for eight cycles.
+        swarm.wait("thin on a roster with a smaller share", lambda: is_thin_on_roster(swarm), patience_seconds=120.0)
         swarm.sleep_rounds(ROUNDS)
         end_together(swarm, [*NAMES, "thin"])
 

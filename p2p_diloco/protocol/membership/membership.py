@@ -21,7 +21,7 @@ from p2p_diloco.protocol.actions import Action, KeepBallots, KeepLiveliness, Kee
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, Attendance, LocalPeer
 from p2p_diloco.protocol.membership.histories import LIVELY_CYCLES, Liveliness, is_left_behind, is_left_by_all, strength
 from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
-from p2p_diloco.protocol.membership.proposal import SHARE_STEP, is_bootstrap_needed, next_roster
+from p2p_diloco.protocol.membership.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, next_roster
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
 from p2p_diloco.protocol.membership.returns import Returns
 from p2p_diloco.protocol.membership.roster_book import RosterBook
@@ -193,7 +193,11 @@ class Membership(Attendance):
             return not word.leaving
         if word.incarnation < member.incarnation:
             return False
-        if word.leaving or word.incarnation > member.incarnation:
+        if word.leaving:
+            return True
+        if word.cycle < cycle - FRESH_CYCLES:
+            return False
+        if word.incarnation > member.incarnation:
             return True
         if member.trains and self._is_reachable(word, roster, cycle) != member.reduces:
             return True
@@ -763,9 +767,13 @@ class Membership(Attendance):
 
         counting = {member.peer for member in parent.members if member.counts}
 
-        def rank(word: Declaration) -> tuple[bool, bool, bool, bytes]:
+        reducing = {member.peer for member in parent.members if member.reduces}
+
+        def rank(word: Declaration) -> tuple[bool, bool, bool, bool, bytes]:
             is_hidden = not self._is_reachable(word, parent, cycle)
-            return (not word.leaving, word.peer not in counting, is_hidden, sha256(parent.digest(), word.peer))
+            is_lost = is_hidden and word.peer in reducing  # all others wait for what it averages
+            order = sha256(parent.digest(), word.peer)
+            return (not word.leaving, not is_lost, word.peer not in counting, is_hidden, order)
 
         news = sorted((word for word in self.declared.values() if self._is_news(word, parent, now)), key=rank)
         coming = [
