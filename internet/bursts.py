@@ -1,4 +1,4 @@
-"""What raw TCP carries on the lines of a scene: `python -m internet.bursts bad`.
+"""Measure what raw TCP carries on the lines of a scene: `python -m internet.bursts bad`.
 
 Every few seconds each home sends a burst to each of the two peers that average, as it sends contributions, and waits
 until each frame is acknowledged. This tells how much of a late contribution is due to the lines and TCP alone.

@@ -17,9 +17,9 @@ REMEMBERED_ROUNDS, MOST_REMEMBERED_ROUNDS = 16, 64
 If it is, the time doubles: during a probe, entries of the spans that this peer averages arrive late.
 """
 GROWTH, MOST_GROWTH = 1.2, 1.5
-"""Factor by which a peer that averages nothing tries more in the first round after saturation, and the most in a later
-round; the factor grows as the rate does. A rate is too low if it was measured while a connection began, or while
-packets were sent again. Others wait for late vectors until the middle of a round, no longer."""
+"""Factor by which a peer that averages nothing tries more in the first round after saturation; in each later round the
+factor is `GROWTH` times as large, up to the second number. A rate is too low if it was measured while a connection
+began, or while packets were sent again. Others wait for late vectors until the middle of a round, no longer."""
 TRIED_ROUNDS = 4
 """During a probe, the share of averaging stays unchanged for this many rounds."""
 JUDGED_ROUNDS = 4

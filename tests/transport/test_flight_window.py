@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.transport.flight_window import (
+    AT_ONCE_SECONDS,
     FEWEST_BYTES,
     FIRST_BYTES,
     LONGEST_MOMENT_SECONDS,
     LONGEST_WAY_SECONDS,
     MOMENT_SECONDS,
     MOST_BYTES,
+    VERY_LATE_SECONDS,
     WAYS,
     FlightWindow,
 )
@@ -190,6 +192,28 @@ def test_the_first_late_frame_of_a_full_window_gives_the_rate() -> None:
         come = FIRST_BYTES / 16 / 0.3 * (WAYS * 0.3 + MOMENT_SECONDS)
         expected = FIRST_BYTES if number < 8 else max(come, FEWEST_BYTES)
         assert window.window_bytes == pytest.approx(expected)
+
+
+def test_a_frame_that_is_neither_prompt_nor_late_opens_the_window_to_what_comes_in_a_moment() -> None:
+    window, seconds = FlightWindow(), WAYS * LONGEST_WAY_SECONDS + (AT_ONCE_SECONDS + MOMENT_SECONDS) / 2
+    window.send(FIRST_BYTES, 0.0, 60.0)
+    window.read(FIRST_BYTES, seconds)
+    in_a_moment = FIRST_BYTES / seconds * (WAYS * LONGEST_WAY_SECONDS + MOMENT_SECONDS)
+    assert FIRST_BYTES < window.window_bytes == pytest.approx(in_a_moment)
+
+
+def test_a_very_late_frame_makes_the_window_forget_what_the_line_carried_before() -> None:
+    window = FlightWindow()
+    carry(window, 1e6, 64 * KIB, 10.0)
+    num_frames = 0
+    while window.has_room(64 * KIB):
+        window.send(64 * KIB, 11.0, 71.0)
+        num_frames += 1
+    way_seconds = 64 * KIB / 1e6
+    window.read(64 * KIB, 11.0 + VERY_LATE_SECONDS)
+    assert window.window_bytes == pytest.approx(
+        max(64 * KIB / VERY_LATE_SECONDS * (WAYS * way_seconds + MOMENT_SECONDS), FEWEST_BYTES)
+    ), "the best rate of the last 30 s would leave it open"
 
 
 def test_a_lost_stream_discards_its_bytes_in_flight() -> None:

@@ -410,6 +410,20 @@ def test_a_full_buffer_is_waited_for_while_the_other_end_reports_reads(says: boo
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("lane", "earliest", "latest"), [(Lane.BULK, 15.0, 18.0), (Lane.CONTROL, 4.9, 5.2)])
+def test_a_peer_that_is_heard_is_waited_for_while_a_vector_stalls(lane: Lane, earliest: float, latest: float) -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=None, reads=lambda: 0.0)
+        bench.post(bytes(300 * KIB), lane, seconds=2.0)
+        async with bench.writing(), asyncio.timeout(100.0):
+            while not bench.ended:
+                await asyncio.sleep(0.1)
+                bench.reader.bytes_received += 4
+        assert earliest <= bench.ended[0][0] <= latest
+
+    run_virtual(main())
+
+
 def test_a_peer_that_reports_reads_is_waited_for() -> None:
     async def main() -> None:
         bench, frame = Bench("one", pace=None), bytes(60 * KIB)
