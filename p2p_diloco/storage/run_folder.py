@@ -19,7 +19,7 @@ from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveline
 from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to_bytes
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, CertifiedRoster
-from p2p_diloco.storage.whole_file import append_to_file, replace_file, write_all
+from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file, write_all
 
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
@@ -38,6 +38,9 @@ MOST_OFFSET_SECONDS = 1e10
 MOST_ADDRESSES_KEPT = 48
 """Number of peers whose addresses are saved; this many can be asked within a minute."""
 
+MOST_TRIES = 8
+"""Maximum tries of an essential write while this process has no file descriptors left."""
+
 _LENGTH_BYTES = 4
 
 
@@ -55,6 +58,7 @@ class RunFolder:
         number of starts, so this is taken from the clock."""
         self.make_room: Callable[[], bool] = lambda: False
         """Frees space on a full disk for essential files; returns whether it could."""
+        self._spare = SpareDescriptor()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -174,13 +178,20 @@ class RunFolder:
         self._insist(path, lambda: replace_file(path, lambda draft: write_all(draft, content)))
 
     def _insist(self, path: Path, write: Callable[[], None]) -> None:
-        """Write; on a full disk, retry as long as room can be made."""
-        while True:
-            try:
-                return write()
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.make_room():
-                    raise _disk_error(path, error) from None
+        """Write; retry on a full disk as long as room can be made, and without descriptors with the spare one."""
+        tries = 0
+        try:
+            while True:
+                try:
+                    return write()
+                except OSError as error:
+                    tries += 1
+                    if error.errno in (errno.EMFILE, errno.ENFILE) and tries <= MOST_TRIES:
+                        self._spare.release()
+                    elif error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.make_room():
+                        raise _disk_error(path, error) from None
+        finally:
+            self._spare.take()
 
     def _recall(self, name: str, layout: Layout) -> dict[str, Any] | None:
         raw = self.read(name)

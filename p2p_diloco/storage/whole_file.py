@@ -50,6 +50,29 @@ def append_to_file(path: Path, content: bytes) -> None:
             raise
 
 
+class SpareDescriptor:
+    """A file descriptor held in reserve for an essential write when a process has none left."""
+
+    def __init__(self) -> None:
+        self._spare: int | None = None
+        self.take()
+
+    def take(self) -> None:
+        """Open it if it is not held, and there is one."""
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def release(self) -> None:
+        """Close it, so that one file can be opened."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def __del__(self) -> None:
+        self.release()
+
+
 def sync_file(path: Path) -> None:
     """Sync a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, is_loopback, sort_addresses
+from p2p_diloco.transport.callers import Callers
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -34,6 +35,7 @@ from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, Strea
 logger = logging.getLogger(__name__)
 
 _GREETING_SECONDS = 10.0
+_STREAMS = "opens stream after stream; closing its connection"
 _ADDRESS_REFRESH_SECONDS = 30.0
 _RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 """p2pd relays for strangers regardless of its flags; we replace its handler with one that closes the stream."""
@@ -41,6 +43,11 @@ _FIRST_REFRESHES, _FIRST_REFRESH_SECONDS = 6, 5.0
 """A router needs a few seconds to open a port."""
 _BACKOFF_SECONDS = 5.2
 """After a failed dial, libp2p refuses another attempt for five seconds."""
+
+
+def lane_protocol(run: Digest, lane: Lane) -> str:
+    """Return the libp2p name of the streams of one lane of a run."""
+    return f"/p2p-diloco/2/{run.hex()[:16]}/{lane.value}"
 
 
 class Libp2pTransport(Transport):
@@ -77,9 +84,11 @@ class Libp2pTransport(Transport):
             announce_maddrs=() if dial_out_only else tuple(announce_maddrs),
             map_port=map_port and not dial_out_only and not all(map(is_loopback, host_maddrs)),
         )
-        self._protocols = {lane: f"/p2p-diloco/2/{run.hex()[:16]}/{lane.value}" for lane in Lane}
+        self._protocols = {lane: lane_protocol(run, lane) for lane in Lane}
         self._lanes = {protocol: lane for lane, protocol in self._protocols.items()}
         self._links: dict[PeerId, StreamLink] = {}
+        self._callers: Callers[StreamPair] = Callers()
+        self._hanging_up: set[PeerId] = set()
         self._dialling: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         self._addresses: tuple[str, ...] = ()
         self._daemon = Daemon(self._settings)
@@ -237,12 +246,30 @@ class Libp2pTransport(Transport):
         return PeerError(f"{name} answers, but refuses a link: {error}")
 
     def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
-        lane = self._lanes.get(protocol)
-        has_room = peer in self._links or len(self._links) < self.limits.links or self.is_needed(peer)
-        if lane is None or not has_room or not self.is_welcome(peer) or self._is_closing or peer == self.peer:
+        lane, is_needed, now = self._lanes.get(protocol), self.is_needed(peer), asyncio.get_running_loop().time()
+        has_room = peer in self._links or len(self._links) < self.limits.links or is_needed
+        self.disturbed_by(peer, _STREAMS)  # a dial opens two streams, and nobody dials again and again
+        is_refused = self._is_closing or not has_room or not self.is_welcome(peer) or peer == self.peer
+        if lane is None or is_refused or peer in self._hanging_up:
             pair[1].transport.abort()
-        else:
+            return
+        answer = self._callers.called(peer, pair, now, is_member=is_needed)
+        if answer.is_greeted:
             self._spawn(f"accept {lane.value}", self._greet_caller, peer, lane, pair)
+        else:
+            pair[1].transport.abort()
+        if answer.dropped is not None:
+            answer.dropped[1].transport.abort()
+
+    def disturbed_by(self, peer: PeerId, text: str) -> None:
+        """Count a stream, or something useless, of a stranger; if there are many, report `text` and disconnect it."""
+        is_over = not self.is_needed(peer) and not self._callers.has_patience_with(
+            peer, asyncio.get_running_loop().time()
+        )
+        if is_over and not self._is_closing and peer not in self._hanging_up:
+            self._hanging_up.add(peer)
+            self._tell(self.listener.disturbed, peer, text)
+            self._spawn("disconnect", self._disconnect, peer)
 
     async def _greet_caller(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
         try:
@@ -251,7 +278,18 @@ class Libp2pTransport(Transport):
         except (PeerError, TimeoutError):
             pair[1].transport.abort()
             return
+        finally:
+            self._callers.ended(peer, pair)
         self._adopt(peer, lane, pair, is_ours=False)
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        try:
+            async with asyncio.timeout(_GREETING_SECONDS):
+                await self.client.disconnect(peer)
+        except (PeerError, TimeoutError) as error:
+            logger.debug("%s could not be disconnected: %s", short_peer_id(peer), error)
+        finally:
+            self._hanging_up.discard(peer)
 
     def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair, *, is_ours: bool) -> None:
         """Add a greeted stream to the link to `peer`; the link is up once both lanes have a stream.
@@ -297,14 +335,21 @@ class Libp2pTransport(Transport):
             self._lose(link, "only one lane was opened")
 
     async def _read_stream(self, link: StreamLink, stream: LaneStream) -> None:
-        reader = LaneReader(link.peer, stream, limits=self.limits, pace=self.download, was_read=link.take_read_count)
+        reader = LaneReader(
+            link.peer,
+            stream,
+            limits=self.limits,
+            pace=self.download,
+            was_read=link.take_read_count,
+            may_read=lambda *frame: self.may_read(*frame),
+        )
         try:
-            while frame := await reader.next_frame():
-                objection = self._hand_over(link.peer, stream.lane, frame)
+            while (frame := await reader.next_frame()) is not None:
+                objection = self._hand_over(link.peer, stream.lane, frame) if frame else None
                 if link.is_lost:
                     return  # the listener hung up meanwhile
                 if stream.lane is Lane.BULK:
-                    link.say_read(len(frame) + FRAME_PREFIX_BYTES)
+                    link.say_read((len(frame) or reader.skipped_bytes) + FRAME_PREFIX_BYTES)
                 if objection is not None:
                     self._lose(link, objection)
                     return

@@ -22,6 +22,7 @@ from p2p_diloco.transport.pace import Pace
 
 KIB = 1024
 MIB = 1024 * KIB
+HEAD_BYTES = 2
 FRAME_PREFIX_BYTES = 4
 """Every frame is preceded by its length as a big-endian u32."""
 
@@ -154,6 +155,9 @@ class TransportListener(Protocol):
     def link_lost(self, peer: PeerId, reason: str) -> None:
         """Called when the link to `peer` is lost; queued frames are dropped. Follows exactly one `link_up`."""
 
+    def disturbed(self, peer: PeerId, text: str) -> None:
+        """Called when a peer that may have no link wastes this machine's time; the text says how and what is done."""
+
     def transport_lost(self, error: NetworkError) -> None:
         """Called when the transport itself has failed (its daemon ended), after every link was lost."""
 
@@ -169,6 +173,9 @@ class SilentListener:
 
     def link_lost(self, peer: PeerId, reason: str) -> None:
         """Ignore the loss."""
+
+    def disturbed(self, peer: PeerId, text: str) -> None:
+        """Ignore the nuisance."""
 
     def transport_lost(self, error: NetworkError) -> None:
         """Ignore the end."""
@@ -186,6 +193,10 @@ class Transport(ABC):
         """Returns whether a peer gets a link even beyond the limit; a session sets this for members."""
         self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
         """Returns whether a peer that dials gets a link at all."""
+        self.may_read: Callable[[PeerId, Lane, bytes, int], bool] = lambda peer, lane, head, length: True
+        """Returns whether to read a frame, given its first `HEAD_BYTES` bytes and its length; otherwise it is skipped.
+
+        Raising FrameError closes the link, with its text as the reason. No memory is taken before this returns."""
         self.counters = TransportCounters()
         self.upload = Pace(self.limits.upload_bytes_per_second)
         self.download = Pace(self.limits.download_bytes_per_second)

@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -32,6 +33,8 @@ from p2p_diloco.errors import ConfigError, NetworkError
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
+MOST_FILES = 8192
+"""Limit of open files that this process asks for: two streams for each of hundreds of links, and the trainer's own."""
 _STOP_SECONDS = 2.0
 _READ_BYTES = 4096
 _READY_MARK = "Peer ID:"
@@ -197,6 +200,7 @@ class Daemon:
             ConfigError: this machine has no working p2pd.
         """
         check_ports_are_free(self._settings.host_maddrs)
+        raise_file_limit()
         self._directory = _make_socket_directory()
         try:
             await self._launch()
@@ -279,6 +283,15 @@ class Daemon:
         return " | ".join(self._last_lines) or "none"
 
 
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files as far as it may, up to `MOST_FILES`, as p2pd does with its own."""
+    with contextlib.suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def find_p2pd() -> Path:
     """Return the path of the daemon in hivemind's wheel, without importing hivemind.
 
@@ -341,9 +354,9 @@ def _flags(settings: DaemonSettings, control_path: Path) -> list[str]:
         f"-natPortMap={int(settings.map_port)}",
     ]
     if settings.host_maddrs:
-        flags += ["-dhtServer=1", f"-hostAddrs={','.join(settings.host_maddrs)}"]
+        flags.append(f"-hostAddrs={','.join(settings.host_maddrs)}")
     else:
-        flags += ["-dhtClient=1", "-noListenAddrs=1"]
+        flags.append("-noListenAddrs=1")
     if settings.announce_maddrs:
         flags.append(f"-announceAddrs={','.join(settings.announce_maddrs)}")
     return flags

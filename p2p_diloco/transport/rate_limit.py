@@ -6,6 +6,9 @@ libp2p's yamux and encryption, TCP and IP. The measurement is in docs/reference/
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
 from p2p_diloco.rate import WIRE_SHARE
 
 KIB = 1024
@@ -14,7 +17,10 @@ WIRE_BYTES_PER_FRAME = 100
 BURST_SECONDS = 0.1
 PIECE_SECONDS = 0.05
 ROUNDING_SECONDS = 1e-6
+MOST_BUCKETS = 4096
 LEAST_BURST_BYTES, LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 16 * KIB, 4 * KIB, 64 * KIB
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class TokenBucket:
@@ -55,6 +61,28 @@ class TokenBucket:
     def debt(self, now: float) -> float:
         """Return the amount booked ahead of `now`."""
         return max(self._paid_at - now, 0.0) * self.per_second
+
+
+class Buckets(Generic[Key]):
+    """Token buckets by key, a bounded number of them: a full bucket equals a new one and is forgotten first."""
+
+    def __init__(self, most: int = MOST_BUCKETS) -> None:
+        self._most = most
+        self._buckets: dict[Key, TokenBucket] = {}
+
+    def __len__(self) -> int:
+        """Return the number of buckets held."""
+        return len(self._buckets)
+
+    def get(self, key: Key, now: float, *, per_second: float, burst: float) -> TokenBucket | None:
+        """Return the bucket of `key`, a new one if there is none; None if there is no room for it."""
+        if key not in self._buckets and len(self._buckets) >= self._most:
+            self._buckets = {each: bucket for each, bucket in self._buckets.items() if not bucket.is_full(now)}
+            if len(self._buckets) >= self._most:
+                return None
+        if key not in self._buckets:
+            self._buckets[key] = TokenBucket(per_second=per_second, burst=burst)
+        return self._buckets[key]
 
 
 def burst_bytes(bytes_per_second: float) -> float:

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.addresses import is_loopback
-from p2p_diloco.transport.rate_limit import TokenBucket
+from p2p_diloco.transport.rate_limit import Buckets, TokenBucket
 
 MOST_LINKS = 64
 DIALS_PER_SECOND, DIALS_AT_ONCE = 0.5, 32.0
 """Limit for all strangers together. They can also dial us, and members are not limited by this."""
 DIALS_PER_PLACE, PLACE_SECONDS = 4.0, 600.0
 """Maximum dials to one place within this time, whoever names it."""
-MOST_PLACES = 4096
 _SITE_BITS = {4: 32, 6: 64}
 
 
@@ -36,19 +35,16 @@ class DialBudget:
 
     def __init__(self) -> None:
         self._all = TokenBucket(per_second=DIALS_PER_SECOND, burst=DIALS_AT_ONCE)
-        self._places: dict[str, TokenBucket] = {}
+        self._places: Buckets[str] = Buckets()
 
     def admits(self, addresses: Sequence[str], now: float) -> bool:
         """Return whether a peer may be dialled at these multiaddrs now; count the dial if so."""
         named = dict.fromkeys(place_of(address.split("/")[2]) for address in addresses if _names_place(address))
-        if len(self._places) + len(named) > MOST_PLACES:
-            self._places = {place: bucket for place, bucket in self._places.items() if not bucket.is_full(now)}
-            if len(self._places) + len(named) > MOST_PLACES:
-                return False
         rate = DIALS_PER_PLACE / PLACE_SECONDS
-        for place in named.keys() - self._places.keys():
-            self._places[place] = TokenBucket(per_second=rate, burst=DIALS_PER_PLACE)
-        buckets = [self._all, *(self._places[place] for place in named)]
+        places = [self._places.get(place, now, per_second=rate, burst=DIALS_PER_PLACE) for place in named]
+        buckets = [self._all, *(bucket for bucket in places if bucket is not None)]
+        if len(buckets) <= len(places):
+            return False
         if not all(bucket.has_one(now) for bucket in buckets):
             return False
         for bucket in buckets:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -231,6 +235,34 @@ def test_a_roster_that_does_not_fit_on_the_disk_is_an_error(tmp_path: Path) -> N
     (folder.path / ROSTERS_FILE).symlink_to(FULL)
     with pytest.raises(StateError, match=r"cannot write .*rosters\.bin: No space left"):
         folder.keep_roster(roster(0))
+
+
+@contextlib.contextmanager
+def no_files_left() -> Iterator[None]:
+    """Take every file descriptor that this process may open."""
+    taken, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[0]), limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_votes_and_rosters_are_kept_even_if_this_process_has_no_file_left_to_open(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    with no_files_left():
+        with pytest.raises(OSError, match="Too many open files"):
+            (tmp_path / "another").open("wb")
+        for _ in range(2):
+            folder.keep_ballots(ballots(5))
+        folder.keep_roster(roster(0))
+    assert folder_in(tmp_path).recall_ballots() == ballots(5)
+    assert folder_in(tmp_path).recall_rosters() == (roster(0),)
 
 
 def address(name: str, port: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -19,6 +20,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p
 from p2p_diloco.transport.byte_stream import ByteReader
+from p2p_diloco.transport.callers import MOST_OF_ONE, REFUSED_AT_ONCE
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.libp2p import Libp2pTransport
@@ -102,6 +104,25 @@ def test_a_peer_refuses_to_relay(tmp_path: Path) -> None:
             with pytest.raises(asyncio.IncompleteReadError):
                 await reader.readexactly(1)
             writer.transport.abort()
+
+    play(scene())
+
+
+def test_streams_that_nobody_greets_are_few_and_their_maker_is_named_and_disconnected(tmp_path: Path) -> None:
+    async def scene() -> None:
+        transport, heard = make(tmp_path, "host")
+        async with transport, stranger(tmp_path) as (peer, client):
+            streams = [await open_lane(client, transport, Lane.BULK) for _ in range(MOST_OF_ONE)]
+            assert not any([await is_closed(reader, 0.2) for reader, _ in streams]), "these may still be greeted"
+            with contextlib.suppress(PeerError):  # it is disconnected meanwhile
+                for _ in range(4 * int(REFUSED_AT_ONCE)):
+                    streams.append(await open_lane(client, transport, Lane.BULK))
+            await heard.wait_until(lambda it: bool(it.nuisances))
+            assert {each for each, _ in heard.nuisances} == {peer}
+            is_open = [not await is_closed(reader, 0.05) for reader, _ in streams]
+            assert sum(is_open) <= MOST_OF_ONE, "it has connected again"
+            for _, writer in streams:
+                writer.transport.abort()
 
     play(scene())
 
