@@ -11,16 +11,17 @@ import importlib
 import logging
 import math
 import secrets
-import time
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, PeerError
-from p2p_diloco.ids import PeerId, format_peer_id, parse_peer_id
+from p2p_diloco.ids import PeerId, parse_peer_id
 from p2p_diloco.transport.addresses import sort_addresses
 from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
-from p2p_diloco.transport.directory_shards import choose_some, directory_key, directory_keys, is_acceptable, shard_of
+from p2p_diloco.transport.directory_border import DirectoryBorder, hivemind_peer, node_id_of
+from p2p_diloco.transport.directory_guard import MOST_STRANGERS, choose_peers
+from p2p_diloco.transport.directory_shards import directory_key, directory_keys, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.strangers import DialBudget
@@ -54,6 +55,9 @@ class Libp2pDirectory(Directory):
         self._initial = _group_by_peer(initial_peers, own=transport.peer)
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._dials = DialBudget()
+        self._border = DirectoryBorder(
+            transport, lambda peer: (*self._known.get(peer, ()), *self._initial.get(peer, ())), self._dials
+        )
         self._p2p: Any = None
         self._node: Any = None
         self._keeper: asyncio.Task[None] | None = None
@@ -63,8 +67,9 @@ class Libp2pDirectory(Directory):
         await asyncio.to_thread(load_hivemind)
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                self._p2p = await _attach(self._transport)
-                self._node = await _create_node(self._p2p, is_client=not self._transport.listen_addresses())
+                self._p2p = await self._border.attach()
+                self._node = await _create_node(self._p2p, self._transport)
+                self._border.guard(self._node.protocol)
         except TimeoutError:
             await self._stop()
             raise NetworkError(
@@ -93,11 +98,17 @@ class Libp2pDirectory(Directory):
 
     async def peers(self) -> tuple[PeerRecord, ...]:
         shards = await self._read(directory_keys(self._transport.run))
-        draw = secrets.token_bytes(16)
-        found = [_parse_value(shard[peer]) for shard in shards for peer in choose_some(shard.keys(), draw)]
-        ours = sorted((record for record in found if record is not None), key=lambda record: record.peer)
-        self._remember(ours)
-        return tuple(ours)
+        self._border.trim_all(directory_keys(self._transport.run))
+        draw, is_member = secrets.token_bytes(16), self._transport.is_needed
+        found: list[PeerRecord] = []
+        for shard in shards:
+            for peer in choose_peers(shard, is_member=is_member, most_strangers=MOST_STRANGERS, draw=draw):
+                record = _parse_value(shard[peer])
+                found += [record] if record is not None else []
+        found.sort(key=lambda record: record.peer)
+        self._border.known_records = frozenset(record.encode() for record in found)
+        self._remember(found)
+        return tuple(found)
 
     async def _read(self, keys: Sequence[bytes]) -> list[dict[bytes, Any]]:
         """Return the values of each of `keys`, by subkey; keys whose search does not end in time are omitted."""
@@ -116,7 +127,9 @@ class Libp2pDirectory(Directory):
 
     def _remember(self, records: Sequence[PeerRecord]) -> None:
         dialable = [record for record in records if record.addresses and record.peer != self._transport.peer]
-        for record in dialable[:_MAX_CACHED_PEERS]:
+        is_needed = self._transport.is_needed
+        secrets.SystemRandom().shuffle(dialable)
+        for record in sorted(dialable, key=lambda record: not is_needed(record.peer))[:_MAX_CACHED_PEERS]:
             self._known.pop(record.peer, None)
             self._known[record.peer] = record.addresses
         while len(self._known) > _MAX_CACHED_PEERS:
@@ -150,7 +163,7 @@ class Libp2pDirectory(Directory):
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await self._transport.client.connect(peer, sort_addresses(peer, addresses), _CONNECT_SECONDS)
-                await self._node.protocol.call_ping(_hivemind_peer(peer))
+                await self._node.protocol.call_ping(hivemind_peer(peer))
         except (TimeoutError, PeerError):
             return  # it is visited again
 
@@ -199,20 +212,12 @@ def _group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tup
     return grouped
 
 
-async def _attach(transport: Libp2pTransport) -> Any:
-    """Return hivemind's handle for our daemon, with its sockets in our directory."""
-    theirs = importlib.import_module("hivemind.p2p").P2P
-    maddr_class = importlib.import_module("hivemind.utils.multiaddr").Multiaddr
-    ours: Any = type("P2P", (theirs,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.directory}/"})
-    return await ours.replicate(maddr_class(f"/unix{transport.daemon.control_path}"))
-
-
-async def _create_node(p2p: Any, *, is_client: bool) -> Any:
+async def _create_node(p2p: Any, transport: Libp2pTransport) -> Any:
     dht_module = importlib.import_module("hivemind.dht.node")
     return await dht_module.DHTNode.create(
         p2p=p2p,
-        client_mode=is_client,
-        record_validator=_make_validator(),
+        node_id=node_id_of(transport.peer),
+        client_mode=not transport.listen_addresses(),
         cache_locally=False,
         cache_on_store=False,
         cache_nearest=0,
@@ -220,17 +225,3 @@ async def _create_node(p2p: Any, *, is_client: bool) -> Any:
         ensure_bootstrap_success=False,
         strict=False,
     )
-
-
-def _make_validator() -> Any:
-    """Return a hivemind record validator that calls `is_acceptable`."""
-    base = importlib.import_module("hivemind.dht.validation").RecordValidatorBase
-
-    def validate(_: Any, record: Any) -> bool:
-        return is_acceptable(record.key, record.subkey, record.value, record.expiration_time, time.time())
-
-    return type("SignedRecords", (base,), {"validate": validate})()
-
-
-def _hivemind_peer(peer: PeerId) -> Any:
-    return importlib.import_module("hivemind.p2p").PeerID.from_base58(format_peer_id(peer))

@@ -22,6 +22,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p_directory
 from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.directory_border import hivemind_peer
 from p2p_diloco.transport.directory_shards import SHARDS, directory_key, shard_of
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
@@ -206,6 +207,14 @@ def test_a_late_bootstrap_peer_merges_its_directory(tmp_path: Path, monkeypatch:
     play(scene())
 
 
+async def unguarded(transport: Libp2pTransport) -> Any:
+    """Return hivemind's own handle for the daemon of a stranger."""
+    theirs = importlib.import_module("hivemind.p2p").P2P
+    ours: Any = type("P2P", (theirs,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.directory}/"})
+    maddr_class = importlib.import_module("hivemind.utils.multiaddr").Multiaddr
+    return await ours.replicate(maddr_class(f"/unix{transport.daemon.control_path}"))
+
+
 async def send_store(
     transport: Libp2pTransport, target: Libp2pTransport, subkey: bytes, value: bytes, *, shard: int = 0
 ) -> Any:
@@ -215,10 +224,10 @@ async def send_store(
     protocol = importlib.import_module("hivemind.dht.protocol").DHTProtocol
     messages = importlib.import_module("hivemind.proto.dht_pb2")
     key = importlib.import_module("hivemind.dht.routing").DHTID.generate(directory_key(RUN, shard))
-    p2p = await libp2p_directory._attach(transport)
+    p2p = await unguarded(transport)
     servicer = importlib.import_module("hivemind.p2p").ServicerBase
     get_stub = servicer.get_stub.__func__
-    stub = get_stub(protocol, p2p, libp2p_directory._hivemind_peer(target.peer))
+    stub = get_stub(protocol, p2p, hivemind_peer(target.peer))
     request = messages.StoreRequest(
         keys=[key.to_bytes()], subkeys=[subkey], values=[value], expiration_time=[time.time() + 60], in_cache=[False]
     )
@@ -243,7 +252,11 @@ def test_invalid_records_of_strangers_neither_crash_nor_stay(tmp_path: Path) -> 
             assert await directory.peers() == ()
             await directory.announce(record_of(host, host_key), time.time() + 600)
             assert len(await directory.peers()) == 1
-            assert await send_store(stranger, host, subkey, value, shard=own) == [True], "its own record is accepted"
+            other, other_key = make(tmp_path, "other stranger", dial_out_only=True)
+            subkey, value = msgpack.packb(other.peer), msgpack.packb(record_of(other, other_key).encode())
+            async with other:
+                shard = shard_of(other.peer)
+                assert await send_store(other, host, subkey, value, shard=shard) == [True], "its own record is accepted"
             assert len(await directory.peers()) == 2
 
     play(scene())

@@ -12,7 +12,7 @@ import pytest
 from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport import directory_shards
+from p2p_diloco.transport import libp2p_directory
 from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.directory_shards import SHARDS, directory_keys, shard_of
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, _group_by_peer
@@ -93,7 +93,7 @@ def test_reading_fails_if_no_shard_answers(fault: str) -> None:
 
 
 def test_records_taken_from_a_shard_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_shards, "MOST_IN_SHARD", 1)
+    monkeypatch.setattr(libp2p_directory, "MOST_STRANGERS", 1)
     found = run_virtual(peers_at(FakeNode(tuple(RECORDS.values()))))
     assert sorted(shard_of(record.peer) for record in found) == list(range(SHARDS))
 
