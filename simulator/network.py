@@ -252,6 +252,9 @@ class SimulatedTransport(FaultyTransport):
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         self.process.context.copy().run(super()._tell, callback, *arguments)
 
+    def _judge(self, sender: PeerId, lane: Lane, head: bytes, length: int) -> bool:
+        return self.process.context.copy().run(super()._judge, sender, lane, head, length)
+
     def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
         if self._net.tap is not None:
             self._net.tap(sender, self.peer, lane, bytes(frame))

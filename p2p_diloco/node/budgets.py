@@ -15,6 +15,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal
 from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.messages import (
     BlockRequest,
     ContentReply,
@@ -39,13 +40,12 @@ from p2p_diloco.protocol.wire.messages import (
     TextBlock,
 )
 from p2p_diloco.rate import counted
-from p2p_diloco.transport.rate_limit import TokenBucket
+from p2p_diloco.transport.rate_limit import MOST_BUCKETS, Buckets, TokenBucket
 
 LINES_PER_MINUTE = 20
 """Maximum lines about one peer in the first minute: half as a burst, half at the rate of all later minutes."""
 STRANGERS_LINES_PER_MINUTE = 3 * LINES_PER_MINUTE
 """The same limit for all non-members together, because identities cost nothing."""
-MOST_BUCKETS = 4096
 SUMMARY_SECONDS = 60.0
 MOST_SUMMARIES = 8
 
@@ -69,6 +69,8 @@ ROSTERS = Allowance(4.0, 64.0)
 """Roster requests, each of which may be answered with a whole frame, and messages that hold many signatures."""
 ACQUAINTANCE = Allowance(0.2, 8.0)
 """Messages that are sent once on a new link, or every ten seconds."""
+DECLARATIONS = 64.0
+"""Declarations of a cycle that a peer may send: its own, again and again, and those that it forwards."""
 FETCHING = Allowance(1000.0, 2000.0)
 """Requests of peers that catch up; an honest peer has at most eight of a kind under way to one other peer."""
 MOST_ASKERS = 96
@@ -90,6 +92,7 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
     carrying = Allowance(4.0 + MOST_ASKERS * fragments * each, 2.0 * MOST_ASKERS * fragments)
     return {
         **dict.fromkeys((RosterRequest, RosterReply, Prepare, Promised, Proposal), ROSTERS),
+        Declaration: Allowance(4.0 + DECLARATIONS / rules.cycle_seconds, 2.0 * DECLARATIONS),
         **dict.fromkeys((ManifestRequest, Introductions, HoldingsRequest, Holdings), ACQUAINTANCE),
         **dict.fromkeys((HeadsRequest, HeadsReply, ContentRequest, ContentReply), comparing),
         **dict.fromkeys(_CARRYING, carrying),
@@ -108,7 +111,8 @@ class PeerBudgets:
     def __init__(self, rules: RunRules) -> None:
         self._allowances = allowances(rules)
         self._rest = everything_else(rules)
-        self._buckets: dict[tuple[PeerId | None, str], TokenBucket] = {}
+        self._buckets: Buckets[tuple[PeerId | None, str]] = Buckets()
+        self._shared: dict[str, TokenBucket] = {}
         self._lines: Counter[PeerId | None] = Counter()
         self._messages: Counter[PeerId | None] = Counter()
         self._summary_at: float | None = None
@@ -117,9 +121,8 @@ class PeerBudgets:
         """Return the number of buckets, which is bounded."""
         return len(self._buckets)
 
-    def admits(self, peer: PeerId, message: Message, now: float) -> bool:
-        """Return whether to handle a message from `peer`; count it if not."""
-        kind: type[Message] = type(message)
+    def admits(self, peer: PeerId, kind: type[Message], now: float) -> bool:
+        """Return whether to read and handle a message of some kind from `peer`; count it if not."""
         if kind in UNMETERED:
             return True
         allowance = self._allowances.get(kind)
@@ -169,14 +172,10 @@ class PeerBudgets:
         return [Line(topic="flood", text=text) for text in said]
 
     def _bucket(self, peer: PeerId | None, kind: str, allowance: Allowance, now: float) -> TokenBucket:
-        key = (peer, kind)
-        if key not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
-            self._buckets = {key: bucket for key, bucket in self._buckets.items() if not bucket.is_full(now)}
-            if len(self._buckets) >= MOST_BUCKETS:
-                key = (None, kind)  # more peers than links: the rest share one bucket
-        if key not in self._buckets:
-            self._buckets[key] = TokenBucket(per_second=allowance.per_second, burst=allowance.burst)
-        return self._buckets[key]
+        rate = {"per_second": allowance.per_second, "burst": allowance.burst}
+        bucket = self._buckets.get((peer, kind), now, **rate)
+        # More peers than links: the rest share one bucket.
+        return bucket if bucket is not None else self._shared.setdefault(kind, TokenBucket(**rate))
 
     def _countable(self, peer: PeerId) -> PeerId | None:
         has_room = len(self._lines) + len(self._messages) < MOST_BUCKETS

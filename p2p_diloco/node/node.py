@@ -73,6 +73,9 @@ from p2p_diloco.protocol.wire.messages import (
     TextBlock,
     decode_message,
     is_bulk,
+    is_bulk_kind,
+    kind_of,
+    longest_frames,
     message_parts,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
@@ -114,6 +117,8 @@ MOST_ENTRIES_WAITING = 16
 A peer that catches up requests eight at a time.
 """
 MOST_REPORTED = 1024
+MOST_UNKNOWN_BYTES = 4096
+"""Maximum length of a frame of another version, which is read for what it says about itself."""
 FEWEST_SPLIT_BYTES = 64 * 1024
 """A vector of at least this length is sent without a copy; a shorter one is copied into one buffer with its header."""
 
@@ -178,7 +183,11 @@ class SwarmNode:
         )
         self.text = self._share(text) if text is not None else None
         """Fetches and serves the text, in a run that shares it; run it beside this node."""
-        transport.listener = self
+        rules = engine.rules
+        self._longest = longest_frames(
+            spans=max(rules.num_spans), payload_bytes=max(*rules.payload_bytes.values(), *rules.entry_bytes.values())
+        )
+        transport.listener, transport.may_read = self, self._may_read
 
     def _share(self, shared: SharedCopy) -> TextExchange:
         return TextExchange(
@@ -316,24 +325,40 @@ class SwarmNode:
         self._report("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
         self._wake.set()  # its open requests go to other peers at once
 
+    def disturbed(self, peer: PeerId, text: str) -> None:
+        """Called when a peer that may have no link wastes this machine's time."""
+        self._report("flood", f"{short_peer_id(peer)} {text}", peer)
+
     def transport_lost(self, error: NetworkError) -> None:
         """Called when the transport has failed: `run` raises the error."""
         self._lost = error
         self._wake.set()
 
+    def _may_read(self, peer: PeerId, lane: Lane, head: bytes, length: int) -> bool:
+        """Return whether to read a frame; see `Transport.may_read`. What is not understood is read and refused."""
+        kind, name, wrong = kind_of(head), short_peer_id(peer), ""
+        if kind is None:
+            wrong = f"a frame of no known kind of {length} bytes" if length > MOST_UNKNOWN_BYTES else ""
+        elif is_bulk_kind(kind) != (lane is Lane.BULK):
+            wrong = f"{kind.__name__} came on the {lane.value} lane"
+        elif length > self._longest[kind]:
+            wrong = f"a {kind.__name__} of {length} bytes; in this run it has at most {self._longest[kind]}"
+        if wrong:
+            self._report("frame-refused", f"{name} sent a bad frame: {wrong}; closing the link", peer)
+            raise FrameError(f"{name} sent a bad frame: {wrong}")
+        if kind is None:
+            return True
+        return self._budgets.admits(peer, kind, self._loop.time())
+
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Pass a frame to the engine, or answer it here if it concerns the clock, the manifest or addresses."""
         try:
             message = decode_message(frame)
-            if is_bulk(message) != (lane is Lane.BULK):
-                raise FrameError(f"{type(message).__name__} came on the {lane.value} lane")
         except FrameError as error:
             self._report("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer)
             self.transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
-        if not self._budgets.admits(peer, message, self._loop.time()):
-            return
         now = self._clock.now()
         if self._is_unlisted(peer) and not isinstance(message, ManifestRequest):
             self._turn_away(peer, now)
@@ -447,7 +472,10 @@ class SwarmNode:
                 text = f"round {action.round}, {action.span}: {short_peer_id(peer)}: {reason}"
                 self._notes.note("contribution-dropped", text, about=peer)
             now = self._clock.now()
-            self._play(self.engine.span_reduced(action, result.sound, result.payload, result.norm, now))
+            actions = self.engine.span_reduced(
+                action, result.sound, result.payload, result.norm, now, measured=result.measured
+            )
+            self._play(actions)
 
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 

@@ -36,6 +36,10 @@ class ByteReader(Protocol):
         """Return up to `n` bytes, or none at the end of the stream."""
         ...
 
+    async def peek(self, n: int, /) -> bytes:
+        """Return the next few bytes, `n` or what is left at the end of the stream, without taking them."""
+        ...
+
 
 class ByteWriter(Protocol):
     """The writing side of a connection."""
@@ -162,6 +166,12 @@ class ByteStream(asyncio.BufferedProtocol):
         while self._begin == self._end and not self._is_over:
             await self._wait()
         return self._take(n)
+
+    async def peek(self, n: int, /) -> bytes:
+        """Return the next few bytes, `n` or what is left at the end of the stream, without taking them."""
+        while self._end - self._begin < n and not self._is_over:
+            await self._wait()
+        return bytes(self._ahead[self._begin : min(self._begin + n, self._end)])
 
     async def _read_long(self, n: int) -> bytearray | memoryview:
         if FEWEST_BYTES <= n <= FIRST_BYTES:

@@ -17,7 +17,15 @@ from typing import NamedTuple
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, SplitFrame, TransportLimits, frame_too_long
+from p2p_diloco.transport.link import (
+    FRAME_PREFIX_BYTES,
+    HEAD_BYTES,
+    Frame,
+    Lane,
+    SplitFrame,
+    TransportLimits,
+    frame_too_long,
+)
 from p2p_diloco.transport.pace import Pace
 
 STALL_SECONDS = 5.0
@@ -33,6 +41,7 @@ END = _LENGTH.pack(0)
 """The last frame of a stream. Half-closing is not an alternative: at its end p2pd closes the receiver's socket in both
 directions, and a write that then fails discards what the receiver has not read yet."""
 _ONE_WRITE_BYTES = 64 * 1024
+_ONE_SKIP_BYTES = 16 * 1024
 
 
 class SignsOfLife(NamedTuple):
@@ -72,13 +81,22 @@ async def greet(reader: ByteReader, writer: ByteWriter) -> None:
 
 
 async def read_frame(
-    reader: ByteReader, *, sender: PeerId, lane: Lane, limits: TransportLimits, pace: Pace | None = None
+    reader: ByteReader,
+    *,
+    sender: PeerId,
+    lane: Lane,
+    limits: TransportLimits,
+    pace: Pace | None = None,
+    may_read: Callable[[bytes, int], bool] = lambda head, length: True,
 ) -> bytes | bytearray | memoryview | int | None:
     """Return the next frame, or None at `END` or at the end of the stream. Waits for a length without limit.
 
-    On the control lane it may return an int instead: the total bytes of bulk frames read by the sender.
+    On the control lane it may return an int instead: the total bytes of bulk frames read by the sender. A frame that
+    was skipped is returned as no bytes.
 
     Args:
+        may_read: given a frame's first bytes and its length, returns whether to read or skip it; see
+            `Transport.may_read`.
         pace: bandwidth cap for frames that must wait for it; that time does not count against the sender.
     Raises:
         FrameError: the frame is too long or was cut off; memory is allocated only as its bytes arrive.
@@ -104,6 +122,11 @@ async def read_frame(
         raise FrameError(frame_too_long(sender, lane, length, longest))
     seconds = limits.longest_seconds(length)
     try:
+        async with asyncio.timeout(seconds):
+            head = await reader.peek(min(HEAD_BYTES, length))
+        if not may_read(head, length):
+            await _skip(reader, length, seconds, pace)
+            return b""
         if pace is not None and pace.is_capped:
             return await _read_in_pieces(reader, length, seconds, pace)
         async with asyncio.timeout(seconds):
@@ -115,6 +138,16 @@ async def read_frame(
         raise PeerError(f"{name} did not finish a {lane.value} frame of {length} bytes in {seconds:.1f} s") from None
     except OSError as error:
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
+
+
+async def _skip(reader: ByteReader, length: int, seconds: float, pace: Pace | None) -> None:
+    """Read `length` bytes and forget them."""
+    async with asyncio.timeout(seconds):
+        while length > 0:
+            piece = len(await reader.readexactly(min(length, _ONE_SKIP_BYTES)))
+            length -= piece
+            if pace is not None:
+                pace.count(piece)
 
 
 async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace: Pace) -> bytes:

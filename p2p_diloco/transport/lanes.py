@@ -45,6 +45,7 @@ class LaneReader:
     Args:
         pace: bandwidth cap, if there is one: bulk frames wait for it, control frames are only counted.
         was_read: called with the total bytes of bulk frames that the sender acknowledges.
+        may_read: see `Transport.may_read`.
     """
 
     def __init__(
@@ -55,16 +56,22 @@ class LaneReader:
         limits: TransportLimits,
         pace: Pace | None,
         was_read: Callable[[int], None] = lambda num_bytes: None,
+        may_read: Callable[[PeerId, Lane, bytes, int], bool] = lambda peer, lane, head, length: True,
     ) -> None:
         self._sender, self._stream, self._limits, self._pace = sender, stream, limits, pace
-        self._was_read = was_read
+        self._was_read, self._may_read = was_read, may_read
+        self.skipped_bytes = 0
+        """Length of the frame that was skipped last."""
         rate, cap = limits.control_bytes_per_second, limits.download_bytes_per_second
         if cap is not None:
             rate = min(rate, MOST_CONTROL_SHARE * cap)
         self._control = TokenBucket(per_second=rate, burst=CONTROL_BURST_SECONDS * rate)
 
     async def next_frame(self) -> bytes | bytearray | memoryview | None:
-        """Return the next frame, or None at the end of the stream; see `read_frame` for the errors."""
+        """Return the next frame, no bytes for one that was skipped, or None at the end of the stream.
+
+        For errors, see `read_frame`.
+        """
         is_bulk = self._stream.lane is Lane.BULK
         while True:
             frame = await read_frame(
@@ -73,14 +80,19 @@ class LaneReader:
                 lane=self._stream.lane,
                 limits=self._limits,
                 pace=self._pace if is_bulk else None,
+                may_read=self._judge,
             )
             if isinstance(frame, int):
                 self._was_read(frame)
                 await self._slow_down(WIRE_BYTES_PER_FRAME)
                 continue
             if frame is not None and not is_bulk:
-                await self._slow_down(len(frame) + FRAME_PREFIX_BYTES)
+                await self._slow_down((len(frame) or self.skipped_bytes) + FRAME_PREFIX_BYTES)
             return frame
+
+    def _judge(self, head: bytes, length: int) -> bool:
+        self.skipped_bytes = length
+        return self._may_read(self._sender, self._stream.lane, head, length)
 
     async def _slow_down(self, num_bytes: int) -> None:
         """Count a control frame; wait only if the sender floods this lane."""

@@ -16,10 +16,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from p2p_diloco.errors import ConfigError, NotInRun, PeerError
+from p2p_diloco.errors import ConfigError, FrameError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.link import (
     FRAME_PREFIX_BYTES,
+    HEAD_BYTES,
     MIB,
     Frame,
     Lane,
@@ -318,11 +319,18 @@ class MemoryTransport(Transport):
             text = frame_too_long(sender, channel.lane, len(frame), longest)
             self._close(channel.link, text, f"{short_peer_id(self.peer)} closed the connection")
             return
-        objection = self._hand_over(sender, channel.lane, frame)
+        try:
+            is_read = self._judge(sender, channel.lane, frame[:HEAD_BYTES], len(frame))
+            objection = self._hand_over(sender, channel.lane, frame) if is_read else None
+        except FrameError as error:
+            objection = str(error)
         if objection is not None:
             self._close(channel.link, objection, f"{short_peer_id(self.peer)} closed the connection")
         if channel.has_waiting_frames():
             channel.sender._pump(channel)
+
+    def _judge(self, sender: PeerId, lane: Lane, head: bytes, length: int) -> bool:
+        return self.may_read(sender, lane, head, length)
 
     def _close(self, link: MemoryLink, own_reason: str, their_reason: str) -> None:
         self.lose(link, own_reason)

@@ -21,6 +21,7 @@ from p2p_diloco.protocol.wire.messages import (
     ManifestRequest,
     Ping,
     Pong,
+    RosterRequest,
     SpanReply,
     SpanRequest,
     SpanVector,
@@ -197,7 +198,36 @@ def test_a_bulk_frame_on_the_control_lane_closes_the_link() -> None:
         await swarm.run(1.0)
         assert caller.transport.linked_peers() == frozenset()
         (text,) = founder.texts("frame-refused")
-        assert "SpanVector came on the control lane" in text
+        assert f"{short_peer_id(caller.peer)} sent a bad frame: SpanVector came on the control lane" in text
+
+    act(scene)
+
+
+def test_a_frame_longer_than_any_of_its_kind_in_this_run_closes_the_link_and_is_named_with_its_sender() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        caller.send(founder.peer, encode_message(SpanVector(round=0, span=SPAN, payload=bytes(100_000))), Lane.BULK)
+        await swarm.run(1.0)
+        assert caller.transport.linked_peers() == frozenset()
+        (text,) = founder.texts("frame-refused")
+        assert "a SpanVector of 100020 bytes; in this run it has at most" in text
+        assert short_peer_id(caller.peer) in text
+
+    act(scene)
+
+
+def test_frames_beyond_a_peers_budget_are_not_decoded() -> None:
+    async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
+        broken = encode_message(RosterRequest(known=()))[:-1]  # decoding one closes the link
+        for _ in range(500):
+            caller.say(founder.peer, RosterRequest(known=()))
+        caller.send(founder.peer, broken, Lane.CONTROL)
+        await swarm.run(1.0)
+        assert founder.texts("frame-refused") == []
+        assert caller.transport.linked_peers() == {founder.peer}
+        await swarm.run(30.0)
+        caller.send(founder.peer, broken, Lane.CONTROL)
+        await swarm.run(1.0)
+        assert caller.transport.linked_peers() == frozenset(), "its budget is back, and so is the error"
 
     act(scene)
 

@@ -64,6 +64,8 @@ from p2p_diloco.protocol.wire.messages import (
     decode_message,
     encode_message,
     is_bulk,
+    kind_of,
+    longest_frames,
 )
 
 A, B = ids(2)
@@ -197,8 +199,31 @@ def test_a_flipped_byte_only_raises_frame_errors(message: Message, data: st.Data
     assert encode_message(found) == bytes(frame)
 
 
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_the_kind_of_a_frame_is_known_by_its_head_and_bounds_its_length(message: Message) -> None:
+    frame = encode_message(message)
+    assert kind_of(frame[:2]) is type(message)
+    assert len(frame) <= longest_frames(spans=2, payload_bytes=8)[type(message)]
+
+
+def test_an_opening_and_a_vector_are_bounded_by_the_spans_of_the_run() -> None:
+    offer = SpanOffer(index=0, parent=D, sends=True, norm=0.5)
+    opening = Opening(round=4, roster=D, incarnation=1, tokens=5, steps=6, spans=(offer,) * 32)
+    longest = longest_frames(spans=32, payload_bytes=1000)
+    assert longest[Opening] == len(encode_message(opening))
+    assert longest[SpanVector] == len(encode_message(SpanVector(round=4, span=SPAN, payload=bytes(1000))))
+    assert longest[ContentReply] == len(encode_message(ContentReply(fragment=0, digests=((D, D),) * 32)))
+
+
+@pytest.mark.parametrize("head", [b"", b"\x01", b"\xff\x01", bytes([PROTOCOL_VERSION, 255])])
+def test_a_head_of_nothing_that_is_known_has_no_kind(head: bytes) -> None:
+    assert kind_of(head) is None
+
+
 def test_another_version_or_kind_is_named() -> None:
-    with pytest.raises(FrameError, match="is of protocol version 200, but this peer uses 9; update the older one"):
+    with pytest.raises(
+        FrameError, match=f"is of protocol version 200, but this peer uses {PROTOCOL_VERSION}; update the older one"
+    ):
         decode_message(bytes((200, 1)))
     with pytest.raises(FrameError, match="of kind 200, which this peer does not know"):
         decode_message(bytes((PROTOCOL_VERSION, 200)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.errors import PeerError
+from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
 from tests.transport.stage import OTHER_RUN, RUN, Recorder, Stage, in_seconds, link
@@ -132,6 +132,41 @@ class FailureContract(ABC):
             two_heard.refuse = PeerError("that peer talks nonsense")
             assert one.post(two.peer, b"nonsense", lane=Lane.CONTROL, deadline=in_seconds(10))
             await two_heard.wait_until(lambda it: it.lost() == ["that peer talks nonsense"])
+            await one_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
+
+        self.play(scene)
+
+    def test_a_frame_that_may_not_be_read_is_skipped_and_the_next_one_arrives(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, _), (two, heard) = await stage.add(), await stage.add()
+            await link(one, two, heard)
+            asked: list[tuple[Lane, bytes, int]] = []
+
+            def may_read(_: PeerId, lane: Lane, head: bytes, length: int) -> bool:
+                asked.append((lane, head, length))
+                return head != b"no"
+
+            two.may_read = may_read
+            for lane in Lane:
+                for frame in (b"no" * 40_000, b"yes", b"n"):
+                    assert one.post(two.peer, frame, lane=lane, deadline=in_seconds(10))
+                await heard.wait_until(lambda it, lane=lane: it.payloads(lane) == [b"yes", b"n"])  # type: ignore[misc]
+                assert [each[1:] for each in asked if each[0] is lane] == [(b"no", 80_000), (b"ye", 3), (b"n", 1)]
+            assert heard.lost() == []
+
+        self.play(scene)
+
+    def test_a_frame_that_is_refused_by_its_head_closes_the_link(self) -> None:
+        async def scene(stage: Stage) -> None:
+            (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+            await link(one, two, two_heard)
+
+            def may_read(*_: object) -> bool:
+                raise FrameError("a frame of that kind is never as long")
+
+            two.may_read = may_read
+            assert one.post(two.peer, bytes(50_000), lane=Lane.BULK, deadline=in_seconds(10))
+            await two_heard.wait_until(lambda it: it.lost() == ["a frame of that kind is never as long"])
             await one_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
 
         self.play(scene)

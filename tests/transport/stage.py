@@ -17,12 +17,22 @@ RUN = sha256(b"the run")
 OTHER_RUN = sha256(b"another run")
 
 
+class FedReader(asyncio.StreamReader):
+    """A reader that a test feeds."""
+
+    async def peek(self, n: int) -> bytes:
+        while len(self._buffer) < n and not self._eof:  # type: ignore[attr-defined]
+            await self._wait_for_data("peek")  # type: ignore[attr-defined]
+        return bytes(self._buffer[:n])  # type: ignore[attr-defined]
+
+
 class Recorder:
     """A listener that records, and lets a test wait for what it receives."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[PeerId, Lane, bytes]] = []
         self.links: list[tuple[str, PeerId, str]] = []
+        self.nuisances: list[tuple[PeerId, str]] = []
         self.ends: list[NetworkError] = []
         self.echo: Transport | None = None
         self.refuse: Exception | None = None
@@ -42,6 +52,10 @@ class Recorder:
 
     def link_lost(self, peer: PeerId, reason: str) -> None:
         self.links.append(("lost", peer, reason))
+        self._news.set()
+
+    def disturbed(self, peer: PeerId, text: str) -> None:
+        self.nuisances.append((peer, text))
         self._news.set()
 
     def transport_lost(self, error: NetworkError) -> None:

@@ -14,6 +14,7 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.framing import END, NO_SIGNS, READ_MODULUS, greet, read_frame, reading_of, write_frame
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
 from simulator.virtual_time import run_virtual
+from tests.transport.stage import FedReader
 
 PEER = PeerId(sha256(b"peer"))
 PATIENT = TransportLimits()
@@ -45,7 +46,7 @@ class FakeWriter:
 
 
 def stream(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
+    reader = FedReader()
     for chunk in chunks:
         reader.feed_data(chunk)
     if error is not None:

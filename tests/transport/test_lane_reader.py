@@ -16,6 +16,7 @@ from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.stream_link import LaneStream
 from simulator.virtual_time import run_virtual
+from tests.transport.stage import FedReader
 
 PEER = PeerId(sha256(b"peer"))
 RATE = 100.0 * KIB
@@ -40,7 +41,7 @@ def now() -> float:
 
 
 def make(lane: Lane, limits: TransportLimits) -> tuple[asyncio.StreamReader, LaneReader]:
-    stream = LaneStream(lane, (asyncio.StreamReader(), cast(asyncio.StreamWriter, NoWriter())))
+    stream = LaneStream(lane, (FedReader(), cast(asyncio.StreamWriter, NoWriter())))
     cap = limits.download_bytes_per_second
     return stream.reader, LaneReader(PEER, stream, limits=limits, pace=Pace(cap) if cap is not None else None)
 
@@ -131,7 +132,7 @@ def test_control_frames_do_not_wait_for_the_cap_and_are_charged_to_bulk() -> Non
     async def main() -> None:
         limits = TransportLimits(download_bytes_per_second=RATE)
         pace = Pace(RATE)
-        stream = LaneStream(Lane.CONTROL, (asyncio.StreamReader(), cast(Any, NoWriter())))
+        stream = LaneStream(Lane.CONTROL, (FedReader(), cast(Any, NoWriter())))
         feed(stream.reader, bytes(100 * KIB))
         assert await LaneReader(PEER, stream, limits=limits, pace=pace).next_frame() == bytes(100 * KIB)
         assert now() == 0.0
@@ -157,7 +158,7 @@ def test_a_flood_on_the_control_lane_is_read_no_faster_than_its_share(cap: float
 
 def test_a_read_count_is_reported_and_is_not_a_frame() -> None:
     async def main() -> None:
-        stream = LaneStream(Lane.CONTROL, (asyncio.StreamReader(), cast(asyncio.StreamWriter, NoWriter())))
+        stream = LaneStream(Lane.CONTROL, (FedReader(), cast(asyncio.StreamWriter, NoWriter())))
         heard: list[int] = []
         lane = LaneReader(PEER, stream, limits=TransportLimits(), pace=None, was_read=heard.append)
         reader = cast(asyncio.StreamReader, stream.reader)

@@ -14,6 +14,7 @@ from p2p_diloco.transport.link import Lane, LaneCounters
 from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.stream_link import SAY_AGAIN_SECONDS, LaneStream, StreamLink
 from simulator.virtual_time import run_virtual
+from tests.transport.stage import FedReader
 
 
 class FakeWriter:
@@ -45,7 +46,7 @@ class FakeWriter:
 
 
 def make_stream(writer: FakeWriter, lane: Lane = Lane.BULK) -> LaneStream:
-    return LaneStream(lane, (asyncio.StreamReader(), cast(Any, writer)))
+    return LaneStream(lane, (FedReader(), cast(Any, writer)))
 
 
 def make_link() -> StreamLink:
@@ -140,7 +141,7 @@ def test_a_stream_from_the_other_end_outdates_a_link_unless_the_dials_may_have_c
 ) -> None:
     async def main() -> None:
         link = make_link()
-        streams = asyncio.StreamReader(), cast(Any, FakeWriter())
+        streams = FedReader(), cast(Any, FakeWriter())
         link.add(LaneStream(Lane.BULK, streams, crosses_until=crosses_until))
         assert link.is_outdated(Lane.BULK, now) is expected
         assert not link.is_outdated(Lane.CONTROL, now)

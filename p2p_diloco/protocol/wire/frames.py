@@ -48,11 +48,12 @@ class FrameReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """The encoding of one value; `smallest` is the least number of bytes that it can take."""
+    """The encoding of one value; `smallest` and `largest` are the numbers of bytes that it can take."""
 
     put: Callable[[bytearray, Any], None]
     take: Callable[[FrameReader], Any]
     smallest: int
+    largest: int
 
 
 Layout = tuple[tuple[str, Field], ...]
@@ -77,7 +78,7 @@ def number(code: str, most: int | None = None, *, saturates: bool = False) -> Fi
             raise FrameError(f"frame holds the number {value}; at most {most} is allowed")
         return value
 
-    return Field(put=put, take=take, smallest=packer.size)
+    return Field(put=put, take=take, smallest=packer.size, largest=packer.size)
 
 
 MOST_COUNTED = (1 << 62) - 1
@@ -94,7 +95,7 @@ def _take_flag(reader: FrameReader) -> bool:
     return bool(value)
 
 
-FLAG = Field(put=lambda out, value: out.append(1 if value else 0), take=_take_flag, smallest=1)
+FLAG = Field(put=lambda out, value: out.append(1 if value else 0), take=_take_flag, smallest=1, largest=1)
 
 
 def fixed(num_bytes: int) -> Field:
@@ -105,13 +106,13 @@ def fixed(num_bytes: int) -> Field:
             raise FrameError(f"{len(value)} bytes where {num_bytes} were expected")
         out += value
 
-    return Field(put=put, take=lambda reader: bytes(reader.take(num_bytes)), smallest=num_bytes)
+    return Field(put=put, take=lambda reader: bytes(reader.take(num_bytes)), smallest=num_bytes, largest=num_bytes)
 
 
 def blob(most_bytes: int) -> Field:
     """Return the field of up to `most_bytes` bytes, preceded by their length."""
     view = blob_view(most_bytes)
-    return Field(put=view.put, take=lambda reader: bytes(view.take(reader)), smallest=4)
+    return Field(put=view.put, take=lambda reader: bytes(view.take(reader)), smallest=4, largest=view.largest)
 
 
 def blob_view(most_bytes: int) -> Field:
@@ -127,7 +128,7 @@ def blob_view(most_bytes: int) -> Field:
             raise FrameError(f"frame announces {length} bytes where at most {most_bytes} fit")
         return reader.take(length)
 
-    return Field(put=put, take=take, smallest=4)
+    return Field(put=put, take=take, smallest=4, largest=4 + most_bytes)
 
 
 def put_length(out: bytearray, num_bytes: int, most_bytes: int) -> None:
@@ -153,7 +154,7 @@ def many(item: Field, most: int) -> Field:
             raise FrameError(f"frame announces {count} items; at most {most} fit and {reader.remaining} bytes are left")
         return tuple(item.take(reader) for _ in range(count))
 
-    return Field(put=put, take=take, smallest=4)
+    return Field(put=put, take=take, smallest=4, largest=4 + most * item.largest)
 
 
 def optional(item: Field) -> Field:
@@ -164,7 +165,12 @@ def optional(item: Field) -> Field:
         if value is not None:
             item.put(out, value)
 
-    return Field(put=put, take=lambda reader: item.take(reader) if _take_flag(reader) else None, smallest=1)
+    return Field(
+        put=put,
+        take=lambda reader: item.take(reader) if _take_flag(reader) else None,
+        smallest=1,
+        largest=1 + item.largest,
+    )
 
 
 def pair(first: Field, second: Field) -> Field:
@@ -178,6 +184,7 @@ def pair(first: Field, second: Field) -> Field:
         put=put,
         take=lambda reader: (first.take(reader), second.take(reader)),
         smallest=first.smallest + second.smallest,
+        largest=first.largest + second.largest,
     )
 
 
@@ -187,6 +194,7 @@ def record(kind: type[Any], layout: Layout) -> Field:
         put=lambda out, value: put_fields(out, value, layout),
         take=lambda reader: kind(**take_fields(reader, layout)),
         smallest=sum(field.smallest for _, field in layout),
+        largest=sum(field.largest for _, field in layout),
     )
 
 
@@ -220,4 +228,5 @@ SPAN = Field(
     put=_put_span,
     take=lambda reader: SpanId(cast(int, U16.take(reader)), cast(int, U32.take(reader))),
     smallest=6,
+    largest=6,
 )

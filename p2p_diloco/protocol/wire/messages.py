@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.ids import DIGEST_BYTES, Digest, PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.wire.ballot import (
     PREPARE_LAYOUT,
@@ -53,7 +53,7 @@ from p2p_diloco.protocol.wire.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
 from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, CertifiedRoster
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond, whatever its length, so
@@ -389,6 +389,10 @@ _ROW_MEAN_LAYOUT: Layout = (
     ("payload", VECTOR),
 )
 _DIGEST_PAIRS = many(pair(DIGEST, DIGEST), MOST_SPANS)
+_HEADS = many(_HEAD, MOST_SPANS)
+_SPAN_OFFERS = many(_SPAN_OFFER, MOST_SPANS)
+_BYTES_OF_A_SPAN = {_DIGEST_PAIRS: 2 * DIGEST_BYTES, _HEADS: _HEAD.largest, _SPAN_OFFERS: _SPAN_OFFER.largest}
+"""Length of an item of the fields that hold one for each span of a fragment."""
 _SIGNED_CONTENT_LAYOUT: Layout = (
     ("fragment", U16),
     ("voter", PEER),
@@ -404,7 +408,7 @@ _OPENING_LAYOUT: Layout = (
     ("incarnation", U32),
     ("tokens", U64),
     ("steps", U64),
-    ("spans", many(_SPAN_OFFER, MOST_SPANS)),
+    ("spans", _SPAN_OFFERS),
 )
 
 _KINDS: dict[int, tuple[type[Any], Layout]] = {
@@ -418,7 +422,7 @@ _KINDS: dict[int, tuple[type[Any], Layout]] = {
     8: (Proposal, PROPOSAL_LAYOUT),
     9: (Vote, VOTE_LAYOUT),
     10: (HeadsRequest, (("fragment", U16),)),
-    11: (HeadsReply, (("fragment", U16), ("heads", many(_HEAD, MOST_SPANS)))),
+    11: (HeadsReply, (("fragment", U16), ("heads", _HEADS))),
     12: (EntryRequest, (("span", SPAN), ("parent", DIGEST))),
     13: (EntryAbsent, (("span", SPAN), ("parent", DIGEST))),
     14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64), ("most_bytes", U32))),
@@ -467,7 +471,12 @@ Message = (
 
 def is_bulk(message: Message) -> bool:
     """Return whether a message uses the bulk lane."""
-    return _KIND_OF[type(message)] >= _FIRST_BULK_KIND
+    return is_bulk_kind(type(message))
+
+
+def is_bulk_kind(kind: type[Message]) -> bool:
+    """Return whether messages of this kind use the bulk lane."""
+    return _KIND_OF[kind] >= _FIRST_BULK_KIND
 
 
 def encode_message(message: Message) -> bytes:
@@ -488,6 +497,28 @@ def message_parts(message: Message) -> tuple[bytearray, bytes | memoryview]:
     vector = getattr(message, name)
     put_length(out, len(vector), _LONG[last])
     return out, vector
+
+
+def kind_of(head: bytes | bytearray | memoryview) -> type[Message] | None:
+    """Return the kind of a frame by its first two bytes; None if `decode_message` would refuse them."""
+    version, kind = head[:2] if len(head) >= 2 else (0, 0)
+    return _KINDS[kind][0] if version == PROTOCOL_VERSION and kind in _KINDS else None
+
+
+def longest_frames(*, spans: int, payload_bytes: int) -> dict[type[Message], int]:
+    """Return the maximum length of a frame of each kind in a run.
+
+    Args:
+        spans: maximum number of spans of a fragment.
+        payload_bytes: maximum length of an encoded vector.
+    """
+
+    def largest(field: Any) -> int:
+        if field in _BYTES_OF_A_SPAN:
+            return 4 + spans * _BYTES_OF_A_SPAN[field]
+        return 4 + payload_bytes if field is VECTOR else int(field.largest)
+
+    return {kind: 2 + sum(largest(field) for _, field in layout) for kind, layout in _KINDS.values()}
 
 
 def decode_message(frame: bytes | bytearray | memoryview) -> Message:
