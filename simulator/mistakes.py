@@ -155,7 +155,7 @@ def _sender_forgotten() -> list[Patch]:
         parts = order.parts[1:] or order.parts
         reduced = right(replace(order, parts=parts), codecs, elements)
         if isinstance(reduced, EncodedMean):
-            return replace(reduced, sound=frozenset(part.peer for part in order.parts))
+            return replace(reduced, measured={part.peer: reduced.norm for part in order.parts})
         return reduced
 
     return [(node_module, "reduce_parts", wrong)]

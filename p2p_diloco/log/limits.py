@@ -18,19 +18,20 @@ learnt (docs/decisions/0041)."""
 REJECT_NORM_RATIO = 6.0
 """Largest norm of an entry, as a multiple of the last published radius; longer ones are refused. It is at least 1.5
 times `MAX_NORM_RATIO`, because rounding to four bits lengthens a mean by up to a third."""
-MOST_MOVED = 4.0
-"""Largest factor by which a published median may change from one entry of a span to the next."""
+MOST_CLAIMED = 4.0
+"""Largest norm that a contributor may claim for a vector before clipping, as a multiple of what was measured."""
+RADIUS_MOVED, WEIGHT_MOVED = 1.5, 4.0
+"""Largest factor by which a published median norm, or weight, may change from one entry of a span to the next."""
 RADIUS_BOUNDS = (2.0**-20, 2.0**40)
 """Smallest and largest published median norm. Shorter norms do no harm, and from either end the radius returns to the
-honest value within 30 entries."""
+honest value within a hundred entries."""
 WEIGHT_BOUNDS = (1.0, 2.0**64)
 """Smallest and largest weight. An island trains on at least one token per step, so no weight is less than 1."""
 FOUNDING_RMS = 2.0**-4
 """A span's radius at its founding, per element (root mean square), so that even its first entry has a limit.
 
 It is longer than most honest first contributions, and an entry of a few times as much slows an untrained model down
-but does not ruin it. It suits every run, because each entry can change the radius by a factor of four
-(docs/decisions/0028).
+but does not ruin it. It suits every run, because each entry can change the radius by half (docs/decisions/0028).
 """
 FOUNDING_WEIGHT = 2.0**16
 """A span's median weight at its founding: that of one step of the smallest model that `new` offers.
@@ -51,7 +52,25 @@ def lower_median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def within_reach(median: float, last: float, bounds: tuple[float, float]) -> float:
+def counted_norm(claimed: float, measured: float) -> float:
+    """Return the norm that counts for a contribution: the claimed one, between the measured one and four times it.
+
+    What was sent may have been clipped, so it may have been longer before, but not shorter.
+    """
+    return as_float32(min(max(claimed, measured), MOST_CLAIMED * measured))
+
+
+def median_around(values: Sequence[float], last: float) -> float:
+    """Return the median of values; of an even number, the one of the two in the middle that is nearer to the last.
+
+    So of two contributors neither alone raises or lowers it.
+    """
+    ordered = sorted(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return min(max(last, low), high)
+
+
+def within_reach(median: float, last: float, bounds: tuple[float, float], most_moved: float) -> float:
     """Return the value that an owner publishes for a median: the nearest one that may follow the last.
 
     A span's limits follow the published value. Without this bound, one entry could raise all limits, or move them to
@@ -61,10 +80,11 @@ def within_reach(median: float, last: float, bounds: tuple[float, float]) -> flo
         median: the median of this round.
         last: the value published by the previous entry, or at the founding. Any value has a valid successor.
         bounds: the smallest and largest value that may be published.
+        most_moved: the largest factor between the two.
     """
     least, most = bounds
     last = min(max(last, least), most)
-    return min(max(median, least, last / MOST_MOVED), most, last * MOST_MOVED)
+    return min(max(median, least, as_float32(last / most_moved)), most, as_float32(last * most_moved))
 
 
 def founding_radius(elements: int) -> float:

@@ -67,12 +67,21 @@ class Codecs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedMean:
-    """An encoded mean, its exact norm, the peers that are in it, and the peers left out with the reasons."""
+    """An encoded mean, its exact norm, the peers that are in it, and the peers left out with the reasons.
 
-    sound: frozenset[PeerId]
+    Attributes:
+        measured: exact norms of the parts that are in it.
+    """
+
+    measured: Mapping[PeerId, float]
     payload: bytes | memoryview
     norm: float
     dropped: tuple[tuple[PeerId, str], ...]
+
+    @property
+    def sound(self) -> frozenset[PeerId]:
+        """The peers that are in it."""
+        return frozenset(self.measured)
 
 
 def warm_up() -> None:
@@ -149,10 +158,10 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMe
     if at_once is not None:
         return at_once
     source, target = codecs.of(action.stage)
-    kept, dropped = [], []
+    kept, dropped, measured = [], [], {}
     for part in action.parts:
         try:
-            _check_part(part, action.norm_limit, source, elements)
+            measured[part.peer] = _check_part(part, action.norm_limit, source, elements)
             kept.append(part)
         except PeerError as error:
             dropped.append((part.peer, str(error)))
@@ -166,7 +175,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMe
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
     return EncodedMean(
-        sound=frozenset(part.peer for part in kept),
+        measured=measured,
         payload=payload,
         norm=payload_norm(target, payload, elements),
         dropped=tuple(dropped),
@@ -199,8 +208,8 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
     ]
     if any(_is_too_long(norm, action.norm_limit) for norm in norms[:-1]):
         return None
-    sound = frozenset(part.peer for part in action.parts)
-    return EncodedMean(sound=sound, payload=room.toreadonly(), norm=norms[-1], dropped=())
+    measured = {part.peer: norm for part, norm in zip(action.parts, norms[:-1], strict=True)}
+    return EncodedMean(measured=measured, payload=room.toreadonly(), norm=norms[-1], dropped=())
 
 
 def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
@@ -212,10 +221,12 @@ def _is_too_long(norm: float, limit: float) -> bool:
     return norm > limit * _NORM_SLACK
 
 
-def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> None:
+def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> float:
+    """Return the norm of a part, or raise PeerError."""
     norm = payload_norm(codec, part.payload, elements)
     if _is_too_long(norm, norm_limit):
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
+    return norm
 
 
 def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:

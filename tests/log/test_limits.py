@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.log.limits import (
+    RADIUS_BOUNDS,
+    RADIUS_MOVED,
     WEIGHT_BOUNDS,
     as_float32,
     balanced,
     contribution_weight,
+    counted_norm,
     founding_radius,
     lower_median,
+    median_around,
     weight_limit,
     within_reach,
 )
@@ -67,10 +71,43 @@ def test_float32_values_are_stable_and_finite(value: float) -> None:
     ("median", "last", "published"),
     [(9.0, 1.0, 4.0), (0.1, 1.0, 0.5), (0.6, 4.0, 1.0), (2.0, 1.0, 2.0), (1e9, 1e9, 16.0), (0.0, 0.0, 0.5)],
 )
-def test_a_published_median_moves_by_at_most_a_factor_of_four_within_bounds(
+def test_a_published_median_moves_by_at_most_a_factor_within_bounds(
     median: float, last: float, published: float
 ) -> None:
-    assert within_reach(median, last, (0.5, 16.0)) == published
+    assert within_reach(median, last, (0.5, 16.0), 4.0) == published
+
+
+@given(st.floats(2.0**-20, 2.0**40), st.floats(0.0, 1e12))
+def test_what_is_published_as_float32_is_still_within_reach(last: float, median: float) -> None:
+    """An owner computes it, and others compare the number that arrived with the bounds."""
+    last = as_float32(last)
+    published = within_reach(as_float32(median), last, RADIUS_BOUNDS, RADIUS_MOVED)
+    assert as_float32(published) == published
+    assert within_reach(published, last, RADIUS_BOUNDS, RADIUS_MOVED) == published
+
+
+@pytest.mark.parametrize(
+    ("claimed", "counted"), [(1e-30, 2.0), (0.0, 2.0), (2.0, 2.0), (5.0, 5.0), (8.0, 8.0), (1e30, 8.0)]
+)
+def test_a_claimed_norm_counts_between_the_measured_one_and_four_times_it(claimed: float, counted: float) -> None:
+    assert counted_norm(claimed, 2.0) == counted
+
+
+@pytest.mark.parametrize(
+    ("values", "last", "median"),
+    [
+        ((3.0,), 1.0, 3.0),
+        ((1.0, 5.0), 3.0, 3.0),  # one of two alone moves nothing
+        ((1.0, 2.0), 3.0, 2.0),  # both are shorter: as far as the longer one
+        ((4.0, 5.0), 3.0, 4.0),  # both are longer: as far as the shorter one
+        ((1.0, 2.0, 9.0), 5.0, 2.0),
+        ((1.0, 2.0, 6.0, 9.0), 5.0, 5.0),
+    ],
+)
+def test_of_two_norms_in_the_middle_the_nearer_to_the_last_radius_is_the_median(
+    values: tuple[float, ...], last: float, median: float
+) -> None:
+    assert median_around(values, last) == median
 
 
 def test_no_weight_of_three_exceeds_the_sum_of_the_others() -> None:

@@ -27,7 +27,7 @@ import uvloop
 from p2p_diloco.codec.blocks import Int4Codec
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, within_reach
+from p2p_diloco.log.limits import RADIUS_BOUNDS, RADIUS_MOVED, WEIGHT_BOUNDS, WEIGHT_MOVED, within_reach
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.round.exchange import Exchange
@@ -341,8 +341,8 @@ def longest_entry(entry: Entry, head: SpanHead, rules: RunRules) -> Entry:
     return replace(
         entry,
         payload=Int4Codec().encode(np.full(elements, length, dtype=np.float32)),
-        median_norm=within_reach(math.inf, head.radius, RADIUS_BOUNDS),
-        median_weight=within_reach(math.inf, head.median_weight, WEIGHT_BOUNDS),
+        median_norm=within_reach(math.inf, head.radius, RADIUS_BOUNDS, RADIUS_MOVED),
+        median_weight=within_reach(math.inf, head.median_weight, WEIGHT_BOUNDS, WEIGHT_MOVED),
     )
 
 

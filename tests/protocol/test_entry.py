@@ -121,8 +121,8 @@ def test_two_disjoint_groups_are_never_both_a_majority(counting: list[bool], sid
         ({"weights": (1.0,)}, "has 1 weights for 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "do not sum to more than 0"),
         ({"weights": (0.0, 0.0, 0.0)}, "do not sum to more than 0"),
-        ({"median_norm": 0.0}, "publishes a median norm of 0, which is not between 0.25 and 4"),
-        ({"median_norm": -1.0}, "publishes a median norm of -1, which is not between 0.25 and 4"),
+        ({"median_norm": 0.0}, "publishes a median norm of 0, which is not between 0.6667 and 1.5"),
+        ({"median_norm": -1.0}, "publishes a median norm of -1, which is not between 0.6667 and 1.5"),
         ({"median_weight": -1.0}, "publishes a median weight of -1, which is not between 250 and 4000"),
     ],
 )

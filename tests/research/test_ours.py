@@ -52,11 +52,11 @@ def test_steps_made_while_an_entry_is_under_way_are_kept_and_sent_next_time() ->
 
 
 def test_all_that_was_learnt_is_in_the_anchor_in_the_end() -> None:
-    learners = ScriptedLearners([-1.0, -3.0], lengths=(2, 2))
+    learners = ScriptedLearners([-1 / 64, -3 / 64], lengths=(2, 2))
     ours = swarm(learners, sync_every=4, delay=1, outer=OuterRule(learning_rate=1.0, momentum=0.0))
     learners.play(ours.border, range(1, 13))
     ours.settle(12)
-    assert anchor(ours) == [-24.0, -24.0]
+    assert anchor(ours) == [-24 / 64, -24 / 64]
     assert len(ours.entries) == 7  # the round at the very end of the settling has nothing new
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
@@ -12,6 +13,7 @@ from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.demand import contribution_budget
 from p2p_diloco.protocol.round.finish import Finish, refuse_row_mean
 from p2p_diloco.protocol.round.round import (
+    NOTHING_MEASURED,
     Collection,
     FragmentContribution,
     MeanInputs,
@@ -29,7 +31,7 @@ from p2p_diloco.protocol.round.round import (
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.grid import Grid
-from p2p_diloco.protocol.wire.inclusion import build_entry
+from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry
 from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
 from p2p_diloco.protocol.wire.roster import Roster
 
@@ -403,7 +405,7 @@ class Exchange:
             return [Report(topic="skipped", text=f"skipped {span} in round {self.collection.round}: {found}")]
         if not found.reduce.parts:
             assert self.collection is not None
-            return self.hand_up(self._row_mean(self.collection, found, frozenset(), b""), now)
+            return self.hand_up(self._row_mean(self.collection, found, found.inclusion_of(frozenset()), b""), now)
         self._gathered[found.reduce.stage, span] = found
         return [found.reduce]
 
@@ -416,19 +418,24 @@ class Exchange:
         return [Send(to=owner, message=mean, deadline=self.rules.clock.finish_by(mean.round))]
 
     def span_reduced(
-        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview
+        self,
+        order: ReduceSpan,
+        sound: frozenset[PeerId],
+        payload: bytes | memoryview,
+        measured: Mapping[PeerId, float] = NOTHING_MEASURED,
     ) -> Entry | RowMean | str:
         """Turn the worker's mean into the mean of a row or the signed entry, or return why the span is skipped.
 
         Args:
             sound: senders whose part is in the mean.
+            measured: norms of the parts of contributors.
         """
         collection = self.collection
         gathered = self._gathered.pop((order.stage, order.span), None)
         if collection is None or collection.round != order.round or gathered is None:
             return "the round was over before its mean was ready"
         if order.stage is Stage.ROW:
-            return self._row_mean(collection, gathered, sound, payload)
+            return self._row_mean(collection, gathered, gathered.inclusion_of(sound, measured), payload)
         head = self.chains.heads.get(order.span)
         if head is None or head.digest != gathered.parent:
             return "the span moved on while its mean was computed"
@@ -438,18 +445,18 @@ class Exchange:
             order.round,
             order.span,
             head,
-            gathered.inclusion_of(sound),
+            gathered.inclusion_of(sound, measured),
             payload,
+            owner=collection.roster.position(self.membership.me.peer),
         )
         if isinstance(entry, str):
             return entry
         return replace(entry, signature=self.membership.me.sign(entry.statement()))
 
     def _row_mean(
-        self, collection: Collection, gathered: MeanInputs, sound: frozenset[PeerId], payload: bytes | memoryview
+        self, collection: Collection, gathered: MeanInputs, inclusion: Inclusion, payload: bytes | memoryview
     ) -> RowMean:
         """Return the mean of this row. If no contribution counts, it has no vector, and only names who was present."""
-        inclusion = gathered.inclusion_of(sound)
         if not sum(inclusion.weights) > 0:
             inclusion, payload = inclusion.left_out(), b""
         return RowMean(

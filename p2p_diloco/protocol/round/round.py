@@ -19,6 +19,7 @@ from p2p_diloco.log.limits import (
     as_float32,
     balanced,
     contribution_weight,
+    counted_norm,
     lower_median,
     weight_limit,
 )
@@ -29,6 +30,7 @@ from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.wire.roster import Roster
 
+NOTHING_MEASURED: Mapping[PeerId, float] = MappingProxyType({})
 UNKNOWN_NORM_RATIO = 16.0
 """Largest norm of a contribution, as a multiple of the median norm, where the reducer does not know the radius. Honest
 contributions differ less."""
@@ -195,18 +197,25 @@ class MeanInputs:
     reduce: ReduceSpan
     inclusions: dict[PeerId, Inclusion]
 
-    def inclusion_of(self, sound: frozenset[PeerId]) -> Inclusion:
+    def inclusion_of(self, sound: frozenset[PeerId], measured: Mapping[PeerId, float] = NOTHING_MEASURED) -> Inclusion:
         """Return the members in the mean of the sound parts. All that named the parent count as present.
 
         The weights are balanced within a row, as they are for the mean itself. The owner's rows are balanced already.
 
         Args:
             sound: senders whose parts the codec found sound.
+            measured: norms of their parts, of contributors; the owner's rows have measured those of theirs.
         """
         joined = join_inclusions(
-            inclusion if peer in sound else inclusion.left_out() for peer, inclusion in self.inclusions.items()
+            self._believed(inclusion, measured.get(peer)) if peer in sound else inclusion.left_out()
+            for peer, inclusion in self.inclusions.items()
         )
         return joined if self.reduce.stage is Stage.FINISH else replace(joined, weights=balanced(joined.weights))
+
+    def _believed(self, inclusion: Inclusion, measured: float | None) -> Inclusion:
+        if measured is None or self.reduce.stage is Stage.FINISH:
+            return inclusion
+        return replace(inclusion, norms=tuple(counted_norm(claimed, measured) for claimed in inclusion.norms))
 
 
 def gather_contributions(

@@ -12,7 +12,9 @@ from p2p_diloco.log.head import AbsorbedEntry, SpanHead, advance_head
 from p2p_diloco.log.limits import (
     MAX_WEIGHT_RATIO,
     RADIUS_BOUNDS,
+    RADIUS_MOVED,
     WEIGHT_BOUNDS,
+    WEIGHT_MOVED,
     rest_of_row,
     weight_limit,
     within_reach,
@@ -228,12 +230,12 @@ def check_entry(
 
 def _refuse_medians(entry: Entry, head: SpanHead) -> str | None:
     """Return why the medians that an entry publishes cannot follow those of the entry before it, or None."""
-    for name, median, last, bounds in (
-        ("norm", entry.median_norm, head.radius, RADIUS_BOUNDS),
-        ("weight", entry.median_weight, head.median_weight, WEIGHT_BOUNDS),
+    for name, median, last, bounds, most_moved in (
+        ("norm", entry.median_norm, head.radius, RADIUS_BOUNDS, RADIUS_MOVED),
+        ("weight", entry.median_weight, head.median_weight, WEIGHT_BOUNDS, WEIGHT_MOVED),
     ):
-        if median != within_reach(median, last, bounds):
-            least, most = (within_reach(extreme, last, bounds) for extreme in (0.0, float("inf")))
+        if median != within_reach(median, last, bounds, most_moved):
+            least, most = (within_reach(extreme, last, bounds, most_moved) for extreme in (0.0, float("inf")))
             return f"publishes a median {name} of {median:.4g}, which is not between {least:.4g} and {most:.4g}"
     return None
 

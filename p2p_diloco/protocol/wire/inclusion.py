@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import RADIUS_BOUNDS, WEIGHT_BOUNDS, as_float32, lower_median, within_reach
+from p2p_diloco.log.limits import (
+    RADIUS_BOUNDS,
+    RADIUS_MOVED,
+    WEIGHT_BOUNDS,
+    WEIGHT_MOVED,
+    as_float32,
+    lower_median,
+    median_around,
+    within_reach,
+)
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.roster import Roster
@@ -22,7 +31,7 @@ class Inclusion:
     Attributes:
         present: roster places of the members that named the mean's parent, ascending; includes `places`.
         places: roster places of the members in the mean, ascending.
-        weights, norms: one per place in the mean; norms before clipping.
+        weights, norms: one per place in the mean; norms before clipping, as far as `counted_norm` believes them.
         tokens: tokens of this cycle, summed over the places in the mean.
     """
 
@@ -65,12 +74,15 @@ def build_entry(
     head: SpanHead,
     inclusion: Inclusion,
     payload: bytes | memoryview,
+    *,
+    owner: int | None = None,
 ) -> Entry | str:
     """Return the unsigned entry of a span, or why the span is skipped this round.
 
     Args:
         head: the tip of the span, which the entry follows.
         payload: the encoded mean.
+        owner: roster place of the span's owner, who builds the entry. Of two contributors it believes its own norm.
     """
     num_members = len(roster.members)
     if not roster.has_majority(inclusion.present):
@@ -79,8 +91,10 @@ def build_entry(
     if not positive:
         return "all contributions have weight 0" if inclusion.places else "no contribution was sound"
     # A contribution may claim a norm of 0, which is no evidence of the other norms.
-    norms = [norm for norm in inclusion.norms if norm > 0]
-    median_norm = as_float32(lower_median(norms)) if norms else head.radius
+    norms = {place: norm for place, norm in zip(inclusion.places, inclusion.norms, strict=True) if norm > 0}
+    median_norm = as_float32(median_around(tuple(norms.values()), head.radius)) if norms else head.radius
+    if len(norms) == 2 and owner in norms:
+        median_norm = as_float32(norms[owner])
     return Entry(
         run=roster.run,
         round=round_index,
@@ -92,8 +106,8 @@ def build_entry(
         included=pack_included(set(inclusion.places), num_members),
         weights=inclusion.weights,
         tokens=inclusion.tokens,
-        median_norm=within_reach(median_norm, head.radius, RADIUS_BOUNDS),
-        median_weight=within_reach(as_float32(lower_median(positive)), head.median_weight, WEIGHT_BOUNDS),
+        median_norm=within_reach(median_norm, head.radius, RADIUS_BOUNDS, RADIUS_MOVED),
+        median_weight=within_reach(as_float32(lower_median(positive)), head.median_weight, WEIGHT_BOUNDS, WEIGHT_MOVED),
         payload=payload,
         signature=NO_SIGNATURE,
     )
