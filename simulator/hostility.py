@@ -35,10 +35,12 @@ from simulator.lies import (
     DAY_SECONDS,
     Change,
     a_day_ahead,
+    degraded_child,
     false_bytes,
     false_contents,
     false_heads,
     false_parents,
+    lone_vote,
     no_entries,
     no_votes,
     noise,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 DIAL_SECONDS = 5.0
 BEAT_SECONDS = 2.0
+SIGNED_SHARE = 0.1
+"""Share of its heartbeats after which a liar sends a roster that it has signed alone."""
 
 MutatorMaker = Callable[["Machine", random.Random], Mutator]
 
@@ -120,6 +124,27 @@ def _deaf_to_half(machine: Machine, rng: random.Random) -> Mutator:
     return mutate
 
 
+def _signs_alone(machine: Machine, rng: random.Random) -> Mutator:
+    """Certify children of one of the last rosters alone, which list only itself and claim all entries possible."""
+
+    def mutate(to: PeerId, message: Message) -> list[Message]:
+        engine, now = machine.engine, machine.swarm_now()
+        if not isinstance(message, Heartbeat) or engine is None or engine.book.in_force is None:
+            return [message]
+        if rng.random() >= SIGNED_SHARE:
+            return [message]
+        parent = rng.choice(engine.book.chain()[-3:]).roster
+        mine, clock = parent.member(machine.peer), engine.rules.clock
+        if mine is None:
+            return [message]
+        cycle = max(clock.cycle(clock.round_at(now)), parent.cycle)
+        height = parent.height + (cycle - parent.cycle + 2) * engine.rules.num_all_spans
+        child = degraded_child(parent, mine, cycle, height=height)
+        return [message, lone_vote(child, clock.ballot_at(now), machine.peer, signer(machine.peer))]
+
+    return mutate
+
+
 MUTATORS: dict[str, MutatorMaker] = {
     "withholds entries": _each(no_entries),
     "never votes": _each(no_votes),
@@ -131,6 +156,7 @@ MUTATORS: dict[str, MutatorMaker] = {
     "names bogus parents": _each(false_parents),
     "truncates frames": _truncated,
     "speaks to half": _deaf_to_half,
+    "signs rosters alone": _signs_alone,
 }
 
 

@@ -5,11 +5,12 @@ The asyncio shell in `node/` drives it. Times are swarm seconds and always passe
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from p2p_diloco.errors import clean_text
+from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send
@@ -23,7 +24,7 @@ from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange
-from p2p_diloco.protocol.round.round import FragmentContribution
+from p2p_diloco.protocol.round.round import NOTHING_MEASURED, FragmentContribution
 from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
@@ -130,7 +131,8 @@ class PeerEngine:
 
     def _recall(self, recalled: SavedState) -> None:
         for certified in recalled.rosters:
-            self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
+            with contextlib.suppress(PeerError):  # a branch that has no room; members send what is needed
+                self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
         if recalled.liveliness is not None:
             self.membership.recall(recalled.liveliness)
         if recalled.heads is not None:
@@ -439,13 +441,23 @@ class PeerEngine:
         return actions + self._ask_noted(now) + self.repair.pump(now)
 
     def span_reduced(
-        self, order: ReduceSpan, sound: frozenset[PeerId], payload: bytes | memoryview, payload_norm: float, now: float
+        self,
+        order: ReduceSpan,
+        sound: frozenset[PeerId],
+        payload: bytes | memoryview,
+        payload_norm: float,
+        now: float,
+        *,
+        measured: Mapping[PeerId, float] = NOTHING_MEASURED,
     ) -> list[Action]:
         """Receive a mean from the worker: send a row's mean to the span's owner; absorb an entry and distribute it.
 
         A row without a mean, because no part was sound, is sent too: the owner learns who was present.
+
+        Args:
+            measured: norms of the parts of contributors; a norm that one claims counts only as far as they allow.
         """
-        result = self.exchange.span_reduced(order, sound, payload)
+        result = self.exchange.span_reduced(order, sound, payload, measured)
         if isinstance(result, str):
             return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]
         if isinstance(result, RowMean):

@@ -226,6 +226,74 @@ def test_a_line_that_goes_on_is_not_left_for_a_degraded_one_unless_it_ends_with_
     assert here.is_better(certify(theirs, [B, C], ballot_number(12, 0)), 7) is is_left
 
 
+FEW = member(E, counts=False)
+"""A member that was listed once and never counted."""
+
+
+@pytest.mark.parametrize(
+    ("signers", "is_left"),
+    [
+        ((E,), False),  # it never counted
+        ((E, F), False),  # nor did two
+        ((C, D), True),  # half of the electorate, which claims more entries
+    ],
+)
+def test_a_line_without_a_majority_is_not_left_for_one_that_nobody_signed_whose_vote_counted(
+    signers: tuple[PeerId, ...], is_left: bool
+) -> None:
+    """Who was listed once can sign a child of the roster before alone, and claim as many entries as are possible."""
+    fresh = [member(peer, counts=False) for peer in (E, F)]
+    parting = certify(child_of(founding_of().roster, [*map(member, (A, B, C, D)), *fresh]), [BOOT])
+    degraded = child_of(parting.roster, map(member, (A, B)), cycle=5, degraded=True, height=PER_CYCLE)
+    ours = certify(degraded, [A, B], ballot_number(2 * 5, 0))
+    here = membership_of(A, founding_of(), parting, ours)
+    listed = [each for each in parting.roster.members if each.peer in signers]
+    theirs = child_of(parting.roster, listed, cycle=12, height=PER_CYCLE * 14, degraded=True)
+    here.take_rosters((certify(theirs, signers, ballot_number(2 * 12, 0)),), 12 * CYCLE_SECONDS)
+    assert (here.book.in_force == theirs) is is_left
+
+
+def stalled(*linked: PeerId, heard: float = 0.0) -> Membership:
+    """A of three members that vote, beside E that does not; A has had no entries for three cycles.
+
+    Args:
+        linked: members to which A has links.
+        heard: loop time since which it has heard them.
+    """
+    parting = certify(child_of(founding_of().roster, [*map(member, (A, B, C)), FEW]), [BOOT])
+    here = membership_of(A, founding_of(), parting, linked=frozenset(linked))
+    here.ready, here.cycles_without_entries = True, 3
+    for second in range(int(heard), int(STALL_ENDS) + 1):
+        for peer in linked:
+            here.take_heartbeat(heartbeat(peer, sequence=second + 1, roster=parting.roster.digest()), float(second))
+    return here
+
+
+STALL_ENDS = 20 * CYCLE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("others", "signer", "listed", "heard", "is_taken"),
+    [
+        ((B, C, E), B, (A, B), 0.0, True),
+        ((B, C, E), B, (B,), 0.0, False),  # it was linked all the time, and leaves A out
+        ((B, C, E), B, (B,), STALL_ENDS - CYCLE_SECONDS, False),  # C waits here, too
+        ((B, E), B, (B,), 0.0, False),
+        ((B, E), B, (B,), STALL_ENDS - CYCLE_SECONDS, True),  # it, or A, was away
+        ((B, C, E), E, (A, E), 0.0, False),  # it does not vote, and others that do are here
+    ],
+)
+def test_in_a_stall_no_single_member_leaves_out_those_that_are_there(
+    others: tuple[PeerId, ...], signer: PeerId, listed: tuple[PeerId, ...], heard: float, is_taken: bool
+) -> None:
+    here = stalled(*others, heard=heard)
+    assert here.book.in_force is not None
+    cycle = int(STALL_ENDS // CYCLE_SECONDS)
+    child = child_of(here.book.in_force, map(member, listed), cycle=cycle, degraded=True)
+    actions = here.take_rosters((certify(child, [signer], ballot_number(2 * cycle, 0)),), STALL_ENDS)
+    assert (here.book.in_force == child) is is_taken, actions
+
+
 def test_observations_of_a_line_given_up_since_do_not_count() -> None:
     here, forged = hears_of_a_forged_line(1)
     here.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))

@@ -26,7 +26,7 @@ from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, KeepRoster, Report, Send
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.membership import membership as module
-from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS, Membership
+from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS, MOST_FORWARDED, Membership
 from p2p_diloco.protocol.membership.proposal import next_roster
 from p2p_diloco.protocol.wire.ballot import (
     MOST_DECLARATION_BYTES,
@@ -570,6 +570,28 @@ def test_a_voter_forwards_a_declaration_only_once() -> None:
     assert here.pass_on(declaration(D, cycle=1), LEAD, NOW) == [], "it was passed on already"
     assert here.declared[D] == declaration(D, cycle=1)
     assert membership_of(A).pass_on(applicant(), NEW, NOW) == []
+
+
+def test_ever_later_incarnations_of_a_peer_are_forwarded_once_in_a_cycle() -> None:
+    here = member_of_three()
+    cycle = here.rules.clock.cycle(here.rules.clock.round_at(NOW))
+    sent_for = [
+        len(sent(here.pass_on(applicant(incarnation=number, cycle=cycle), NEW, NOW), Declaration))
+        for number in range(1, 100)
+    ]
+    assert sent_for == [2, *[0] * 98]
+    assert here.declared[NEW].incarnation == 99, "it is noted, and shown in this peer's own promise"
+    later = NOW + CYCLE_SECONDS
+    assert sent(here.pass_on(applicant(incarnation=100, cycle=cycle + 1), NEW, later), Declaration)
+
+
+def test_of_a_crowd_of_applicants_few_are_forwarded_in_a_cycle_and_members_always() -> None:
+    here = member_of_three()
+    cycle = here.rules.clock.cycle(here.rules.clock.round_at(NOW))
+    crowd = [peer_id(f"sybil {number}") for number in range(3 * MOST_FORWARDED)]
+    forwarded = [peer for peer in crowd if here.pass_on(declaration(peer, cycle=cycle), peer, NOW)]
+    assert forwarded == crowd[:MOST_FORWARDED]
+    assert sent(here.pass_on(declaration(LEAD, incarnation=9, cycle=cycle), LEAD, NOW), Declaration)
 
 
 @pytest.mark.parametrize(

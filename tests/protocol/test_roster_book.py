@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 from fake_run import ballot_number, peer_id, run_rules, verify
-from made import book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1
+from made import book_with, certify, child_of, entry_on, founding, head_of, ids, member, roster_1
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.membership.roster_book import MOST_BRANCHES, Governance, RosterBook
+from p2p_diloco.ids import PeerId, sha256, short_peer_id
+from p2p_diloco.protocol.membership.roster_book import MOST_BRANCH_BYTES, MOST_BRANCHES, Governance, RosterBook
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 
@@ -135,7 +135,7 @@ def test_branches_use_bounded_memory_and_the_line_in_force_continues() -> None:
     begun += [chain_of(trunk[2], 1, height=n)[1] for n in range(1, 8)]
     for certified in begun[:MOST_BRANCHES]:
         assert book.add(certified, wins=False)
-    with pytest.raises(PeerError, match="begins a branch, and 16 others are kept already"):
+    with pytest.raises(PeerError, match=r"of a branch that .+ began has no room beside 16 others"):
         book.add(begun[MOST_BRANCHES], wins=False)
     assert book.add(chain_of(begun[0], 1)[1], wins=False), "one that is known may go on"
     assert book.add(begun[MOST_BRANCHES], wins=True), "one that wins is kept"
@@ -168,6 +168,33 @@ def test_one_liar_that_fills_the_book_with_branches_excludes_no_line_of_more_mem
     for lie in lies:
         book.add(lie, wins=False)
     honest = degraded_of(halves[1], 10)
+    assert book.add(honest, wins=False)
+    assert honest.roster.digest() in book
+
+
+def test_a_branch_of_invented_members_takes_bounded_memory_and_the_place_of_no_honest_line() -> None:
+    """One voter lists members that it has invented, and signs for all of them from then on."""
+    parting = roster_1(4).roster
+    (liar, *_), crowd = ids(4), [peer_id(f"invented {number}") for number in range(400)]
+    book = book_with(founding(), roster_1(4), *chain_of(roster_1(4), 3)[1:])
+    alone = child_of(parting, [member(liar)], degraded=True, cycle=5, height=20)
+    line = [certify(alone, [liar], ballot_number(10, 0))]
+    members = [member(liar), *(member(peer, counts=False, since=6) for peer in crowd)]
+    for cycle in range(6, 300):
+        child = child_of(line[-1].roster, members, cycle=cycle)
+        line.append(certify(child, [liar, *crowd] if cycle > 6 else [liar], ballot_number(2 * cycle, 0)))
+    refused = ""
+    for certified in line:
+        try:
+            book.add(certified, wins=False)
+        except PeerError as error:
+            refused = str(error)
+            break
+    assert f"that {short_peer_id(liar)} began has no room" in refused
+    kept = sum(certified.num_bytes() for certified in line if certified.roster.digest() in book)
+    assert kept < MOST_BRANCH_BYTES + 100_000
+    halves = [m for m in parting.members if m.peer in ids(4)[2:]]
+    honest = certify(child_of(parting, halves, degraded=True, cycle=5), ids(4)[2:], ballot_number(10, 0))
     assert book.add(honest, wins=False)
     assert honest.roster.digest() in book
 

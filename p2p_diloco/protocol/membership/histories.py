@@ -26,7 +26,7 @@ LONGEST_GAP_CYCLES = REFRESH_CYCLES + 8
 LIVELY_CYCLES = 8
 """Maximum number of cycles between two entries of a line that is alive."""
 
-Strength = tuple[bool, int, int, bytes]
+Strength = tuple[bool, bool, int, int, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +66,18 @@ def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bo
 def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> Strength:
     """Return the key by which two lines from one parting are compared; the greater one is better.
 
-    A sound line wins. Next comes the work: the number of entries that the line absorbed since the parting, according to
-    its last roster, times the number of members of the parting roster that signed it. Then more signers win, and then
-    the smaller digest.
+    A sound line wins. Next comes one that made entries and has a vote of the electorate of the parting roster: any
+    member can sign a line alone, and claim all entries that are possible. Next comes the work: the number of entries
+    that the line absorbed since the parting, according to its last roster, times the number of members of the parting
+    roster that signed it. Then more signers win, and then the smaller digest.
     """
     if not line:
-        return (False, 0, 0, b"")
+        return (False, False, 0, 0, b"")
     signers = {peer for certified in line for peer, _ in certified.votes} & parting.peers()
     grown = line[-1].roster.height - parting.height
     complement = bytes(255 - byte for byte in line[0].roster.digest())
-    return (is_sound(parting, line, cycle), grown * len(signers), len(signers), complement)
+    is_voted = grown > 0 and not signers.isdisjoint(parting.voters)
+    return (is_sound(parting, line, cycle), is_voted, grown * len(signers), len(signers), complement)
 
 
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:

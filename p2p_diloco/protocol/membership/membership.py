@@ -70,6 +70,9 @@ PATIENT_STALLS = 4
 """After this many stalls in a row, the remaining members may continue, however few they are."""
 MOST_APPLICATIONS = MOST_DECLARATIONS // 2
 """Maximum number of applications in one promise: applicants must not crowd out members that leave or have changed."""
+MOST_FORWARDED = 32
+"""Maximum number of peers that are not listed whose declarations are forwarded in a cycle."""
+MOST_SIGNERS_SHOWN = 4
 MOST_REFUSED = 16
 """Number of refused rosters to remember, so that each is reported once."""
 MOST_NAMED = 16
@@ -102,6 +105,8 @@ class Membership(Attendance):
     ) -> None:
         super().__init__(me=me, rules=rules, book=book, verify=verify)
         self._linked = linked
+        self._forwarded: set[tuple[PeerId, bool, bool]] = set()
+        self._forwarded_in = -1
         self.owners = OwnerLog(clock=rules.clock)
         self.returns = Returns()
         self.cycles_without_entries = 0
@@ -176,7 +181,7 @@ class Membership(Attendance):
         if not self.take_declaration(word, self.rules.clock.cycle(self.rules.clock.round_at(now))):
             return []
         actions: list[Action] = []
-        if sender == word.peer and self._is_news(word, roster, now):
+        if sender == word.peer and self._is_news(word, roster, now) and self._may_forward(word, now):
             to = roster.voters - {self.me.peer, word.peer}
             actions += [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(to)]
         if word.leaving and roster.member(word.peer) is not None:
@@ -184,6 +189,22 @@ class Membership(Attendance):
             actions.append(Report(topic="good-bye", text=f"{name} leaves"))
             actions += self._prepare_if_leader(roster, now)
         return actions
+
+    def _may_forward(self, word: Declaration, now: float) -> bool:
+        """Count a declaration of another peer; return whether to forward it: one of each kind and peer in a cycle.
+
+        A peer can sign any number of them, with ever later incarnations, and others would run out of their budgets for
+        what this peer sends.
+        """
+        cycle = self.rules.clock.cycle(self.rules.clock.round_at(now))
+        if cycle != self._forwarded_in:
+            self._forwarded_in, self._forwarded = cycle, set()
+        key = (word.peer, word.leaving, bool(word.proofs))
+        strangers = {peer for peer, *_ in self._forwarded if not self._is_listed(peer)} - {word.peer}
+        if key in self._forwarded or (not self._is_listed(word.peer) and len(strangers) >= MOST_FORWARDED):
+            return False
+        self._forwarded.add(key)
+        return True
 
     def _is_news(self, word: Declaration, roster: Roster, now: float) -> bool:
         """Return whether a declaration would change the roster in force."""
@@ -350,7 +371,8 @@ class Membership(Attendance):
         """
         check_certificate(certified, mine, self._verify, self.rules)
         roster, voters = certified.roster, [peer for peer, _ in certified.votes]
-        if self._has_seen_a_stall(mine) and self._quorum(mine, degraded=True)(voters):
+        has_quorum = self._quorum(mine, degraded=True)(voters)
+        if self._has_seen_a_stall(mine) and has_quorum and self._may_be_honest(roster, mine, voters, now):
             return
         clock = self.rules.clock
         last = max(self.present_in.values(), default=-1)
@@ -369,10 +391,29 @@ class Membership(Attendance):
                 seconds = max(seconds, self.rules.stalled_cycles * self.rules.cycle_seconds)
             if now - since >= seconds:
                 return
+        names = ", ".join(map(short_peer_id, sorted(voters)[:MOST_SIGNERS_SHOWN]))
         raise PeerError(
-            f"roster {roster.k} has no majority of roster {roster.k - 1}; only stalled peers accept it, after "
-            f"{self.rules.stalled_cycles} cycles without entries; this peer had {self.cycles_without_entries}"
+            f"roster {roster.k}, signed by {names}, has no majority of roster {roster.k - 1}; only stalled peers take "
+            f"it, after {self.rules.stalled_cycles} cycles without entries; this peer had {self.cycles_without_entries}"
         )
+
+    def _may_be_honest(self, roster: Roster, mine: Roster, signers: Collection[PeerId], now: float) -> bool:
+        """Return whether those who signed a degraded child of ours may have done so in good faith.
+
+        Members that do not vote continue alone only if nobody who votes is there. A child that omits this peer is in
+        doubt while another voter waits here too, or if who signed it was linked to this peer in the whole stall and so
+        knows that it is there; who slept, or was cut off, may have missed it.
+        """
+        beats = self.alive(now)
+        alive = {self.me.peer, *beats}
+        if mine.voters & alive and not mine.voters.intersection(signers):
+            return False
+        if self.leaving or mine.member(self.me.peer) is None or roster.member(self.me.peer) is not None:
+            return True
+        waiting = {peer for peer, beat in beats.items() if beat.roster == self.book.in_force_digest}
+        since = now - self.rules.stalled_cycles * self.rules.cycle_seconds
+        knew = any(peer in self._linked and peer in beats and self.heard[peer].since <= since for peer in signers)
+        return not knew and not mine.voters & waiting - set(signers)
 
     def ask_rosters(self, to: PeerId, now: float) -> Send:
         """Return a request to a peer, whose roster is not known here, for the rosters that this peer lacks."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry, places_in
 from p2p_diloco.protocol.wire.grid import Grid, fold_roster
@@ -29,10 +30,13 @@ LATELY_LISTED = 64
 """Number of the latest rosters whose members are not strangers."""
 MOST_BRANCHES = 16
 """Maximum number of lines of rosters that are kept beside the one in force."""
+MOST_BRANCH_BYTES = 4 << 20
+"""Maximum bytes of those lines together, beside twice the bytes of the one in force."""
 MOST_REPLY_BYTES = 240 * 1024
 """Maximum bytes of the rosters in one reply, and of any single roster: a control frame holds little more."""
 
 
+MOST_NAMED = 4
 _BEFORE_ALL_ROUNDS = -(1 << 63)
 
 
@@ -53,7 +57,8 @@ class RosterBook:
         self._verify = verify
         self._certified: dict[Digest, CertifiedRoster] = {}
         self._num_bytes: dict[Digest, int] = {}
-        self._folded: dict[Digest, tuple[Roster, Grid]] = {}
+        self._grids: dict[Digest, Grid] = {}
+        """Grids of known rosters, folded when they are first needed: a branch that is given up needs none."""
         self._turned: dict[tuple[Digest, int], Grid] = {}
         self.in_force: Roster | None = None
         self.in_force_digest: Digest | None = None
@@ -101,17 +106,16 @@ class RosterBook:
                     f"ballot {parent.ballot}"
                 )
             check_certificate(certified, parent.roster, self._verify, self._rules)
-            if not wins and certified.roster.parent not in (*self._tips, self.in_force_digest):
-                self._make_room_for_branch(certified.roster, len(certified.votes))
         num_bytes = certified.num_bytes()
         if num_bytes > MOST_REPLY_BYTES:
             raise PeerError(f"roster {certified.roster.k} takes {num_bytes} bytes; {MOST_REPLY_BYTES} fit one message")
+        if certified.roster.k and not wins and certified.roster.parent != self.in_force_digest and known is None:
+            self._make_room_for_branch(certified, num_bytes)
         self._certified[digest], self._num_bytes[digest] = certified, num_bytes
         if known is not None:
             if digest in self._places:
                 self._agreed_in[self._places[digest]] = self._agreed(certified)
             return True
-        self._folded[digest] = (certified.roster, fold_roster(certified.roster, self._rules.group_size))
         self._tips.pop(certified.roster.parent, None)
         self._tips[digest] = certified.roster
         if wins is None:
@@ -121,16 +125,46 @@ class RosterBook:
             self._extend_chain(certified.roster, digest)
         return True
 
-    def _make_room_for_branch(self, roster: Roster, num_votes: int) -> None:
-        """Drop the branch with the fewest votes, or raise PeerError: one voter can make any number of branches."""
-        others = [digest for digest in self._tips if digest not in self._places]
-        if len(others) < MOST_BRANCHES:
-            return
-        weakest = min(others, key=lambda digest: (len(self._certified[digest].votes), digest))
-        if len(self._certified[weakest].votes) >= num_votes:
-            raise PeerError(f"roster {roster.k} begins a branch, and {MOST_BRANCHES} others are kept already")
-        for kept in (self._certified, self._num_bytes, self._folded, self._tips):
-            kept.pop(weakest)
+    def _make_room_for_branch(self, certified: CertifiedRoster, num_bytes: int) -> None:
+        """Drop the branches with the fewest votes until there is room for a roster of another one, or raise PeerError.
+
+        One voter can make any number of branches, and each as long as it likes.
+        """
+        begins, votes = certified.roster.parent not in self._tips, self._first_of_branch(certified).votes
+        while True:
+            others = [tip for tip in self._tips if tip not in self._places and tip != certified.roster.parent]
+            on_chain = sum(self._num_bytes[digest] for digest in self._chain)
+            room = MOST_BRANCH_BYTES + 3 * on_chain - sum(self._num_bytes.values()) - num_bytes
+            if room >= 0 and not (begins and len(others) >= MOST_BRANCHES):
+                return
+            ranked = {tip: (len(self._first_of_branch(self._certified[tip]).votes), tip) for tip in others}
+            weakest = min(others, key=ranked.__getitem__, default=None)
+            if weakest is None or ranked[weakest][0] >= len(votes):
+                names = ", ".join(short_peer_id(peer) for peer, _ in votes[:MOST_NAMED])
+                raise PeerError(
+                    f"roster {certified.roster.k} of a branch that {names} began has no room beside {len(others)} "
+                    "others"
+                )
+            self._drop_branch(weakest)
+
+    def _drop_branch(self, tip: Digest) -> None:
+        """Drop the rosters of a branch that no other branch or the chain has."""
+        parents = Counter(certified.roster.parent for certified in self._certified.values())
+        digest = tip
+        while digest in self._certified and digest not in self._places and not parents[digest]:
+            parent = self._certified[digest].roster.parent
+            for kept in (self._certified, self._num_bytes, self._grids, self._tips):
+                kept.pop(digest, None)
+            parents[parent] -= 1
+            digest = parent
+
+    def _first_of_branch(self, certified: CertifiedRoster) -> CertifiedRoster:
+        """Return the first roster of a branch; its votes count, because later ones may list invented members."""
+        parent = certified.roster.parent
+        while parent in self._certified and parent not in self._places:
+            certified = self._certified[parent]
+            parent = certified.roster.parent
+        return certified
 
     def _extend_chain(self, roster: Roster, digest: Digest) -> None:
         """Make the chain end with the roster now in force, replacing its last part if another branch took over."""
@@ -154,11 +188,17 @@ class RosterBook:
 
     def grid(self) -> Grid | None:
         """Return the grid of the roster in force. Owners of spans depend on the cycle; see `folded`."""
-        return self._folded[self.in_force_digest][1] if self.in_force_digest is not None else None
+        return self._grid_of(self.in_force_digest) if self.in_force_digest is not None else None
+
+    def _grid_of(self, digest: Digest) -> Grid:
+        grid = self._grids.get(digest)
+        if grid is None:
+            grid = self._grids[digest] = fold_roster(self._certified[digest].roster, self._rules.group_size)
+        return grid
 
     def folded(self, digest: Digest, round_index: int) -> tuple[Roster, Grid]:
         """Return a known roster, and its grid with the owners of a round."""
-        roster, grid = self._folded[digest]
+        roster, grid = self._certified[digest].roster, self._grid_of(digest)
         key = (digest, self._rules.clock.cycle(round_index))
         turned = self._turned.get(key)
         if turned is None:
@@ -169,7 +209,7 @@ class RosterBook:
 
     def roster(self, digest: Digest) -> Roster:
         """Return a known roster."""
-        return self._folded[digest][0]
+        return self._certified[digest].roster
 
     def governing(self, round_index: int) -> tuple[Roster, Grid] | None:
         """Return the roster that governs a round, with its grid: the newest one agreed on before that round.
