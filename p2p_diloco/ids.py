@@ -65,10 +65,16 @@ def format_peer_id(peer: PeerId) -> str:
     return base58.b58encode(_LIBP2P_ED25519_PREFIX + peer).decode("ascii")
 
 
+SHORT_CHARACTERS = 8
+
+
 def short_peer_id(peer: PeerId) -> str:
-    """Return a short form for people and logs, `12D3..9fQ4`; the last characters distinguish peers."""
+    """Return a short form for people and logs, `12D3..x7Yz9fQ4`.
+
+    The last eight characters distinguish peers: a key with the same last four is found in a minute.
+    """
     text = format_peer_id(peer)
-    return f"{text[:4]}..{text[-4:]}"
+    return f"{text[:4]}..{text[-SHORT_CHARACTERS:]}"
 
 
 def parse_peer_id(text: str) -> PeerId:

@@ -40,8 +40,8 @@ def format_seconds(value: float | None) -> str:
 
 
 def short_peer(text: str) -> str:
-    """Shorten a peer's text id to `12D3..9fQ4`; the last characters distinguish peers."""
-    return text if len(text) <= 10 else f"{text[:4]}..{text[-4:]}"
+    """Shorten a peer's text id to `..x7Yz9fQ4` for a table: the eight characters that lines of the log show too."""
+    return text if len(text) <= 10 else f"..{text[-8:]}"
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

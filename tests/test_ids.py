@@ -44,7 +44,7 @@ def test_the_text_form_is_that_of_libp2p() -> None:
 
 def test_the_short_form_shows_both_ends() -> None:
     text = format_peer_id(PeerId(KEY))
-    assert short_peer_id(PeerId(KEY)) == f"12D3..{text[-4:]}"
+    assert short_peer_id(PeerId(KEY)) == f"12D3..{text[-8:]}"
 
 
 @pytest.mark.parametrize("text", ["", "0OIl", "not a peer", "héllo"])

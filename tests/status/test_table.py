@@ -41,7 +41,7 @@ def shown(status: PeerStatus, width: int = 120) -> str:
 
 def test_the_table_shows_peers_round_loss_speed_participation_and_bytes() -> None:
     text = shown(STATUS)
-    for part in ("round 117", "3 of 4 ready", "2.500", "2.400", "12.3k", "97.0 %", "1.2 MB", "12D3..1111", "0.4 s ago"):
+    for part in ("round 117", "3 of 4 ready", "2.500", "2.400", "12.3k", "97.0 %", "1.2 MB", "..efgh1111", "0.4 s ago"):
         assert part in text
 
 

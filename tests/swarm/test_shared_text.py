@@ -68,7 +68,7 @@ def test_two_peers_with_only_the_invite_fetch_the_text_and_train() -> None:
         liar = swarm.peers["liar"].status.peer
         for name in ("ada", "ben"):
             named = [event.text for event in swarm.peers[name].events("text") if "other bytes" in event.text]
-            short = f"{liar[:4]}..{liar[-4:]}"
+            short = f"{liar[:4]}..{liar[-8:]}"
             assert named, swarm.story()
             assert all(text.startswith(short) for text in named)
         digests = swarm.end_all_after(swarm.round_at(time.time()) + 4)
