@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import importlib
+import itertools
 import json
+import resource
 import signal
 import sys
 import tempfile
@@ -22,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import uvloop
 
 from p2p_diloco.config.address import parse_peer_address
@@ -34,6 +38,7 @@ from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead,
 from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Declaration, Member, ReachProof
 from p2p_diloco.protocol.wire.messages import (
     MOST_RECORDS,
+    MOST_SPANS,
     ContentReply,
     ContentRequest,
     EntryRequest,
@@ -42,13 +47,16 @@ from p2p_diloco.protocol.wire.messages import (
     Introductions,
     ManifestRequest,
     Message,
+    Opening,
     Ping,
     Pong,
     Refusal,
     RosterReply,
     RosterRequest,
+    SpanOffer,
     SpanReply,
     SpanRequest,
+    SpanVector,
     decode_message,
     encode_message,
     is_bulk,
@@ -56,21 +64,33 @@ from p2p_diloco.protocol.wire.messages import (
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
+from p2p_diloco.transport.addresses import sort_addresses
 from p2p_diloco.transport.directory import PeerRole, sign_record
-from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.directory_border import hivemind_peer
+from p2p_diloco.transport.directory_shards import directory_key, directory_keys, shard_of
+from p2p_diloco.transport.libp2p import Libp2pTransport, lane_protocol
 from p2p_diloco.transport.link import Lane, SilentListener
 from simulator.lies import DAY_SECONDS, degraded_child, false_digest, false_short_heads, invented_answer, lone_vote
 
 PATIENCE_SECONDS = 30.0
 REDIAL_SECONDS = 1.0
 STARTED_AT_ONCE = 4
+TASKS_PER_VICTIM = 4
+MOST_HELD = 2000
+MOST_FILES = 16_384
+MOST_FRAME_BYTES = 32 << 20
+RECORDS_OF_ONE_REQUEST = 100
+PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
 
 class Stranger(SilentListener):
     """One identity with links to its victims. It keeps their latest messages; an attack decides what they receive."""
 
-    def __init__(self, transport: Libp2pTransport, key: SigningKey, victims: dict[PeerId, tuple[str, ...]]) -> None:
+    def __init__(
+        self, transport: Libp2pTransport, key: SigningKey, victims: dict[PeerId, tuple[str, ...]], *, passes_by: bool
+    ) -> None:
         self.key = key
+        self.passes_by = passes_by
         self.victims = victims
         self.heard: dict[PeerId, Heartbeat] = {}
         self.rosters: dict[int, CertifiedRoster] = {}
@@ -79,7 +99,7 @@ class Stranger(SilentListener):
         self.received: Counter[str] = Counter()
         self.heads: dict[tuple[PeerId, int], tuple[SpanHead, ...]] = {}
         self.answer: Callable[[PeerId, Message], Iterable[Message]] = lambda peer, message: ()
-        self._transport = transport
+        self.transport = transport
         transport.listener = self
 
     def post(self, peer: PeerId, message: Message) -> None:
@@ -90,7 +110,7 @@ class Stranger(SilentListener):
     def post_frame(self, peer: PeerId, frame: bytes, lane: Lane, kind: str) -> bool:
         """Send bytes; return whether they were accepted for sending."""
         deadline = asyncio.get_running_loop().time() + 10.0
-        is_posted = self._transport.post(peer, frame, lane=lane, deadline=deadline)
+        is_posted = self.transport.post(peer, frame, lane=lane, deadline=deadline)
         self.sent[kind] += is_posted
         return is_posted
 
@@ -109,13 +129,13 @@ class Stranger(SilentListener):
                 self.post(peer, answer)
 
     async def keep_linked(self) -> None:
-        """Dial the victims repeatedly."""
+        """Dial the victims repeatedly, unless the attack needs no link."""
         while True:
             for peer, addresses in self.victims.items():
-                if peer not in self._transport.linked_peers():
+                if peer not in self.transport.linked_peers() and not self.passes_by:
                     with contextlib.suppress(PeerError):
-                        await self._transport.dial(peer, addresses, asyncio.get_running_loop().time() + 10.0)
-            words = {"links": len(self._transport.linked_peers()), "sent": self.sent, "received": self.received}
+                        await self.transport.dial(peer, addresses, asyncio.get_running_loop().time() + 10.0)
+            words = {"links": len(self.transport.linked_peers()), "sent": self.sent, "received": self.received}
             print(f"{short_peer_id(self.key.peer)}: {json.dumps(words)}", flush=True)
             await asyncio.sleep(REDIAL_SECONDS)
 
@@ -450,7 +470,179 @@ async def claimed_reach(stranger: Stranger, order: dict[str, Any]) -> None:
         await asyncio.sleep(0.5)
 
 
+async def silent_streams(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Open streams of both lanes as fast as they are accepted, and never greet."""
+    protocols = [lane_protocol(Digest(bytes.fromhex(order["run"])), lane) for lane in Lane]
+
+    async def open_streams(peer: PeerId, addresses: tuple[str, ...]) -> None:
+        client, held = stranger.transport.client, []
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    held.append(await client.open_stream(peer, protocols[len(held) % len(protocols)], 5.0))
+                stranger.sent["stream"] += 1
+            except (PeerError, OSError, TimeoutError):
+                await connect(stranger, peer, addresses)
+            if len(held) > MOST_HELD:
+                held.pop(0)[1].transport.abort()
+
+    await attack_all(stranger, open_streams)
+
+
+async def kad_providers(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Announce itself as the provider of ever new keys to the libp2p daemon's own DHT, if it has one."""
+    number = itertools.count()
+    provider = PEER_ID_PREFIX + stranger.key.peer
+    provider = bytes([0x0A, len(provider)]) + provider
+
+    async def add_providers(peer: PeerId, addresses: tuple[str, ...]) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    _, writer = await stranger.transport.client.open_stream(peer, "/ipfs/kad/1.0.0", 5.0)
+                    for _ in range(1000):
+                        key = b"\x12\x20" + sha256(b"key", next(number).to_bytes(8, "little"))
+                        body = bytes([0x08, 2, 0x12, len(key)]) + key + bytes([0x4A, len(provider)]) + provider
+                        writer.write(bytes([len(body)]) + body)
+                        await writer.drain()
+                        stranger.sent["provider"] += 1
+            except (PeerError, OSError, TimeoutError):
+                stranger.sent["refused"] += 1
+                await connect(stranger, peer, addresses)
+
+    await attack_all(stranger, add_providers)
+
+
+async def directory_records(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Store signed records of ever new identities in the directory of each victim."""
+    run, number = Digest(bytes.fromhex(order["run"])), itertools.count()
+
+    def request() -> Any:
+        fields: dict[str, list[Any]] = {name: [] for name in ("keys", "subkeys", "values", "expiration_time")}
+        for _ in range(RECORDS_OF_ONE_REQUEST):
+            key = SigningKey(sha256(b"invented", stranger.key.peer, next(number).to_bytes(8, "little")))
+            address = f"/ip4/203.0.113.7/tcp/4001/p2p/{format_peer_id(key.peer)}"
+            record = sign_record(
+                key, run=run, addresses=(address,) * 3, can_be_dialled=True, role=PeerRole.TRAINER,
+                issued_at=time.time(),
+            )  # fmt: skip
+            place = importlib.import_module("hivemind.dht.routing").DHTID.generate(
+                directory_key(run, shard_of(key.peer))
+            )
+            fields["keys"].append(place.to_bytes())
+            fields["subkeys"].append(msgpack.packb(key.peer))
+            fields["values"].append(msgpack.packb(record.encode()))
+            fields["expiration_time"].append(time.time() + 600.0)
+        messages = importlib.import_module("hivemind.proto.dht_pb2")
+        return messages.StoreRequest(in_cache=[False] * RECORDS_OF_ONE_REQUEST, **fields)
+
+    await call_directory(stranger, "rpc_store", request)
+
+
+async def directory_questions(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Ask the directory of each victim for all keys of the run, without a pause."""
+    messages = importlib.import_module("hivemind.proto.dht_pb2")
+    dht_id = importlib.import_module("hivemind.dht.routing").DHTID
+    keys = [dht_id.generate(key).to_bytes() for key in directory_keys(Digest(bytes.fromhex(order["run"])))]
+    await call_directory(stranger, "rpc_find", lambda: messages.FindRequest(keys=keys))
+
+
+async def call_directory(stranger: Stranger, name: str, request: Callable[[], Any]) -> None:
+    """Send requests to the directory of each victim, as fast as they are answered or refused."""
+    theirs = importlib.import_module("hivemind.p2p").P2P
+    daemon = stranger.transport.daemon
+    ours: Any = type("P2P", (theirs,), {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.directory}/"})
+    maddr_class = importlib.import_module("hivemind.utils.multiaddr").Multiaddr
+    p2p = await ours.replicate(maddr_class(f"/unix{daemon.control_path}"))
+    servicer = importlib.import_module("hivemind.p2p").ServicerBase
+    protocol = importlib.import_module("hivemind.dht.protocol").DHTProtocol
+
+    async def call(peer: PeerId, addresses: tuple[str, ...]) -> None:
+        stub = servicer.get_stub.__func__(protocol, p2p, hivemind_peer(peer))
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    stranger.sent[name] += 1
+                    await getattr(stub, name)(request(), timeout=5)
+                    stranger.received[name] += 1
+            except Exception:  # hivemind raises many classes of errors
+                await connect(stranger, peer, addresses)
+
+    await attack_all(stranger, call)
+
+
+async def connect(stranger: Stranger, peer: PeerId, addresses: tuple[str, ...]) -> None:
+    """Connect the daemons; try again each time that a victim hangs up."""
+    with contextlib.suppress(PeerError, TimeoutError):
+        async with asyncio.timeout(5.0):
+            await stranger.transport.client.connect(peer, sort_addresses(peer, addresses), 5.0)
+            stranger.sent["connection"] += 1
+    await asyncio.sleep(0.05)
+
+
+async def attack_all(
+    stranger: Stranger, attack: Callable[[PeerId, tuple[str, ...]], Coroutine[Any, Any, None]]
+) -> None:
+    """Run an attack that needs no link against every victim, with several tasks for each."""
+    async with asyncio.TaskGroup() as tasks:
+        for peer, addresses in stranger.victims.items():
+            await connect(stranger, peer, addresses)
+            for _ in range(TASKS_PER_VICTIM):
+                tasks.create_task(attack(peer, addresses))
+
+
+async def unfinished_frames(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Send bulk frames of the greatest length that any run allows, without their last byte, on every link."""
+    head = encode_message(SpanVector(round=1, span=SpanId(0, 0), payload=b""))[:2]
+    body = head + bytes(MOST_FRAME_BYTES - 3)
+    begun: set[int] = set()
+    while True:
+        for peer in stranger.victims:
+            link = stranger.transport._links.get(peer)
+            streams = link.streams[Lane.BULK] if link is not None and link.is_up else []
+            for stream in streams:
+                if id(stream) not in begun:
+                    begun.add(id(stream))
+                    with contextlib.suppress(OSError):
+                        stream.writer.write(MOST_FRAME_BYTES.to_bytes(4, "big") + body)
+                        stranger.sent["frame"] += 1
+        stranger.sent["look"] += 1
+        await asyncio.sleep(0.1)
+
+
+async def long_openings(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Open contributions with as many spans as any run may have."""
+    offer = SpanOffer(index=0, parent=ZERO_DIGEST, sends=True, norm=1.0)
+    opening = Opening(round=1, roster=ZERO_DIGEST, incarnation=1, tokens=1, steps=1, spans=(offer,) * MOST_SPANS)
+    frame = encode_message(opening)
+    while True:
+        for peer in stranger.victims:
+            stranger.post_frame(peer, frame, Lane.BULK, "Opening")
+        stranger.sent["look"] += 1
+        await asyncio.sleep(0.05)
+
+
+async def cheap_frames(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Send valid control frames of several kinds as fast as they are taken."""
+    await stranger.hear_all()
+    while True:
+        for peer in stranger.victims:
+            beat = encode_message(stranger.heartbeat(stranger.heard[peer]))
+            for _ in range(200):
+                stranger.post_frame(peer, beat, Lane.CONTROL, "Heartbeat")
+                stranger.post_frame(peer, encode_message(Ping(nonce=1)), Lane.CONTROL, "Ping")
+        await asyncio.sleep(0.02)
+
+
+PASSING_BY: dict[str, Attack] = {
+    "silent-streams": silent_streams,
+    "kad-providers": kad_providers,
+    "directory-records": directory_records,
+    "directory-questions": directory_questions,
+}
+"""Attacks that need an address and no link."""
 ATTACKS: dict[str, Attack] = {
+    **PASSING_BY,
     "other-tips": other_tips,
     "silent-tips": partial(other_tips, only_names=True),
     "other-contents": other_contents,
@@ -466,6 +658,9 @@ ATTACKS: dict[str, Attack] = {
     "only-heartbeats": only_heartbeats,
     "claimed-reach": claimed_reach,
     "uninvited": uninvited,
+    "unfinished-frames": unfinished_frames,
+    "long-openings": long_openings,
+    "cheap-frames": cheap_frames,
 }
 
 
@@ -481,7 +676,7 @@ async def play(order: dict[str, Any], number: int, folder: Path, starting: async
         identity_path=folder / f"{number}.key",
         dial_out_only=True,
     )
-    stranger = Stranger(transport, key, victims)
+    stranger = Stranger(transport, key, victims, passes_by=order["attack"] in PASSING_BY)
     async with contextlib.AsyncExitStack() as exits:
         async with starting:
             await exits.enter_async_context(transport)
@@ -501,5 +696,7 @@ async def main(order: dict[str, Any]) -> None:
 if __name__ == "__main__":
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard), hard))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(json.loads(Path(sys.argv[1]).read_text())))

@@ -42,6 +42,10 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)
 STRANGER = Path(__file__).with_name("hostile_peer.py")
 ATTACK_SECONDS = float(os.environ.get("P2P_DILOCO_ATTACK_SECONDS", "25"))
 MOST_GROWTH_BYTES = 50_000_000
+MOST_DAEMON_GROWTH_BYTES = 130_000_000
+"""The same for the daemon, if the attack ends there: nobody but the daemon can refuse a connection."""
+FEW_FILES = 1024
+"""The limit of open files of most systems."""
 PATIENCE_SECONDS = 180.0
 SAMPLE_SECONDS = 0.25
 FIRST_MINUTE = 60.0
@@ -74,6 +78,10 @@ class Strangers:
     identities: int = 1
     is_listed: bool = False
     """Whether the run lists its members."""
+    passes_by: bool = False
+    """Whether the attack needs no link."""
+    is_named: bool = True
+    """Whether peers name the attacker; they do not see what ends at their daemon."""
 
     def __str__(self) -> str:
         return (
@@ -135,7 +143,8 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers, names: Sequence[str] 
     children: list[psutil.Process] = []
     log = folder / "stranger.log"
     try:
-        swarm.wait("the strangers' links", lambda: num_linked(log, len(names)) >= min(strangers.identities, MOST_LINKS))
+        num_victims = 0 if strangers.passes_by else len(names)
+        swarm.wait("the strangers", lambda: num_linked(log, num_victims) >= min(strangers.identities, MOST_LINKS))
         yield
         assert process.poll() is None, f"the stranger ended\n{log.read_text()[-3000:]}"
     finally:
@@ -169,6 +178,24 @@ def resident_bytes(swarm: ProcessSwarm, names: Iterable[str]) -> dict[tuple[str,
             with contextlib.suppress(psutil.Error):
                 held[name, process.name()] = int(process.memory_info().rss)
     return held
+
+
+def cpu_seconds(swarm: ProcessSwarm, name: str) -> dict[str, float]:
+    """Return the CPU seconds used so far by a peer's own process and by its daemon."""
+    used = {}
+    for process in swarm.peers[name].family():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            used[process.name()] = times.user + times.system
+    return used
+
+
+def cpu_share(swarm: ProcessSwarm, name: str, seconds: float) -> dict[str, float]:
+    """Return the share of one core that a peer's processes use for some seconds from now."""
+    first, began = cpu_seconds(swarm, name), time.monotonic()
+    time.sleep(seconds)
+    wall = time.monotonic() - began
+    return {each: round((used - first.get(each, 0.0)) / wall, 4) for each, used in cpu_seconds(swarm, name).items()}
 
 
 class MemoryWatch(threading.Thread):
@@ -253,7 +280,14 @@ def check_lines(
     return Counter({"about one attacker": about_one, "about all": about_all}) + Counter(map(topic_of, lines))
 
 
-def check_honest(swarm: ProcessSwarm, before: Before, attackers: Sequence[str], names: Sequence[str] = HONEST) -> None:
+def check_honest(
+    swarm: ProcessSwarm,
+    before: Before,
+    attackers: Sequence[str],
+    names: Sequence[str] = HONEST,
+    *,
+    most_daemon_growth: int = MOST_GROWTH_BYTES,
+) -> None:
     """Check the honest peers once an attack is over, and print the results.
 
     Args:
@@ -282,7 +316,8 @@ def check_honest(swarm: ProcessSwarm, before: Before, attackers: Sequence[str], 
     for name in names:
         check_bytes(swarm, name)
     assert min(shares.values()) >= FEWEST_ENTRIES, f"spans without entries: {shares}\n{swarm.story()}"
-    assert max(growth.values()) <= MOST_GROWTH_BYTES, growth
+    for (_, what), grown in growth.items():
+        assert grown <= (most_daemon_growth if what == "p2pd" else MOST_GROWTH_BYTES), growth
     assert max(changed.values()) <= WORSE_LOSS, f"losses {before.losses}, then {losses}\n{swarm.story()}"
     for name in ("bootstrap", *names):
         lines = check_lines(swarm, name, before.at, writing_ends, attackers, names)
@@ -319,7 +354,44 @@ SCENES = [
     Strangers("uninvited", is_listed=True),
     Strangers("only-heartbeats", identities=8),
     Strangers("claimed-reach", identities=8),
+    Strangers("unfinished-frames", identities=2),
+    Strangers("long-openings", identities=2),
+    Strangers("cheap-frames", identities=2),
 ]
+
+
+PASSERS_BY = [
+    Strangers("kad-providers", passes_by=True, is_named=False),
+    Strangers("directory-records", passes_by=True),
+    Strangers("directory-questions", identities=2, passes_by=True),
+    Strangers("silent-streams", passes_by=True),
+    Strangers("silent-streams", identities=2, is_listed=True, passes_by=True),
+]
+
+
+@pytest.mark.parametrize("strangers", PASSERS_BY, ids=str)
+def test_passers_by_with_an_address_and_no_link_change_nothing(strangers: Strangers) -> None:
+    names = ("bootstrap", *HONEST)
+    with ProcessSwarm(patience_seconds=PATIENCE_SECONDS, listed=HONEST if strangers.is_listed else ()) as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        for name in HONEST:
+            swarm.start(name)
+        swarm.wait_for_whole_round(HONEST, len(HONEST), time.time())
+        for name in names:
+            process = swarm.peers[name].process
+            assert process is not None
+            psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
+        before = note_state(swarm)
+        quiet = cpu_share(swarm, "bootstrap", ATTACK_SECONDS)
+        with attacked_by(swarm, strangers, names):
+            busy = cpu_share(swarm, "bootstrap", ATTACK_SECONDS)
+            words = last_words(swarm.text.parent / "stranger.log")
+        print(f"\n  shares of a core that the bootstrap peer used before {quiet}, and during the attack {busy}")
+        assert all(sum(said["sent"].values()) > ATTACK_SECONDS for said in words.values()), words
+        for name in names if strangers.is_named else ():
+            lines = texts(swarm, name, before.at)
+            assert all(any(each in line for line in lines) for each in words), f"{name} did not name {list(words)}"
+        check_honest(swarm, before, list(words), most_daemon_growth=MOST_DAEMON_GROWTH_BYTES)
 
 
 @pytest.mark.parametrize("strangers", SCENES, ids=str)
