@@ -294,6 +294,17 @@ def test_in_a_stall_no_single_member_leaves_out_those_that_are_there(
     assert (here.book.in_force == child) is is_taken, actions
 
 
+def test_in_a_stall_peers_without_the_state_take_what_the_others_signed() -> None:
+    """Several of them would wait for each other for ever."""
+    here = stalled(B, C, heard=0.0)
+    here.ready = False
+    assert here.book.in_force is not None
+    cycle = int(STALL_ENDS // CYCLE_SECONDS)
+    child = child_of(here.book.in_force, [member(B)], cycle=cycle, degraded=True)
+    here.take_rosters((certify(child, [B], ballot_number(2 * cycle, 0)),), STALL_ENDS)
+    assert here.book.in_force == child
+
+
 def test_observations_of_a_line_given_up_since_do_not_count() -> None:
     here, forged = hears_of_a_forged_line(1)
     here.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))

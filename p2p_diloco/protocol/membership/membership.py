@@ -402,11 +402,13 @@ class Membership(Attendance):
 
         Members that do not vote continue alone only if nobody who votes is there. A child that omits this peer is in
         doubt while another voter waits here too, or if who signed it was linked to this peer in the whole stall and so
-        knows that it is there; who slept, or was cut off, may have missed it.
+        knows that it is there; who slept, or was cut off, may have missed it. Peers that have lost the state hold back
+        nobody: several of them would wait for each other for ever.
         """
-        beats = self.alive(now)
-        alive = {self.me.peer, *beats}
-        if mine.voters & alive and not mine.voters.intersection(signers):
+        beats = {peer: beat for peer, beat in self.alive(now).items() if beat.ready}
+        if not self.ready:
+            return True
+        if mine.voters & {self.me.peer, *beats} and not mine.voters.intersection(signers):
             return False
         if self.leaving or mine.member(self.me.peer) is None or roster.member(self.me.peer) is not None:
             return True
