@@ -1,4 +1,4 @@
-"""Limits for streams that are not greeted yet: whoever has an address can open them. This module is pure.
+"""Limits for streams that are not greeted yet: anyone with an address can open them. This module is pure.
 
 Each such stream costs a file descriptor, and a process has few of them.
 """

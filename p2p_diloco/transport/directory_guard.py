@@ -1,7 +1,7 @@
 """Bounds on what others can make this peer's directory do: budgets for their requests, and a choice of their records.
 
-Whoever has an address can send requests to the DHT, and identities cost nothing. This module is pure: the directory
-plays it at its border to hivemind.
+Anyone with an address can send requests to the DHT, and identities cost nothing. This module is pure: the directory
+uses it at its border to hivemind.
 """
 
 from __future__ import annotations

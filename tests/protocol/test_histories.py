@@ -241,7 +241,7 @@ FEW = member(E, counts=False)
 def test_a_line_without_a_majority_is_not_left_for_one_that_nobody_signed_whose_vote_counted(
     signers: tuple[PeerId, ...], is_left: bool
 ) -> None:
-    """Who was listed once can sign a child of the roster before alone, and claim as many entries as are possible."""
+    """A peer that was listed once can sign a child of the previous roster alone, and claim as many entries as fit."""
     fresh = [member(peer, counts=False) for peer in (E, F)]
     parting = certify(child_of(founding_of().roster, [*map(member, (A, B, C, D)), *fresh]), [BOOT])
     degraded = child_of(parting.roster, map(member, (A, B)), cycle=5, degraded=True, height=PER_CYCLE)
