@@ -11,11 +11,17 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.protocol.round.routes import FEW_LINKS
 from p2p_diloco.protocol.wire.messages import MOST_RECORDS
-from p2p_diloco.transport.directory import MOST_AHEAD_SECONDS, Directory, PeerRecord, PeerRole, decode_record
+from p2p_diloco.transport.directory import (
+    MOST_AHEAD_SECONDS,
+    RECORD_LIFETIME_SECONDS,
+    Directory,
+    PeerRecord,
+    PeerRole,
+    decode_record,
+)
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.strangers import MOST_LINKS, DialBudget, surplus_links
 
-RECORD_LIFETIME_SECONDS = 600.0
 ANNOUNCE_SECONDS = 120.0
 DIAL_SECONDS = 10.0
 LEAVE_TO_THEM_SECONDS = 20.0

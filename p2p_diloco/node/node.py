@@ -348,7 +348,10 @@ class SwarmNode:
             raise FrameError(f"{name} sent a bad frame: {wrong}")
         if kind is None:
             return True
-        return self._budgets.admits(peer, kind, self._loop.time())
+        is_admitted = self._budgets.admits(peer, kind, self._loop.time())
+        if not is_admitted:
+            self.traffic.count_received("transfer" if lane is Lane.BULK else "control", length)
+        return is_admitted
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Pass a frame to the engine, or answer it here if it concerns the clock, the manifest or addresses."""

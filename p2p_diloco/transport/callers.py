@@ -16,8 +16,8 @@ MOST_OF_ONE = 8
 MOST_OF_MEMBER = 16
 MOST_IN_ALL = 128
 """Maximum ungreeted streams of all peers that are not members."""
-REFUSED_AT_ONCE, REFUSED_PER_SECOND = 32.0, 1.0
-"""Useless streams and requests of one peer that are borne before its connection is closed.
+BORNE_AT_ONCE, BORNE_PER_SECOND = 32.0, 1.0
+"""Streams, and refused requests, of one peer that is not a member before its connection is closed. A dial opens two.
 
 After this machine has slept, many streams of honest peers that dialled again and again arrive at once.
 """
@@ -47,7 +47,7 @@ class Callers(Generic[Stream]):
     def __init__(self) -> None:
         self._waiting: dict[PeerId, deque[Stream]] = {}
         self._members: set[PeerId] = set()
-        self._refused: Buckets[PeerId] = Buckets()
+        self._borne: Buckets[PeerId] = Buckets()
 
     def __len__(self) -> int:
         """Return the number of ungreeted streams."""
@@ -77,6 +77,6 @@ class Callers(Generic[Stream]):
                 self._members.discard(peer)
 
     def has_patience_with(self, peer: PeerId, now: float) -> bool:
-        """Count something useless that `peer` did; return whether to bear it."""
-        bucket = self._refused.get(peer, now, per_second=REFUSED_PER_SECOND, burst=REFUSED_AT_ONCE)
+        """Count a stream or a refused request of `peer`; return whether to bear it."""
+        bucket = self._borne.get(peer, now, per_second=BORNE_PER_SECOND, burst=BORNE_AT_ONCE)
         return bucket is not None and bucket.admits(now)

@@ -20,6 +20,7 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.byte_stream import ByteReader, ByteStream, ByteWriter
 from p2p_diloco.transport.hivemind_border import p2pd_messages
+from p2p_diloco.transport.protobuf import encode_varint
 from p2p_diloco.transport.stream_link import StreamPair
 
 _LONGEST_MESSAGE_BYTES = 256 * 1024
@@ -144,7 +145,7 @@ class DaemonClient:
         messages = p2pd_messages()
         path = str(socket_path).encode()
         wanted = messages.StreamHandlerRequest(
-            addr=_UNIX_PROTOCOL + _varint(len(path)) + path, proto=[protocol], balanced=False
+            addr=_UNIX_PROTOCOL + encode_varint(len(path)) + path, proto=[protocol], balanced=False
         )
         await self._ask(messages.Request(type=messages.Request.STREAM_HANDLER, streamHandler=wanted))
 
@@ -190,18 +191,9 @@ def _parse_address(raw: bytes) -> str | None:
         return None
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
 async def _write_message(writer: ByteWriter, message: Any) -> None:
     encoded = message.SerializeToString()
-    writer.write(_varint(len(encoded)) + encoded)
+    writer.write(encode_varint(len(encoded)) + encoded)
     await writer.drain()
 
 

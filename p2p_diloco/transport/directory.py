@@ -21,6 +21,8 @@ from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 MAX_RECORD_BYTES = 2048
 MAX_ADDRESSES = 4
 MAX_ADDRESS_BYTES = 256
+RECORD_LIFETIME_SECONDS = 600.0
+"""Lifetime of a record; peers announce themselves again long before its end."""
 MAX_LIFETIME_SECONDS = 3600.0
 """Maximum lifetime of a record after it was issued; nobody else can extend it."""
 

@@ -18,7 +18,13 @@ from typing import Any
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.transport.addresses import sort_addresses
-from p2p_diloco.transport.directory import MAX_ADDRESSES, MAX_LIFETIME_SECONDS, MOST_AHEAD_SECONDS, parse_record
+from p2p_diloco.transport.directory import (
+    MAX_ADDRESSES,
+    MAX_LIFETIME_SECONDS,
+    MOST_AHEAD_SECONDS,
+    PeerRecord,
+    parse_record,
+)
 from p2p_diloco.transport.directory_guard import (
     MOST_ANSWER_BYTES,
     MOST_KEYS,
@@ -29,19 +35,17 @@ from p2p_diloco.transport.directory_guard import (
     MOST_STRANGERS,
     MOST_VALUES,
     CallBudgets,
-    addresses_value,
     choose_peers,
     decode_addresses,
     encode_addresses,
 )
-from p2p_diloco.transport.directory_shards import is_acceptable, record_in, subkey_of
+from p2p_diloco.transport.directory_shards import expiry_of, is_acceptable, record_in, subkey_of
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.rate_limit import TokenBucket
 from p2p_diloco.transport.strangers import DialBudget
 
 _CONNECT_SECONDS = 5.0
 _CONNECTED_SECONDS = 120.0
-RECORD_SECONDS = 600.0
 _KEY_BYTES = 20
 _WHOLE_SHARD = b""
 """hivemind's mark of a whole shard in place of one entry."""
@@ -164,7 +168,7 @@ class DirectoryBorder:
         return answer
 
     def _take_addresses(self, raw: bytes) -> None:
-        for peer, addresses in decode_addresses(addresses_value(raw)).items():
+        for peer, addresses in decode_addresses(raw).items():
             self._told[peer] = tuple(dict.fromkeys((*self._told.get(peer, ()), *addresses)))[-MAX_ADDRESSES:]
         while len(self._told) > _MOST_TOLD:
             del self._told[next(iter(self._told))]
@@ -209,10 +213,12 @@ class DirectoryBorder:
             if not self._budgets.admits_record(peer, len(value), now):
                 self._refuse(peer, now)
                 break
-            expires_at = self._makes_way(keys[index], fields["subkeys"][index], value)
-            if expires_at is not None:
-                fields["expiration_time"][index] = expires_at or fields["expiration_time"][index]
-                allowed.append(index)
+            if fields["subkeys"][index] != _WHOLE_SHARD:
+                record = self._newer(keys[index], value)
+                if record is None:
+                    continue
+                fields["expiration_time"][index] = expiry_of(record)
+            allowed.append(index)
         for name in names:
             getattr(request, name)[:] = [fields[name][index] for index in allowed]
         try:
@@ -224,28 +230,20 @@ class DirectoryBorder:
         answer.store_ok[:] = [stored.get(index, False) for index in range(len(values))]
         return answer
 
-    def _makes_way(self, key: bytes, subkey: bytes, value: bytes) -> float | None:
-        """Return when a record expires if it is stored now, 0 for a whole shard, or None if it may not be stored.
+    def _newer(self, key: bytes, value: bytes) -> PeerRecord | None:
+        """Return the record in a value if its peer has signed it later than the one that is held, else None.
 
-        A newer record replaces the one that is held. The time of expiry is not signed, and hivemind keeps what expires
-        last and forgets a record as soon as any repetition of it expires: anybody could keep an old record here, or
-        have a new one forgotten. So it follows from the record.
+        hivemind keeps what expires last, and forgets a record when any repetition of it expires. The time of expiry is
+        not signed, so anybody could keep an old record here, or have a new one forgotten.
         """
-        now, held = time.time(), self._shard(key)
-        if subkey == _WHOLE_SHARD:
-            return 0.0
+        held = self._shard(key)
         try:
             record = parse_record(record_in(value))
         except FrameError:
             return None
-        expires_at = min(record.issued_at + MAX_LIFETIME_SECONDS, now + RECORD_SECONDS)
         known = held.data.get(bytes(record.peer)) if held is not None else None
         is_newer = known is None or parse_record(record_in(known.value)).issued_at < record.issued_at
-        if not is_newer or not is_acceptable(self._transport.run, key, subkey, value, expires_at, now):
-            return None
-        if known is not None:
-            del held[bytes(record.peer)]
-        return expires_at
+        return record if is_newer else None
 
     def _shard(self, key: bytes) -> Any:
         """Return the stored shard with this key, or None."""
@@ -290,14 +288,22 @@ class DirectoryBorder:
             run = self._transport.run
             return is_acceptable(run, key, own_key, value, expires_at, now, checks_signature=checks_signature)
 
-        fit = {each for each in shard.data if isinstance(each, bytes) and is_fit(each, checks_signature=False)}
-        old = {each for each in fit if record_in(shard.data[each].value) in self.known_records}
-        new = choose_peers(fit - old, is_member=is_member, most_strangers=MOST_NEW, draw=secrets.token_bytes(16))
-        for subkey in shard.data.keys() - old - new:
+        fit = [each for each in shard.data if isinstance(each, bytes) and is_fit(each, checks_signature=False)]
+        found = {each: self._newer(key, shard.data[each].value) for each in fit}
+        records = {each: record for each, record in found.items() if record is not None}
+        old = {each for each in records if record_in(shard.data[each].value) in self.known_records}
+        draw = secrets.token_bytes(16)
+        new = choose_peers(records.keys() - old, is_member=is_member, most_strangers=MOST_NEW, draw=draw)
+        if not all(is_fit(subkey, checks_signature=True) for subkey in new):
+            return False
+        kept = {each: (shard.data[each].value, expiry_of(records[each])) for each in old | new}
+        for subkey in tuple(shard.data):
             del shard[subkey]
-        shard.maxsize = math.inf
-        shard.latest_expiration_time = max((item.expiration_time for item in shard.data.values()), default=-math.inf)
-        return all(is_fit(subkey, checks_signature=True) for subkey in new)
+        shard.maxsize, shard.latest_expiration_time = math.inf, -math.inf
+        with shard.freeze():
+            for subkey, (value, expires_at) in kept.items():
+                shard.store(subkey, value, expires_at)
+        return True
 
 
 def node_id_of(peer: PeerId) -> Any:

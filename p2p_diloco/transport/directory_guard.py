@@ -13,6 +13,7 @@ from typing import NamedTuple
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, parse_peer_id, sha256
 from p2p_diloco.transport.directory import MAX_ADDRESS_BYTES, MAX_ADDRESSES
+from p2p_diloco.transport.protobuf import encode_field, fields_of
 from p2p_diloco.transport.rate_limit import Buckets, TokenBucket
 
 
@@ -49,9 +50,8 @@ MOST_NEW = 8
 """Maximum records of strangers in one answer whose signatures are checked: each takes 0.1 ms."""
 MOST_ADDRESSES_TOLD = 64
 """Maximum addresses in one answer."""
-ADDRESSES_TAG, ADDRESSES_NUMBER = b"\xa2\x06", 100 << 3 | 2
-"""Protobuf's tag of field 100 with a length, encoded and as a number."""
-_VARINT, _WITH_LENGTH, _FIXED = 0, 2, {1: 8, 5: 4}
+ADDRESSES_FIELD = 100
+"""Number of the field, which hivemind's messages do not have."""
 
 
 class CallBudgets:
@@ -137,43 +137,15 @@ def encode_addresses(addresses: Iterable[str]) -> bytes:
     in which strangers can store without bounds.
     """
     text = "\n".join(islice(addresses, MOST_ADDRESSES_TOLD)).encode("ascii", "ignore")
-    return ADDRESSES_TAG + _varint(len(text)) + text if text else b""
+    return encode_field(ADDRESSES_FIELD, text) if text else b""
 
 
-def addresses_value(message: bytes) -> bytes:
-    """Return the value of that field in an encoded answer; nothing if it has none, or is malformed."""
-    at = 0
-    while at < len(message):
-        tag, at = _take_varint(message, at)
-        kind, length = tag & 7, 0
-        if kind == _VARINT:
-            _, at = _take_varint(message, at)
-        elif kind == _WITH_LENGTH:
-            length, at = _take_varint(message, at)
-        elif kind in _FIXED:
-            length = _FIXED[kind]
-        else:
-            return b""
-        if tag == ADDRESSES_NUMBER and at + length <= len(message):
-            return message[at : at + length]
-        at += length
-    return b""
-
-
-def _take_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number of up to 64 bits and the place after it; beyond the end it is 0."""
-    number = 0
-    for shift in range(0, 64, 7):
-        byte = message[at] if at < len(message) else 0
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-    return number, at
-
-
-def decode_addresses(value: bytes) -> dict[PeerId, tuple[str, ...]]:
-    """Return the addresses by peer in the value of that field; they must be checked before they are dialled."""
+def decode_addresses(answer: bytes) -> dict[PeerId, tuple[str, ...]]:
+    """Return the addresses by peer in an encoded answer; they must be checked before they are dialled."""
+    try:
+        value = fields_of(answer).get(ADDRESSES_FIELD, b"")
+    except ValueError:  # answers to other questions have fields without a length
+        return {}
     found: dict[PeerId, tuple[str, ...]] = {}
     for line in value[: MOST_ADDRESSES_TOLD * (MAX_ADDRESS_BYTES + 1)].split(b"\n")[:MOST_ADDRESSES_TOLD]:
         address = line.decode("ascii", "replace")
@@ -184,12 +156,3 @@ def decode_addresses(value: bytes) -> dict[PeerId, tuple[str, ...]]:
         if len(found.get(peer, ())) < MAX_ADDRESSES:
             found[peer] = (*found.get(peer, ()), address)
     return found
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

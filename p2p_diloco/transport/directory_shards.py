@@ -11,7 +11,14 @@ import math
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, MOST_AHEAD_SECONDS, decode_record, parse_record
+from p2p_diloco.transport.directory import (
+    MAX_LIFETIME_SECONDS,
+    MOST_AHEAD_SECONDS,
+    RECORD_LIFETIME_SECONDS,
+    PeerRecord,
+    decode_record,
+    parse_record,
+)
 
 SHARDS = 16
 """With 1,024 peers, each shard has about 64, some 20 kB; four are requested at a time, far below hivemind's 4 MiB."""
@@ -69,6 +76,11 @@ def is_acceptable(
         )
     except (FrameError, TypeError):
         return False
+
+
+def expiry_of(record: PeerRecord) -> float:
+    """Return when a record expires, in Unix seconds: it follows from what its peer has signed."""
+    return record.issued_at + RECORD_LIFETIME_SECONDS
 
 
 def subkey_of(peer: bytes) -> bytes:

@@ -345,7 +345,11 @@ class Libp2pTransport(Transport):
         )
         try:
             while (frame := await reader.next_frame()) is not None:
-                objection = self._hand_over(link.peer, stream.lane, frame) if frame else None
+                objection = None
+                if frame:
+                    objection = self._hand_over(link.peer, stream.lane, frame)
+                else:
+                    self._count_received(stream.lane, reader.skipped_bytes)
                 if link.is_lost:
                     return  # the listener hung up meanwhile
                 if stream.lane is Lane.BULK:

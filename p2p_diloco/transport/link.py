@@ -304,11 +304,14 @@ class Transport(ABC):
             message = f"the transport's listener failed in {getattr(callback, '__name__', callback)}"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
-    def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
-        """Count and deliver one frame; return a reason to close the link if the listener raises PeerError."""
+    def _count_received(self, lane: Lane, frame_bytes: int) -> None:
         counters = self.counters.lane(lane)
         counters.frames_received += 1
-        counters.bytes_received += len(frame) + FRAME_PREFIX_BYTES
+        counters.bytes_received += frame_bytes + FRAME_PREFIX_BYTES
+
+    def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
+        """Count and deliver one frame; return a reason to close the link if the listener raises PeerError."""
+        self._count_received(lane, len(frame))
         try:
             self.listener.frame_received(sender, lane, frame)
         except PeerError as error:

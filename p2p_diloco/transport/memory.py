@@ -322,6 +322,8 @@ class MemoryTransport(Transport):
         try:
             is_read = self._judge(sender, channel.lane, frame[:HEAD_BYTES], len(frame))
             objection = self._hand_over(sender, channel.lane, frame) if is_read else None
+            if not is_read:
+                self._count_received(channel.lane, len(frame))
         except FrameError as error:
             objection = str(error)
         if objection is not None:

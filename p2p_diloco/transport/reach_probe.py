@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from p2p_diloco.errors import DialFailure, NotReached
 from p2p_diloco.ids import PEER_ID_BYTES, PeerId, short_peer_id
 from p2p_diloco.signing import SIGNATURE_BYTES, is_signed_by
+from p2p_diloco.transport.protobuf import fields_of
 
 _PROTOCOL = b"Noise_XX_25519_ChaChaPoly_SHA256"
 _SIGNED_PREFIX = b"noise-libp2p-static-key:"
@@ -135,7 +136,7 @@ class _Handshake:
 
 def _signer_of(payload: bytes, static: bytes) -> PeerId:
     """Return the peer that signed the Noise key `static`, from the payload's first two protobuf fields."""
-    fields = _fields(payload)
+    fields = fields_of(payload)
     key, signature = fields.get(1, b""), fields.get(2, b"")
     is_ed25519 = key.startswith(_ED25519_KEY) and len(key) == len(_ED25519_KEY) + PEER_ID_BYTES
     if not is_ed25519 or len(signature) != SIGNATURE_BYTES:
@@ -144,30 +145,3 @@ def _signer_of(payload: bytes, static: bytes) -> PeerId:
     if not is_signed_by(peer, _SIGNED_PREFIX + static, signature):
         raise ValueError("invalid identity proof")
     return peer
-
-
-def _fields(encoded: bytes) -> dict[int, bytes]:
-    """Return the length-delimited fields of a protobuf message by number; libp2p's payload has no others."""
-    fields: dict[int, bytes] = {}
-    at = 0
-    while at < len(encoded):
-        tag, at = _varint(encoded, at)
-        if tag & 7 != 2:
-            raise ValueError(f"a field of wire type {tag & 7}")
-        length, at = _varint(encoded, at)
-        if at + length > len(encoded):
-            raise ValueError("a field that ends early")
-        fields[tag >> 3] = encoded[at : at + length]
-        at += length
-    return fields
-
-
-def _varint(encoded: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while at < len(encoded) and shift < 28:
-        byte = encoded[at]
-        number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if not byte & 0x80:
-            return number, at
-    raise ValueError("a number that does not end")

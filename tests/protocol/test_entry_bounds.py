@@ -232,6 +232,19 @@ def test_no_entry_publishes_an_absurd_number_in_any_state_of_its_span(radius: fl
         check(entry_on(head, ROSTER, owner_of(GRID), median_norm=radius, median_weight=weight), head)
 
 
+@pytest.mark.parametrize(("claimed", "published"), [(1e-30, 1.2), (1e30, 1.5)])
+def test_what_was_measured_bounds_the_norms_that_contributors_claim(claimed: float, published: float) -> None:
+    """All five send vectors of norm 1.2 after an entry of radius 1, and claim another one."""
+    head = head_of(radius=1.0)
+    gathered = gather_contributions(collected([(10, 1, claimed)] * 5, head), SPAN, head, REDUCTION)
+    assert isinstance(gathered, MeanInputs)
+    measured = dict.fromkeys(ids(5), 1.2)
+    inclusion = gathered.inclusion_of(frozenset(ids(5)), measured)
+    made = build_entry(ROSTER, ROSTER.digest(), 0, SPAN, head, inclusion, b"mean")
+    assert isinstance(made, Entry)
+    assert made.median_norm == pytest.approx(published)
+
+
 def test_norms_of_0_do_not_affect_the_median_norm() -> None:
     head = head_of(radius=3.0)
     silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head), SPAN, head, REDUCTION)

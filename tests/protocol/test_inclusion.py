@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, head_of, ids, member, roster_of
 
+from p2p_diloco.log.limits import RADIUS_BOUNDS, RADIUS_MOVED, within_reach
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry, join_inclusions, only_present
@@ -72,3 +74,32 @@ def test_members_without_a_vote_are_included_and_make_no_majority() -> None:
     entry = built(inclusion(5, present=(0, 1, 5)))
     assert isinstance(entry, Entry)
     assert included_places(entry) == (5,)
+
+
+def two_that_claim(*norms: float) -> Inclusion:
+    return replace(inclusion(0, 1), norms=norms)
+
+
+def radius_after(made: Inclusion, radius: float, owner: int | None) -> float:
+    entry = build_entry(ROSTER, ROSTER.digest(), 4, SPAN, replace(HEAD, radius=radius), made, b"mean", owner=owner)
+    assert isinstance(entry, Entry)
+    return entry.median_norm
+
+
+@pytest.mark.parametrize("claimed", [1e-30, 1e30])
+def test_one_of_two_contributors_moves_the_radius_by_half_at_most_while_owners_take_turns(claimed: float) -> None:
+    """The liar claims what it likes, and as owner publishes what it may; the honest owner believes its own norm."""
+    honest, liar, radius = 0, 1, 1.0
+    for turn in range(80):
+        if turn % 2:
+            radius = within_reach(claimed, radius, RADIUS_BOUNDS, RADIUS_MOVED)
+        else:
+            radius = radius_after(two_that_claim(1.0, claimed), radius, honest)
+        assert radius * 1.001 >= 1 / RADIUS_MOVED
+        assert radius <= RADIUS_MOVED * 1.001
+    assert radius_after(two_that_claim(1.0, 9.0), 1.0, liar) == RADIUS_MOVED
+
+
+def test_an_owner_that_contributes_nothing_lets_one_of_two_move_nothing() -> None:
+    assert radius_after(two_that_claim(1e-30, 1.0), 1.0, owner=None) == 1.0
+    assert radius_after(two_that_claim(1.0, 1e30), 1.0, owner=2) == 1.0

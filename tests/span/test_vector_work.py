@@ -87,6 +87,7 @@ def test_the_mean_is_weighted_and_its_norm_exact() -> None:
     assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
     assert result.norm == payload_norm(FLOAT32, result.payload, ELEMENTS) == 16.0
     assert result.sound == {ANN, BEN}
+    assert result.measured == {ANN: 8.0, BEN: 40.0}
     assert result.dropped == ()
 
 

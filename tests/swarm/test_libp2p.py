@@ -20,7 +20,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p
 from p2p_diloco.transport.byte_stream import ByteReader
-from p2p_diloco.transport.callers import MOST_OF_ONE, REFUSED_AT_ONCE
+from p2p_diloco.transport.callers import BORNE_AT_ONCE, MOST_OF_ONE
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.libp2p import Libp2pTransport
@@ -115,7 +115,7 @@ def test_streams_that_nobody_greets_are_few_and_their_maker_is_named_and_disconn
             streams = [await open_lane(client, transport, Lane.BULK) for _ in range(MOST_OF_ONE)]
             assert not any([await is_closed(reader, 0.2) for reader, _ in streams]), "these may still be greeted"
             with contextlib.suppress(PeerError):  # it is disconnected meanwhile
-                for _ in range(4 * int(REFUSED_AT_ONCE)):
+                for _ in range(4 * int(BORNE_AT_ONCE)):
                     streams.append(await open_lane(client, transport, Lane.BULK))
             await heard.wait_until(lambda it: bool(it.nuisances))
             assert {each for each, _ in heard.nuisances} == {peer}

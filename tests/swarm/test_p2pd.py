@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -22,7 +23,14 @@ import uvloop
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import p2pd
-from p2p_diloco.transport.p2pd import Daemon, DaemonSettings, check_ports_are_free, find_p2pd
+from p2p_diloco.transport.p2pd import (
+    MOST_FILES,
+    Daemon,
+    DaemonSettings,
+    check_ports_are_free,
+    find_p2pd,
+    raise_file_limit,
+)
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PARENT = """
@@ -125,6 +133,17 @@ def test_the_death_of_a_daemon_is_reported(identity: Path, run: Callable[[Corout
         assert end.startswith("exit code -9, last output: ")
 
     run(main())
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        raise_file_limit()
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_port_used_by_another_program_is_named(identity: Path) -> None:

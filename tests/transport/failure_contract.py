@@ -152,6 +152,7 @@ class FailureContract(ABC):
                     assert one.post(two.peer, frame, lane=lane, deadline=in_seconds(10))
                 await heard.wait_until(lambda it, lane=lane: it.payloads(lane) == [b"yes", b"n"])  # type: ignore[misc]
                 assert [each[1:] for each in asked if each[0] is lane] == [(b"no", 80_000), (b"ye", 3), (b"n", 1)]
+                assert two.counters.lane(lane).bytes_received == 80_004 + 3 + 4 + 1 + 4, "what is skipped came, too"
             assert heard.lost() == []
 
         self.play(scene)

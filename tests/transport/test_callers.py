@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.callers import (
+    BORNE_AT_ONCE,
     MOST_IN_ALL,
     MOST_OF_MEMBER,
     MOST_OF_ONE,
-    REFUSED_AT_ONCE,
     Callers,
 )
 from p2p_diloco.transport.rate_limit import MOST_BUCKETS
@@ -66,8 +66,8 @@ def test_members_need_no_place_of_the_strangers_and_lose_none() -> None:
 
 def test_what_is_useless_is_borne_for_a_while_and_again_after_a_pause() -> None:
     callers: Callers[int] = Callers()
-    borne = [callers.has_patience_with(ONE, 0.0) for _ in range(int(REFUSED_AT_ONCE) + 1)]
-    assert borne == [*[True] * int(REFUSED_AT_ONCE), False]
+    borne = [callers.has_patience_with(ONE, 0.0) for _ in range(int(BORNE_AT_ONCE) + 1)]
+    assert borne == [*[True] * int(BORNE_AT_ONCE), False]
     assert not callers.has_patience_with(ONE, 0.5)
     assert callers.has_patience_with(ONE, 10.0)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.transport.directory_guard import (
+    ADDRESSES_FIELD,
     BYTES_OF_A_RECORD,
     MEMBER_CALLS,
     MOST_ADDRESSES_TOLD,
@@ -17,11 +18,11 @@ from p2p_diloco.transport.directory_guard import (
     STRANGERS_CALLS,
     STRANGERS_RECORDS,
     CallBudgets,
-    addresses_value,
     choose_peers,
     decode_addresses,
     encode_addresses,
 )
+from p2p_diloco.transport.protobuf import encode_field
 
 MEMBER = PeerId(sha256(b"member"))
 STRANGER = PeerId(sha256(b"stranger"))
@@ -104,8 +105,10 @@ def test_even_a_shard_of_members_alone_is_bounded() -> None:
 # -- addresses
 
 
-ANSWER = b"\x0a\x02hi\x10\x96\x01\x19" + bytes(8) + b"\x25" + bytes(4)
-"""Fields of all kinds: with a length, a number, eight bytes, four bytes."""
+ANSWER = b"\x0a\x02hi\x12\x00"
+"""Other fields with a length."""
+NUMBERS = b"\x21" + bytes(8) + b"\x28\x01"
+"""Fields without a length, as in an answer to a ping."""
 
 
 def address(peer: PeerId, port: int = 4001) -> str:
@@ -115,7 +118,7 @@ def address(peer: PeerId, port: int = 4001) -> str:
 def test_addresses_are_read_as_they_were_told_by_peer() -> None:
     told = [address(MEMBER), address(STRANGER), address(STRANGER, 4002)]
     answer = ANSWER + encode_addresses(told) + ANSWER
-    assert decode_addresses(addresses_value(answer)) == {MEMBER: (told[0],), STRANGER: (told[1], told[2])}
+    assert decode_addresses(answer) == {MEMBER: (told[0],), STRANGER: (told[1], told[2])}
 
 
 def test_an_answer_without_addresses_is_as_before() -> None:
@@ -123,15 +126,16 @@ def test_an_answer_without_addresses_is_as_before() -> None:
 
 
 def test_addresses_are_few() -> None:
-    value = addresses_value(encode_addresses(map(address, CROWD)))
+    value = encode_addresses(map(address, CROWD))
     assert len(decode_addresses(value)) == MOST_ADDRESSES_TOLD
-    flood = "\n".join(map(address, CROWD)).encode()
+    flood = encode_field(ADDRESSES_FIELD, "\n".join(map(address, CROWD)).encode())
     assert len(decode_addresses(flood)) <= MOST_ADDRESSES_TOLD
-    assert len(decode_addresses("\n".join(address(MEMBER, port) for port in range(99)).encode())[MEMBER]) == 4
+    many = encode_field(ADDRESSES_FIELD, "\n".join(address(MEMBER, port) for port in range(99)).encode())
+    assert len(decode_addresses(many)[MEMBER]) == 4
 
 
 @given(st.binary(max_size=400))
 def test_garbage_is_omitted(value: bytes) -> None:
-    assert all(isinstance(peer, bytes) for peer in decode_addresses(value))
-    assert isinstance(addresses_value(value), bytes)
-    assert addresses_value(value + b"\xff") in (addresses_value(value), b"")
+    decode_addresses(value)
+    assert decode_addresses(encode_field(ADDRESSES_FIELD, value)).keys() <= {MEMBER}
+    assert decode_addresses(NUMBERS + encode_addresses([address(MEMBER)])) == {}
