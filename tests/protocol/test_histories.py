@@ -253,19 +253,23 @@ def test_a_line_without_a_majority_is_not_left_for_one_that_nobody_signed_whose_
     assert (here.book.in_force == theirs) is is_left
 
 
-def stalled(*linked: PeerId, heard: float = 0.0) -> Membership:
-    """A of three members that vote, beside E that does not; A has had no entries for three cycles.
+def stalled(*linked: PeerId, heard: float = 0.0, restarted: bool = False, remembers: bool = True) -> Membership:
+    """A of three members that vote, beside E that does not; A has had no entries for twelve cycles.
 
     Args:
         linked: members to which A has links.
         heard: loop time since which it has heard them.
+        restarted: whether A and they have later incarnations than those listed.
+        remembers: whether A knows its earlier votes.
     """
     parting = certify(child_of(founding_of().roster, [*map(member, (A, B, C)), FEW]), [BOOT])
-    here = membership_of(A, founding_of(), parting, linked=frozenset(linked))
-    here.ready, here.cycles_without_entries = True, 3
+    now = 1 + restarted
+    here = membership_of(A, founding_of(), parting, linked=frozenset(linked), incarnation=now, remembers=remembers)
+    here.ready, here.cycles_without_entries = True, 12  # beyond `PATIENT_STALLS`, so any member may continue
     for second in range(int(heard), int(STALL_ENDS) + 1):
         for peer in linked:
-            here.take_heartbeat(heartbeat(peer, sequence=second + 1, roster=parting.roster.digest()), float(second))
+            beat = heartbeat(peer, sequence=second + 1, roster=parting.roster.digest(), incarnation=now)
+            here.take_heartbeat(beat, float(second))
     return here
 
 
@@ -289,9 +293,21 @@ def test_in_a_stall_no_single_member_leaves_out_those_that_are_there(
     here = stalled(*others, heard=heard)
     assert here.book.in_force is not None
     cycle = int(STALL_ENDS // CYCLE_SECONDS)
-    child = child_of(here.book.in_force, map(member, listed), cycle=cycle, degraded=True)
+    members = [each for each in here.book.in_force.members if each.peer in listed]
+    child = child_of(here.book.in_force, members, cycle=cycle, degraded=True)
     actions = here.take_rosters((certify(child, [signer], ballot_number(2 * cycle, 0)),), STALL_ENDS)
     assert (here.book.in_force == child) is is_taken, actions
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+def test_in_a_stall_voters_that_lost_their_votes_take_what_another_member_signed(remembers: bool) -> None:
+    """They cannot sign anything before they are listed anew, so nobody else could end the stall."""
+    here = stalled(B, C, E, restarted=True, remembers=remembers)
+    assert here.book.in_force is not None
+    cycle = int(STALL_ENDS // CYCLE_SECONDS)
+    child = child_of(here.book.in_force, here.book.in_force.members, cycle=cycle, degraded=True)
+    here.take_rosters((certify(child, [E], ballot_number(2 * cycle, 0)),), STALL_ENDS)
+    assert (here.book.in_force == child) is not remembers
 
 
 def test_in_a_stall_peers_without_the_state_take_what_the_others_signed() -> None:

@@ -400,22 +400,30 @@ class Membership(Attendance):
     def _may_be_honest(self, roster: Roster, mine: Roster, signers: Collection[PeerId], now: float) -> bool:
         """Return whether those who signed a degraded child of ours may have done so in good faith.
 
-        Members that do not vote continue alone only if nobody who votes is there. A child that omits this peer is in
-        doubt while another voter waits here too, or if who signed it was linked to this peer in the whole stall and so
-        knows that it is there; who slept, or was cut off, may have missed it. Peers that have lost the state hold back
-        nobody: several of them would wait for each other for ever.
+        Members that do not vote continue alone only if nobody who can vote is there. A child that omits this peer is in
+        doubt while another such voter waits here too, or if who signed it was linked to this peer in the whole stall
+        and so knows that it is there; who slept, or was cut off, may have missed it. Peers that have lost the state, or
+        the votes of the incarnation that is listed, hold back nobody: they could do so for ever.
         """
         beats = {peer: beat for peer, beat in self.alive(now).items() if beat.ready}
         if not self.ready:
             return True
-        if mine.voters & {self.me.peer, *beats} and not mine.voters.intersection(signers):
+        able = {
+            member.peer
+            for peer, beat in beats.items()
+            if (member := mine.member(peer)) is not None and member.incarnation == beat.incarnation
+        }
+        if self._knows_its_votes(mine):
+            able.add(self.me.peer)
+        able &= mine.voters
+        if able and not mine.voters.intersection(signers):
             return False
         if self.leaving or mine.member(self.me.peer) is None or roster.member(self.me.peer) is not None:
             return True
         waiting = {peer for peer, beat in beats.items() if beat.roster == self.book.in_force_digest}
         since = now - self.rules.stalled_cycles * self.rules.cycle_seconds
         knew = any(peer in self._linked and peer in beats and self.heard[peer].since <= since for peer in signers)
-        return not knew and not mine.voters & waiting - set(signers)
+        return not knew and not able & waiting - set(signers)
 
     def ask_rosters(self, to: PeerId, now: float) -> Send:
         """Return a request to a peer, whose roster is not known here, for the rosters that this peer lacks."""
@@ -622,10 +630,14 @@ class Membership(Attendance):
         return False
 
     def _may_vote(self, parent: Roster, *, degraded: bool) -> bool:
-        member = parent.member(self.me.peer)
-        if member is None or not (self._remembers or member.incarnation == self.me.incarnation):
+        if not self._knows_its_votes(parent):
             return False
         return self.is_stalled() if degraded else self.me.peer in parent.voters
+
+    def _knows_its_votes(self, parent: Roster) -> bool:
+        """Return whether this peer is on a roster, and knows what the incarnation listed there has voted for."""
+        member = parent.member(self.me.peer)
+        return member is not None and (self._remembers or member.incarnation == self.me.incarnation)
 
     def _rule(self, parent: Roster, *, degraded: bool) -> Rule:
         founder, before = self.book.founder, self.book.parent_of(parent)
