@@ -58,7 +58,7 @@ def make_app() -> App:
         Parameters
         ----------
         name
-            tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, late or in-rows
+            tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, norms, late or in-rows
         quick
             use two seeds, and two tokens per parameter
         size

@@ -75,6 +75,10 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
             *(row for name in _SERVERS for row in (*under("half-slow", name), name)),
         ),
     ),
+    "norms": (
+        "what can an island do to the others with the norms that it claims?",
+        (_OURS, *under("no-norm", _OURS), *under("vast-norm", _OURS)),
+    ),
     "late": (
         "what does it cost when entries come three steps late, as on a thin line?",
         (*under("late", _OURS), _OURS, *(row for name in _LATE for row in (*under("late", name), name))),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log.limits import MAX_NORM_RATIO, balanced, contribution_weight, weight_limit
+from p2p_diloco.log.limits import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.merge import MergeRule
@@ -29,7 +29,7 @@ from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
-from p2p_diloco.span.vector_work import Codecs, encode_contribution, reduce_parts
+from p2p_diloco.span.vector_work import Codecs, encode_contribution, payload_norm, reduce_parts
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
 
@@ -51,6 +51,7 @@ class OurRule:
         away_share: share of cycles in which a learner is away.
         radius_factor: largest norm of a contribution, as a multiple of the radius (κ).
         weight_clip: largest weight, as a multiple of the last median.
+        claimed_norm: norm that the first learner claims for each contribution; 0: the true one.
     """
 
     sync_every: int
@@ -64,6 +65,7 @@ class OurRule:
     away_share: float = 0.0
     radius_factor: float = MAX_NORM_RATIO
     weight_clip: float = 4.0
+    claimed_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,7 +190,10 @@ class OurSwarm(Algorithm):
         self._told[learner][fragment] = (tokens, steps)
         return _Sent(
             payload=payload,
-            norm=prepared.norm,
+            norm=counted_norm(
+                rule.claimed_norm if rule.claimed_norm and not learner else prepared.norm,
+                payload_norm(codec, payload, len(local_N)),
+            ),
             tokens=tokens - told_tokens,
             steps=steps - told_steps,
             is_lost=self._rng.random() < rule.lost_share,
@@ -226,7 +231,10 @@ class OurSwarm(Algorithm):
             norms=tuple(arrived[learner].norm for learner in weights),
             tokens=sum(arrived[learner].tokens for learner in weights),
         )
-        entry = build_entry(self._roster, self._roster.digest(), round_index, span, head, inclusion, payload)
+        owner = self._clock.cycle(round_index) % len(self._places)  # owners take turns
+        entry = build_entry(
+            self._roster, self._roster.digest(), round_index, span, head, inclusion, payload, owner=owner
+        )
         return entry if isinstance(entry, Entry) else None
 
     def _average(

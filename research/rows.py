@@ -128,6 +128,8 @@ CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
     "quarter-absent": lambda setting: replace(setting, away_share=0.25),
     "half-slow": lambda setting: replace(setting, slow=setting.islands // 2),
     "half-slow-at-2": lambda setting: replace(setting, slow=setting.islands // 2, norm_ratio=2.0),
+    "no-norm": lambda setting: replace(setting, claimed_norm=1e-30),
+    "vast-norm": lambda setting: replace(setting, claimed_norm=1e30),
     "two-rows": lambda setting: replace(setting, rows=2),
     "four-rows": lambda setting: replace(setting, rows=4),
     "late": lambda setting: replace(setting, delay=3 * setting.sync_every // 8),
@@ -135,7 +137,8 @@ CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
 }
 """Circumstances of a row, such as `p2p-diloco-every-8/quarter-lost`: a quarter of contributions never arrive; each
 island is away for a quarter of the cycles; half of the islands take four times as long for a step, with the norm limit
-of a manifest or with 2, as it was; means in rows; entries that come three eighths of a cycle late, or before the next
+of a manifest or with 2, as it was; one island claims that its contributions have a norm of 1e-30, or of 1e30, before
+they are clipped; means in rows; entries that come three eighths of a cycle late, or before the next
 step, as if islands waited for them. A row is tuned without them."""
 DILOCO_LIKE = (
     "textbook-diloco",

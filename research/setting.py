@@ -72,6 +72,7 @@ class Setting:
         is_radial: for systems with a server: average directions and norms separately, for each tensor.
         mean: for p2p_diloco only: plain, or radial (directions and lengths separately, for each block).
         weights_by_tokens: weigh contributions by quantity times quality.
+        claimed_norm: norm that the first island claims for each contribution, for p2p_diloco only; 0: the true one.
         slow: number of islands that make one step in `SLOWNESS` ticks.
         rows: rows of islands whose means are averaged once more, for p2p_diloco only.
         lost_share: share of contributions that never arrive, for p2p_diloco and for systems with a server.
@@ -105,6 +106,7 @@ class Setting:
     is_radial: bool = False
     mean: Literal["plain", "radial"] = "plain"
     weights_by_tokens: bool = True
+    claimed_norm: float = 0.0
     slow: int = 0
     rows: int = 1
     lost_share: float = 0.0
@@ -352,6 +354,7 @@ def _ours(setting: Setting, learners: Learners, seed: int) -> Algorithm:
         lost_share=setting.lost_share,
         away_share=setting.away_share,
         radius_factor=setting.norm_ratio,
+        claimed_norm=setting.claimed_norm,
     )
     return OurSwarm(learners, rule, seed=seed)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
-from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.ids import PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.node.budgets import Line, PeerBudgets
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.clock_watch import ClockWatch
@@ -49,6 +49,7 @@ from p2p_diloco.protocol.actions import (
     TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
@@ -83,6 +84,7 @@ from p2p_diloco.span.replica import Replica, SpanUpdate
 from p2p_diloco.span.vector_work import (
     Codecs,
     EncodedMean,
+    agreement_of,
     is_sound_piece,
     payload_norm,
     reduce_parts,
@@ -169,6 +171,7 @@ class SwarmNode:
         self._roster_questions: dict[tuple[PeerId, RosterRequest], float] = {}
         self._checked: Counter[PeerId] = Counter()
         self._reported: set[PeerId] = set()
+        self._secret = engine.me.sign(b"compared pieces")
         self._most_waiting = MOST_ENTRIES_WAITING * max(engine.rules.entry_bytes.values())
         self._archive = archive if archive is not None else NoArchive()
         self._serving = Serving(
@@ -482,6 +485,15 @@ class SwarmNode:
 
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
+    def _compare(self, entry: Entry, own: bytes | memoryview) -> None:
+        """Find out how an entry agrees with this peer's contribution to it."""
+
+        def compared(agreement: Agreement) -> None:
+            self.engine.entry_agrees(entry, agreement)
+
+        elements, secret = self.engine.rules.span_elements[entry.span], sha256(self._secret, entry.digest())
+        self._work(compared, None, agreement_of, entry.payload, own, self.codecs, elements, secret)
+
     # -- performing actions
 
     def _play(self, actions: Sequence[Action], *, on_request: bool = False, caused_by: PeerId | None = None) -> None:
@@ -558,6 +570,8 @@ class SwarmNode:
             case ApplyEntry():
                 self._archive.keep_entry(action.entry)
                 self._replica.apply(_update(action))
+                if action.own is not None:
+                    self._compare(action.entry, action.own)
             case ReplaceSpan():
                 held = self._replica.span_state(action.span)
                 if not action.is_mended:

@@ -93,10 +93,14 @@ class ReduceSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyEntry:
-    """Apply a valid entry to the outer state at the next step border. Entries of a span arrive in parent order."""
+    """Apply a valid entry to the outer state at the next step border. Entries of a span arrive in parent order.
+
+    `own`: this peer's encoded contribution, to be compared with the entry that includes it; None: nothing to compare.
+    """
 
     entry: Entry
     own_included: bool
+    own: bytes | memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

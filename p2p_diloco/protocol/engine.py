@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send
+from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send, Stage
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
 from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.histories import Liveliness
@@ -24,6 +24,7 @@ from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.influence import Agreement, Influence
 from p2p_diloco.protocol.round.round import NOTHING_MEASURED, FragmentContribution
 from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
@@ -123,6 +124,7 @@ class PeerEngine:
             verify=verify,
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
+        self.influence = Influence()
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
@@ -226,6 +228,8 @@ class PeerEngine:
         if begun is not None:
             self.membership.own_steps = self.progress.steps
             self.membership.height = sum(head.height for head in self.chains.heads.values())
+            if self.rules.clock.fragment(begun) == 0:
+                actions += self._judge_influence(self.rules.clock.cycle(begun), now)
             actions += self.membership.round_over(begun - 1) + self.membership.keep_liveliness()
             self.exchange.is_over = self.last_round is not None and begun > self.last_round
             due = self.chains.absorb_due(self.book, begun + 1)
@@ -427,6 +431,7 @@ class PeerEngine:
             actions += self._routes.hand_down(entry, now)
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
+            self.influence.entry_absorbed(entry, grid.owner(entry.span), roster, self.exchange.newcomers(entry.roster))
             self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
             # The owner was present too, although after a restart it contributes nothing until a roster lists its new
             # incarnation.
@@ -437,7 +442,8 @@ class PeerEngine:
             own_included = self.me.peer in peers
             if own_included and (self.last_included is None or entry.round > self.last_included):
                 self.last_included = entry.round
-            actions.append(ApplyEntry(entry=entry, own_included=own_included))
+            sent = self.exchange.take_sent(entry)
+            actions.append(ApplyEntry(entry=entry, own_included=own_included, own=sent if own_included else None))
         return actions + self._ask_noted(now) + self.repair.pump(now)
 
     def span_reduced(
@@ -457,6 +463,9 @@ class PeerEngine:
         Args:
             measured: norms of the parts of contributors; a norm that one claims counts only as far as they allow.
         """
+        if order.stage is not Stage.FINISH:
+            for part in order.parts:
+                self.influence.contributed(part.peer, part.norm, order.norm_limit)
         result = self.exchange.span_reduced(order, sound, payload, measured)
         if isinstance(result, str):
             return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]
@@ -464,6 +473,17 @@ class PeerEngine:
             return self.exchange.hand_up(result, now)
         # The entry is distributed only once it is absorbed: one that is invalid for this peer is invalid for all.
         return self.entry_checked(self.me.peer, result, payload_norm, now)
+
+    def entry_agrees(self, entry: Entry, agreement: Agreement) -> None:
+        """Receive how an entry agrees with this peer's contribution to it."""
+        if entry.roster in self.book:
+            self.influence.agreed(self.book.folded(entry.roster, entry.round)[1].owner(entry.span), agreement)
+
+    def _judge_influence(self, cycle: int, now: float) -> list[Action]:
+        roster = self.book.in_force
+        rates = {peer: beat.tokens_per_second for peer, beat in self.membership.alive(now).items()}
+        rates[self.me.peer] = self.progress.tokens_per_second
+        return [*self.influence.cycle_over(cycle, roster.peers() if roster is not None else (), rates)]
 
     def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
         """Receive the island's contribution to the round in progress."""

@@ -28,15 +28,18 @@ from p2p_diloco.memory.heap import shed_compiler, trim_heap
 from p2p_diloco.memory.slabs import passing_bytes
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.mean import check_mean, shares_of
-from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
+from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, radial_mean_of
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT
 from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.messages import SpanReply
 
 MOST_SHRINKS = 16
+_COMPARED, _COMPARED_PIECES = 1 << 14, 16
+"""Elements of a span that are compared with an entry, and the number of places from which they are taken."""
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
 _NORM_SLACK = 1.0 + 1e-6
 """Tolerance for norms: both ends multiply the same float32 numbers, but a shrunk one may end one rounding too high."""
@@ -245,6 +248,33 @@ def _mean_of(
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
     check_mean(mean_N, len(parts))
     return mean_N
+
+
+def agreement_of(
+    entry: bytes | memoryview, own: bytes | memoryview, codecs: Codecs, elements: int, secret: bytes
+) -> Agreement:
+    """Return how an encoded entry agrees with this peer's own encoded contribution to it.
+
+    Of a long span, pieces are compared.
+
+    Args:
+        secret: determines which. Who signs the entry must not know it.
+    """
+    theirs, mine = codecs.entry.reader(entry, elements), codecs.contribution.reader(own, elements)
+    agreement = Agreement()
+    for here in _compared(elements, int.from_bytes(secret[:8], "little")):
+        entry_N, own_N = theirs(here).astype(np.float64), mine(here).astype(np.float64)
+        sums = (float(own_N @ entry_N), float(own_N @ own_N), float(entry_N @ entry_N))
+        agreement = agreement.joined(Agreement(*sums, len(own_N)))
+    return agreement
+
+
+def _compared(elements: int, number: int) -> list[slice]:
+    if elements <= _COMPARED:
+        return [slice(0, elements)]
+    length, apart = _COMPARED // _COMPARED_PIECES, elements // _COMPARED_PIECES // RADIAL_BLOCK * RADIAL_BLOCK
+    first = number % ((apart - length) // RADIAL_BLOCK + 1) * RADIAL_BLOCK
+    return [slice(first + place * apart, first + place * apart + length) for place in range(_COMPARED_PIECES)]
 
 
 def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:

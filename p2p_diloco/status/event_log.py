@@ -44,6 +44,7 @@ TOPICS = {
     "frame-refused": "a peer sent a frame that cannot be read, or too many",
     "good-bye": "another peer leaves",
     "identity": "another process or machine uses the identity of this peer",
+    "influence": "a member has much influence on the run, or abuses it",
     "inner": "the optimiser's state could not be saved or restored",
     "invite": "a new join command, or a problem with the given invite",
     "limits": "the limits of this machine's owner have changed, or cannot be read",

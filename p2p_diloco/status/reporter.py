@@ -334,6 +334,8 @@ class StatusReporter:
             trouble=clean_text(self.trouble),
             pace=self._pace,
             clock=node.clocks.sentence,
+            weight=engine.influence.shares.get(engine.me.peer),
+            influence=engine.influence.named(),
             invite=self.invite,
             own_model=manifest.model.is_own_loop,
             **self.owner.fields(),
@@ -377,6 +379,7 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
                 loss=beat.loss if beat.steps else None,
                 seconds_since_heard=max(now - heard.at, 0.0),
                 row=grid.row_of.get(peer) if grid is not None else None,
+                weight=engine.influence.shares.get(peer),
             )
         )
     return tuple(lines)

@@ -51,6 +51,7 @@ class PeerLine:
         loss: its last training loss in nats per token.
         seconds_since_heard: since its last heartbeat.
         row: its row of the grid, counted from 0; None while it is not a member.
+        weight: its share of the weight of the means in the last cycles; None if it was in none.
     """
 
     peer: str
@@ -62,6 +63,7 @@ class PeerLine:
     loss: float | None = None
     seconds_since_heard: float | None = None
     row: int | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class PeerStatus:
         reach: the same in one sentence, with what to do about it.
         trouble: why this peer has been in no entry for some cycles, or trains alone; empty if all is well.
         pace: warning about too many or too few inner steps per cycle, with what to do; empty if all is well.
+        weight: this peer's own share of the weight of the means in the last cycles; None if it was in none.
+        influence: members with much influence on the run, or signs that they abuse it, as sentences.
         clock: wall clocks that are far from those of other peers, this machine's first; empty if all is well.
         invite: invite of this run; empty until known.
         own_model: whether the run trains a user's own model, so that peers join from a training loop instead of the
@@ -186,6 +190,8 @@ class PeerStatus:
     trouble: str = ""
     pace: str = ""
     clock: str = ""
+    weight: float | None = None
+    influence: tuple[str, ...] = ()
     invite: str = ""
     own_model: bool = False
     paused: str = ""
@@ -219,7 +225,7 @@ def status_of(document: Mapping[str, Any]) -> PeerStatus:
         known["peers"] = tuple(PeerLine(**_known_fields(PeerLine, line)) for line in known.get("peers", ()))
         known["limits"] = {str(key): str(text) for key, text in dict(known.get("limits", {})).items()}
         known["grid"] = tuple(map(int, known.get("grid", ())))
-        for name in ("addresses", "reachable_at"):
+        for name in ("addresses", "reachable_at", "influence"):
             known[name] = tuple(map(str, known.get(name, ())))
         return PeerStatus(**known)
     except (TypeError, AttributeError) as error:

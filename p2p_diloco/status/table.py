@@ -42,7 +42,7 @@ def status_line(status: PeerStatus) -> str:
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(_total_sent(status))}",
         f"received {format_bytes(_total_received(status))}",
-        *filter(None, (status.trouble, status.pace, status.clock)),
+        *filter(None, (status.trouble, status.pace, status.clock, *status.influence)),
     ]
     return ", ".join(parts)
 
@@ -67,7 +67,7 @@ def _notes(status: PeerStatus) -> list[Text]:
     notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
     return notes + [
         Text(note, style="bold yellow")
-        for note in (status.trouble, status.pace, status.clock, _disk_note(status))
+        for note in (status.trouble, status.pace, status.clock, *status.influence, _disk_note(status))
         if note
     ]
 
@@ -107,7 +107,7 @@ def _peers(status: PeerStatus) -> Table:
         table.add_row(*_peer_cells(line), style="dim" if _is_silent(line) else "")
     left_out = len(status.peers) - MAX_PEER_ROWS
     if left_out > 0:
-        table.add_row(f"and {left_out} more", "", "", "", "", "", "")
+        table.add_row(f"and {left_out} more", *[""] * (len(table.columns) - 1))
     return table
 
 

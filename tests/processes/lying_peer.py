@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ from simulator.lies import (
 from tests.swarm.swarm_peer import main
 
 HUGE = 3e38
+CLAIMED_TOKENS = 10**12
 FORGED_EVERY_SECONDS = 0.2
 QUESTIONS = (ContentRequest, EntryRequest, HeadsRequest, Ping, RosterRequest, SpanRequest)
 Mutator = Callable[[SwarmNode, PeerId, Any], Sequence[Message]]
@@ -305,33 +307,60 @@ def install(lie: str, folder: Path) -> None:
                     record.tell(forged, peer)
 
     SwarmNode._post = post  # type: ignore[assignment, method-assign]
-    if lie == "huge-contributions":
+    if lie in CONTRIBUTORS:
         contribute = SwarmNode._contribute
 
-        def huge(node: SwarmNode, contribution: FragmentContribution | None) -> None:
+        def false_contribution(node: SwarmNode, contribution: FragmentContribution | None) -> None:
             if contribution is not None and lies():
-                codec, sizes = node.codecs.contribution, node.engine.rules.span_elements
-                spans = tuple(
-                    replace(span, payload=codec.encode(np.full(sizes[span.span], HUGE, dtype=np.float32)), norm=HUGE)
-                    for span in contribution.spans
-                )
-                contribution = replace(contribution, spans=spans)
+                contribution = CONTRIBUTORS[lie](node, contribution)
                 record.tell(contribution)
             contribute(node, contribution)
 
-        SwarmNode._contribute = huge  # type: ignore[method-assign]
-    if lie == "longest-entries":
+        SwarmNode._contribute = false_contribution  # type: ignore[method-assign]
+    if lie in OWNERS:
         reduced = Exchange.span_reduced
 
-        def longest(exchange: Exchange, order: ReduceSpan, *made: Any) -> Entry | RowMean | str:
+        def false_entry(exchange: Exchange, order: ReduceSpan, *made: Any) -> Entry | RowMean | str:
             head, entry = exchange.chains.heads.get(order.span), reduced(exchange, order, *made)
             if not isinstance(entry, Entry) or head is None or not lies():
                 return entry
-            changed = longest_entry(entry, head, exchange.rules)
+            changed = OWNERS[lie](entry, head, exchange.rules)
             record.tell(changed)
             return replace(changed, signature=exchange.membership.me.sign(changed.statement()))
 
-        Exchange.span_reduced = longest  # type: ignore[method-assign]
+        Exchange.span_reduced = false_entry  # type: ignore[method-assign]
+
+
+def huge_contribution(node: SwarmNode, contribution: FragmentContribution) -> FragmentContribution:
+    """Contribute elements as large as a float32 can be."""
+    codec, sizes = node.codecs.contribution, node.engine.rules.span_elements
+    spans = tuple(
+        replace(span, payload=codec.encode(np.full(sizes[span.span], HUGE, dtype=np.float32)), norm=HUGE)
+        for span in contribution.spans
+    )
+    return replace(contribution, spans=spans)
+
+
+def flipped(node: SwarmNode, contribution: FragmentContribution, *, is_longest: bool = False) -> FragmentContribution:
+    """Contribute the opposite of what was learnt, and claim 10^12 tokens.
+
+    Args:
+        is_longest: whether each vector is made as long as is accepted.
+    """
+    codec, rules, spans = node.codecs.contribution, node.engine.rules, []
+    for span in contribution.spans:
+        vector_N = -codec.decode(span.payload, rules.span_elements[span.span])
+        if is_longest:
+            limit = node.engine.chains.heads[span.span].norm_limit(rules.contribution_limit)
+            vector_N *= 0.95 * limit / max(float(np.linalg.norm(vector_N)), 1e-30)
+        spans.append(replace(span, payload=codec.encode(vector_N)))
+    return replace(contribution, tokens=CLAIMED_TOKENS, spans=tuple(spans))
+
+
+def opposite_entry(entry: Entry, head: SpanHead, rules: RunRules) -> Entry:
+    """Return an entry with minus the mean."""
+    codec = Int4Codec()
+    return replace(entry, payload=codec.encode(-codec.decode(entry.payload, rules.span_elements[entry.span])))
 
 
 def longest_entry(entry: Entry, head: SpanHead, rules: RunRules) -> Entry:
@@ -344,6 +373,19 @@ def longest_entry(entry: Entry, head: SpanHead, rules: RunRules) -> Entry:
         median_norm=within_reach(math.inf, head.radius, RADIUS_BOUNDS, RADIUS_MOVED),
         median_weight=within_reach(math.inf, head.median_weight, WEIGHT_BOUNDS, WEIGHT_MOVED),
     )
+
+
+CONTRIBUTORS: dict[str, Callable[[SwarmNode, FragmentContribution], FragmentContribution]] = {
+    "huge-contributions": huge_contribution,
+    "flipped": flipped,
+    "flipped-and-longest": partial(flipped, is_longest=True),
+}
+"""Functions that return what to contribute in place of the island's contribution."""
+OWNERS: dict[str, Callable[[Entry, SpanHead, RunRules], Entry]] = {
+    "longest-entries": longest_entry,
+    "opposite-entries": opposite_entry,
+}
+"""Functions that return the entry to sign in place of the true one."""
 
 
 if __name__ == "__main__":

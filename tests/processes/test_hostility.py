@@ -524,6 +524,63 @@ def test_one_lying_member_among_four_harms_only_what_it_owns(lie: Lie) -> None:
         check_honest(swarm, before, [liar])
 
 
+@dataclass(frozen=True)
+class Ruin:
+    """What one member can do to the model with valid messages, and what is said of it.
+
+    Attributes:
+        cycles: number of cycles after which at least half of the honest members have named it.
+    """
+
+    name: str
+    seen: str
+    cycles: int
+    place: str = "counts"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+RUINS = [
+    Ruin("flipped", "of the weight", cycles=2),
+    Ruin("flipped-and-longest", "of the weight", cycles=2),
+    Ruin("opposite-entries", "point against", cycles=4, place="reduces"),
+]
+
+
+@pytest.mark.parametrize("ruin", RUINS, ids=str)
+def test_a_member_that_ruins_the_model_is_named_by_at_least_half_and_nobody_else_is(ruin: Ruin) -> None:
+    with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        for name in (*HONEST, LIAR):
+            swarm.start(name, lie=ruin.name if name == LIAR else None)
+        swarm.wait_for_whole_round((*HONEST, LIAR), len(HONEST) + 1, time.time())
+        swarm.wait(f"a liar that {ruin.place}", lambda: lies_of(swarm).get(ruin.place), PLACE_SECONDS)
+        liar, losses = short_id(swarm.peers[LIAR]), [swarm.peers[name].status.loss for name in HONEST]
+        began = time.time()
+        (swarm.peers[LIAR].folder / "lie").touch()
+        swarm.wait("the first lie", lambda: lies_of(swarm)["told"], PLACE_SECONDS)
+        first = swarm.round_at(time.time())
+        # A cycle is judged when it is over.
+        swarm.sleep_rounds((ruin.cycles + 1) * FRAGMENTS)
+        spoilt = [swarm.peers[name].status.loss for name in HONEST]
+        said = {name: list(swarm.peers[name].events("influence", since=began)) for name in HONEST}
+        named = {name: [each for each in found if liar in each.text] for name, found in said.items()}
+        cycles = {
+            name: [(swarm.round_at(each.time) - first) / FRAGMENTS for each in found[:1]]
+            for name, found in named.items()
+        }
+        swarm.kill(LIAR)
+        print(
+            f"\n  losses {losses}, then {spoilt}; {liar} named after {cycles} cycles: {next(iter(named.values()))[:1]}"
+        )
+        assert sum(map(bool, named.values())) >= len(HONEST) / 2, f"{said}\n{swarm.story()}"
+        assert all(ruin.seen in each.text for found in said.values() for each in found), said
+        assert said == named, "somebody else was named"
+        digests = swarm.end_all_after(swarm.round_at(time.time()) + 2 * FRAGMENTS)
+        assert len({digests.get(name, name) for name in HONEST}) == 1, f"they differ: {digests}\n{swarm.story()}"
+
+
 @pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions", "longest-entries"])
 def test_huge_numbers_in_the_first_cycle_end_nobodys_training(lie: str) -> None:
     """No norm has been published yet that would bound them; the founding radius does.

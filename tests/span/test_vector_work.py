@@ -21,6 +21,7 @@ from p2p_diloco.span.vector_work import (
     MOST_SHRINKS,
     Codecs,
     EncodedMean,
+    agreement_of,
     content_digests,
     cut_piece,
     encode_contribution,
@@ -226,3 +227,20 @@ def test_a_contribution_that_rounding_made_too_long_is_encoded_again() -> None:
 
     encode_contribution(codec, tight, too_long)
     assert len(asked) == MOST_SHRINKS, "it gives up in the end"
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "bfloat16", "float32"])
+@pytest.mark.parametrize("elements", [1000, 1 << 20])
+def test_an_entry_is_compared_with_what_this_peer_contributed_to_it(name: str, elements: int) -> None:
+    codec, rng = codec_named(name), np.random.default_rng(1)
+    own_N, other_N = rng.standard_normal((2, elements), np.float32)
+    codecs = Codecs(contribution=codec, row_mean=codec, entry=codec)
+    own, entry = codec.encode(own_N), codec.encode((own_N + other_N) / 2)
+    for sign, encoded in ((1, entry), (-1, codec.encode(-(own_N + other_N) / 2))):
+        agreement = agreement_of(encoded, own, codecs, elements, b"a secret")
+        assert agreement.elements == min(elements, 16_384), "of a long span, a part is enough"
+        assert agreement.cosine() == pytest.approx(sign * 0.5**0.5, abs=0.05)
+    if elements > 16_384:
+        assert agreement_of(entry, own, codecs, elements, b"a secret") != agreement_of(
+            entry, own, codecs, elements, b"another secret"
+        ), "who signs entries does not know which part"

@@ -122,6 +122,7 @@ class Exchange:
         """Whether the island was asked for its contribution to the round in progress and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
         self._named: dict[SpanId, Digest] = {}
+        self._sent: dict[SpanId, tuple[int, bytes | memoryview]] = {}
         self._has_named = False
         self.asked_in = self.made_in = -1
         """The last rounds in which the island was asked for a contribution, and in which it made one in time."""
@@ -210,6 +211,7 @@ class Exchange:
         if self.membership.is_paused:
             return self._come_empty_handed(collection, now)
         self.made_in = collection.round
+        self._sent.update({sent.span: (contribution.round, sent.payload) for sent in contribution.spans})
         return self._announce_and_send(collection, contribution, now)
 
     def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
@@ -279,6 +281,19 @@ class Exchange:
         """Return whether this peer has named `parent` in the round in progress, if that is later than `before`."""
         collection = self.collection
         return collection is not None and before < collection.round and self._named.get(span) == parent
+
+    def newcomers(self, roster: Digest) -> frozenset[PeerId]:
+        """Return the members in their first cycle, if the round in progress is under that roster."""
+        collection = self.collection
+        return collection.newcomers if collection is not None and collection.roster_digest == roster else frozenset()
+
+    def take_sent(self, entry: Entry) -> bytes | memoryview | None:
+        """Return what this peer sent for an entry's span and round, if it is still here, and drop it."""
+        sent = self._sent.get(entry.span)
+        if sent is None or sent[0] > entry.round:
+            return None
+        del self._sent[entry.span]
+        return sent[1] if sent[0] == entry.round else None
 
     def _reducers(self, collection: Collection) -> list[PeerId]:
         """Return the reducers of this peer's row, each once."""
