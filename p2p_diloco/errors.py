@@ -26,6 +26,10 @@ class NetworkError(P2PDilocoError):
     exit_code = 3
 
 
+class DaemonEnded(NetworkError):
+    """The libp2p daemon of this peer ended; it can be started again."""
+
+
 class StateError(P2PDilocoError):
     """This peer must catch up, or its disk needs attention; no agreed state is lost."""
 

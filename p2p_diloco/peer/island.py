@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
+from p2p_diloco.errors import ConfigError, DaemonEnded, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.outer.fragments import Fragment, TensorSlot
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.rank_parameters import RankParameters, gather_tensor
@@ -41,7 +41,7 @@ BUILD_SECONDS = 1800.0
 _REPORT_WORDS = 4
 """All reports have the same length, so that a rank that makes another call is recognised."""
 _ERRORS: Mapping[str, type[P2PDilocoError]] = {
-    kind.__name__: kind for kind in (P2PDilocoError, ConfigError, NetworkError, StateError, RankLost)
+    kind.__name__: kind for kind in (P2PDilocoError, ConfigError, NetworkError, DaemonEnded, StateError, RankLost)
 }
 
 

@@ -17,7 +17,7 @@ from p2p_diloco.bandwidth.forecast import STATE_BYTES_PER_ELEMENT
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.settings import PeerSettings, bytes_per_second
-from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.memory.heap import trim_now_and_then
@@ -247,6 +247,9 @@ class PeerSession:
                 self._parts.guest.attach(self)
             self._training.start()
             await self._live(node)
+        except DaemonEnded:
+            await self._save_offline()
+            raise
         finally:
             if self._parts.guest is not None:
                 self._parts.guest.detach()
@@ -259,6 +262,13 @@ class PeerSession:
             if self._state is not None:
                 self._state.close()
         return self._is_only_offline()
+
+    async def _save_offline(self) -> None:
+        """Save what is learnt, without the others."""
+        if self._parts.plan.keeps_state:
+            self._training.stop_stepping()
+            await asyncio.to_thread(self._training.wait_until_idle)
+            await self._saver.save()
 
     def _is_only_offline(self) -> bool:
         return self._offline.is_set() and not self._stop.is_leaving

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
 from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
@@ -40,9 +41,12 @@ from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
+from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
 
 JOIN_SECONDS = 20.0
+MOST_RESTARTS, RESTARTS_SECONDS = 3, 600.0
+"""Number of times that an ended libp2p daemon is started again in so many seconds; after one more the peer ends."""
 """Time after which a peer that nobody answers gives up its first start."""
 BYTES_TO_TRAIN, BYTES_TO_HOLD, BYTES_OF_CHECKPOINT = 12, 8, 8
 """Minimum host bytes per parameter: anchor and momentum in float32, and for training the parameters themselves."""
@@ -135,10 +139,17 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
             owns_process=plan.training is None or plan.training.owns_process,
         )
         async with guest.watching():
-            goes_on, is_first = True, True
+            goes_on, is_first, ended = True, True, deque[float](maxlen=MOST_RESTARTS)
             while goes_on and await guest.wait_until_online():
                 refused = Refused if is_first else ConfigError  # later, there is something to keep
-                goes_on = await _take_part(plan, key, folder, guest, start, reporter, observer, stop, refused)
+                try:
+                    goes_on = await _take_part(plan, key, folder, guest, start, reporter, observer, stop, refused)
+                except DaemonEnded as error:
+                    now = plan.clocks.steady()
+                    if stop.is_leaving or (len(ended) == MOST_RESTARTS and now - ended[0] < RESTARTS_SECONDS):
+                        raise
+                    ended.append(now)
+                    reporter.report("daemon", f"{str(error).removesuffix(ADVICE)}; it is started again")
                 is_first = False
                 guest.go_offline()
     return PeerResult(state_digest=reporter.state_digest, anchor_loss=reporter.anchor_loss)

@@ -29,6 +29,7 @@ TOPICS = {
     "content": "the bytes of a span differ from the majority's, and how this is repaired",
     "content-sound": "a span that differed was correct",
     "contribution-dropped": "this peer left out a contribution of another peer, and why",
+    "daemon": "the libp2p daemon ended and is started again",
     "device": "device that trains, and where contributions are encoded",
     "directory": "the distributed hash table cannot be reached, or can be reached again",
     "disk": "a limit of the disk is reached, and what is still written",

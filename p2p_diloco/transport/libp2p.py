@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
-from p2p_diloco.errors import FrameError, NetworkError, NotInRun, PeerError
+from p2p_diloco.errors import DaemonEnded, FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, is_loopback, sort_addresses
 from p2p_diloco.transport.callers import Callers
@@ -34,6 +34,7 @@ from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, Strea
 
 logger = logging.getLogger(__name__)
 
+ADVICE = "; start this peer again"
 _GREETING_SECONDS = 10.0
 _STREAMS = "opens stream after stream; closing its connection"
 _ADDRESS_REFRESH_SECONDS = 30.0
@@ -124,6 +125,7 @@ class Libp2pTransport(Transport):
             await services.enter_async_context(self._client.accept_streams(protocols, streams_path, self._accept))
             self._services = services.pop_all()
         self._spawn("watch p2pd", self._watch_daemon)
+        self._spawn("watch its memory", self._daemon.end_if_too_large)
         self._spawn("refresh addresses", self._refresh_addresses)
         return self
 
@@ -453,7 +455,7 @@ class Libp2pTransport(Transport):
         end = await self._daemon.wait_for_end()
         if self._is_closing:
             return
-        self._lost = NetworkError(f"the libp2p daemon of this peer ended ({end}); start this peer again")
+        self._lost = DaemonEnded(f"the libp2p daemon of this peer ended ({end}){ADVICE}")
         for link in tuple(self._links.values()):
             self._lose(link, "the libp2p daemon of this peer ended")
         self._tell(self.listener.transport_lost, self._lost)

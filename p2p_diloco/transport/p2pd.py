@@ -28,6 +28,8 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import IO, NoReturn, Self
 
+import psutil
+
 from p2p_diloco.errors import ConfigError, NetworkError
 
 logger = logging.getLogger(__name__)
@@ -35,17 +37,26 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 MOST_FILES = 8192
 """Limit of open files that this process asks for: two streams for each of hundreds of links, and the trainer's own."""
+MOST_DAEMON_FILES = 4096
+"""Limit of open files of p2pd: 2,048 connections, and the streams of links."""
+MOST_DAEMON_BYTES, FREE_DAEMON_BYTES = 1 << 30, 256 << 20
+"""Memory of p2pd at which it is ended, and from which on it collects garbage more eagerly. Connections cost it 60 to
+100 kB each, and nobody but it can refuse them."""
+_LOOK_SECONDS = 5.0
 _STOP_SECONDS = 2.0
 _READ_BYTES = 4096
 _READY_MARK = "Peer ID:"
 
 # Run by a bare interpreter that then becomes p2pd: avoids Python code between fork and exec in a multithreaded process.
 _LAUNCHER = """
-import ctypes, os, signal, sys
+import ctypes, os, resource, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent ended before p2pd started")
-os.execv(sys.argv[2], sys.argv[2:])
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+most = int(sys.argv[2]) if most == resource.RLIM_INFINITY else min(most, int(sys.argv[2]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+os.execv(sys.argv[3], sys.argv[3:])
 """
 # A line means a clean exit; the end of the pipe without a line means that the parent is gone.
 _JANITOR = 'trap "" HUP INT TERM; if read -r _; then exit 0; fi; kill -9 "$1" 2>/dev/null; rm -rf -- "$2"'
@@ -174,6 +185,8 @@ class Daemon:
         self._directory: Path | None = None
         self._ready = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=4)
+        self._too_large = ""
+        self.most_bytes = MOST_DAEMON_BYTES
 
     @property
     def directory(self) -> Path:
@@ -217,7 +230,19 @@ class Daemon:
         """Wait until p2pd ends; return its exit code and last output as text."""
         assert self._process is not None, "start the daemon first"
         code = await self._process.wait()
-        return f"exit code {code}, last output: {self._last_words()}"
+        return self._too_large or f"exit code {code}, last output: {self._last_words()}"
+
+    async def end_if_too_large(self) -> None:
+        """Watch the memory of p2pd until it ends, and end it above `most_bytes`."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            while not self._too_large:
+                held = process.memory_info().rss
+                if held > self.most_bytes:
+                    allowed = f"{self.most_bytes / 1e6:.0f} are allowed"
+                    self._too_large = f"it had taken {held / 1e6:.0f} MB of memory; {allowed}"
+                    process.kill()
+                await asyncio.sleep(_LOOK_SECONDS)
 
     async def stop(self) -> None:
         """End p2pd and remove its directory; safe to call twice, or after a failed start."""
@@ -237,8 +262,14 @@ class Daemon:
         binary = find_p2pd()
         arguments = [str(binary), *_flags(self._settings, self.control_path)]
         if self._settings.dies_with_parent and sys.platform == "linux" and sys.executable:
-            arguments = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments]
-        environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "nocolor"}
+            launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(MOST_DAEMON_FILES)]
+            arguments = [*launcher, *arguments]
+        environment = {
+            **os.environ,
+            "GOLOG_LOG_LEVEL": "error",
+            "GOLOG_LOG_FMT": "nocolor",
+            "GOMEMLIMIT": str(FREE_DAEMON_BYTES),
+        }
         try:
             self._process = Child(arguments, on_line=self._read_line, environment=environment)
         except OSError as error:

@@ -22,13 +22,13 @@ from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError, FrameError, NetworkError, StateError
+from p2p_diloco.errors import ConfigError, DaemonEnded, FrameError, NetworkError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.peer import network, start
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.own_model import OwnModel, describe_model
 from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
-from p2p_diloco.peer.start import MANIFEST_FILE, PeerResult, nothing_left_if_refused, run_peer
+from p2p_diloco.peer.start import MANIFEST_FILE, MOST_RESTARTS, PeerResult, nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import Training
 from p2p_diloco.protocol.rules import explain_unlisted
@@ -428,6 +428,45 @@ def test_a_newcomer_joins_with_a_members_invite_when_the_bootstrap_peer_is_dead(
         await lives.kill()
 
     play(tmp_path, monkeypatch, scene)
+
+
+def test_a_peer_whose_libp2p_daemon_ends_starts_it_again_three_times_and_takes_part_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        invite = await stage.invite(lives.start("boot", stage.founder()))
+        for name in ("ada", "ben"):
+            lives.start(name, stage.joiner(name, invite, until_round=None))
+        await lives.ready("ada", "ben")
+        await lives.members("ada", "ben")
+        ben, ended = lives.watchers["ben"], DaemonEnded("the libp2p daemon of this peer ended (killed)")
+        for times in range(1, MOST_RESTARTS + 1):
+            await takes_part(ben, times)
+            end_transport(stage, tmp_path / "ben", ended)
+        await takes_part(ben, MOST_RESTARTS + 1)
+        assert ben.texts("daemon") == [f"{ended}; it is started again"] * MOST_RESTARTS
+        end_transport(stage, tmp_path / "ben", ended)
+        with pytest.raises(DaemonEnded):
+            await lives.end("ben")
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
+async def takes_part(watcher: Watcher, life: int) -> None:
+    """Wait until a peer has been ready in so many lives."""
+
+    def incarnations() -> set[int]:
+        return {status.incarnation for status in watcher.statuses if status.ready and status.phase == "training"}
+
+    await _until(lambda: len(incarnations()) == life)
+
+
+def end_transport(stage: PeerStage, folder: Path, error: NetworkError) -> None:
+    transport = stage.network.find(load_or_create_identity(folder / "identity.key").peer)
+    assert transport is not None
+    transport.listener.transport_lost(error)
 
 
 def test_a_former_member_returns_although_no_peer_of_its_invite_is_alive(

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import p2p_diloco
+from p2p_diloco.peer.start import MOST_RESTARTS
 from tests.processes.own_loop_peer import make_model
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long]
@@ -169,14 +170,25 @@ def p2pd_of(pid: int) -> psutil.Process:
     return found
 
 
-def test_an_error_that_ends_a_loop_is_raised_in_its_own_thread(loops: Loops, tmp_path: Path) -> None:
+def test_an_error_that_ends_a_loop_is_raised_in_its_own_thread(tmp_path: Path) -> None:
+    """The libp2p daemon is started again three times."""
+    loops = Loops(tmp_path, until_round=200)
+    try:
+        play_errors(loops, tmp_path)
+    finally:
+        loops.close()
+
+
+def play_errors(loops: Loops, tmp_path: Path) -> None:
     loops.start("ada", founds=True)
     loops.start("ben", via="ada")
-    loops.wait_for("ben", "entries", beyond=2)
-    p2pd_of(loops.pid("ben")).kill()
+    for times in range(MOST_RESTARTS + 1):
+        loops.wait_for("ben", "entries", beyond=loops.said("ben")[-1]["entries"] + 2 if times else 2)
+        print(f"after {times} ends of the daemon", loops.said("ben")[-1])
+        p2pd_of(loops.pid("ben")).kill()
     code, said = loops.end("ben")
     assert code == 1
-    assert "NetworkError" in said
+    assert "DaemonEnded" in said
     assert "libp2p daemon" in said
     (tmp_path / "ada" / "fail").touch()
     began = time.monotonic()

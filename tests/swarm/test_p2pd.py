@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import socket
@@ -24,6 +25,7 @@ from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import p2pd
 from p2p_diloco.transport.p2pd import (
+    MOST_DAEMON_FILES,
     MOST_FILES,
     Daemon,
     DaemonSettings,
@@ -133,6 +135,35 @@ def test_the_death_of_a_daemon_is_reported(identity: Path, run: Callable[[Corout
         assert end.startswith("exit code -9, last output: ")
 
     run(main())
+
+
+def test_a_daemon_that_takes_too_much_memory_is_ended_with_the_figure(
+    identity: Path, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def main() -> None:
+        async with Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,))) as daemon:
+            watch = asyncio.ensure_future(daemon.end_if_too_large())
+            await asyncio.sleep(0.5)
+            assert is_running(daemon.pid)
+            watch.cancel()
+            daemon.most_bytes = 1 << 20
+            async with asyncio.timeout(5):
+                watch = asyncio.ensure_future(daemon.end_if_too_large())
+                end = await daemon.wait_for_end()
+            watch.cancel()
+        assert re.fullmatch(r"it had taken \d+ MB of memory; 1 are allowed", end)
+
+    run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the launcher")
+def test_a_daemon_has_a_limit_of_files_of_its_own(identity: Path) -> None:
+    async def main() -> None:
+        async with Daemon(DaemonSettings(identity_path=identity, host_maddrs=(LOOPBACK,))) as daemon:
+            limits = psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_NOFILE)
+        assert limits == (MOST_DAEMON_FILES, MOST_DAEMON_FILES)
+
+    asyncio.run(main())
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
