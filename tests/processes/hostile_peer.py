@@ -80,6 +80,8 @@ MOST_HELD = 2000
 MOST_FILES = 16_384
 MOST_FRAME_BYTES = 32 << 20
 RECORDS_OF_ONE_REQUEST = 100
+INVENTED = 2000
+"""Members of an invented roster besides the one that signs it."""
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
 
@@ -390,6 +392,43 @@ async def forged_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
         await asyncio.sleep(0.2)
 
 
+async def invented_rosters(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Certify children of recent rosters with its own vote, each with 2,000 other members that nobody has."""
+    await stranger.hear_all()
+    clock = RoundClock(start_seconds=0.0, round_seconds=order["round_seconds"], num_fragments=order["fragments"])
+    incarnation, me = itertools.count(1), stranger.key
+    names = (sha256(b"invented", number.to_bytes(8, "little")) for number in range(INVENTED))
+    members = tuple(Member(peer=PeerId(name), incarnation=1, reduces=False) for name in names)
+    while True:
+        for peer in stranger.victims:
+            stranger.post(peer, RosterRequest(known=()))
+            latest = max((head.round for head in stranger.heard[peer].heads), default=0)
+            for certified in tuple(stranger.rosters.values())[-2:]:
+                parent, cycle = certified.roster, clock.cycle(latest)
+                listed = Member(peer=me.peer, incarnation=next(incarnation))
+                child = degraded_child(parent, listed, cycle, height=parent.height + 1)
+                child = replace(child, members=(listed, *members))
+                stranger.post(peer, lone_vote(child, clock.ballot_at(clock.begin(latest + 1)), me.peer, me.sign))
+        await asyncio.sleep(0.2)
+
+
+async def later_incarnations(stranger: Stranger, order: dict[str, Any]) -> None:
+    """Declare itself with ever later incarnations, for others to forward."""
+    await stranger.hear_all()
+    incarnation = itertools.count(1)
+    while True:
+        for peer in stranger.victims:
+            like = stranger.heard[peer]
+            cycle = max((head.round for head in like.heads), default=0) // order["fragments"]
+            word = Declaration(
+                run=like.run, peer=stranger.key.peer, incarnation=next(incarnation), cycle=max(cycle, 0), proofs=(),
+                trains=True, share=8, leaving=False, signature=bytes(64),
+            )  # fmt: skip
+            stranger.post(peer, replace(word, signature=stranger.key.sign(word.statement())))
+            stranger.post(peer, stranger.heartbeat(like))
+        await asyncio.sleep(0.02)
+
+
 async def only_heartbeats(stranger: Stranger, order: dict[str, Any]) -> None:
     """Claim to be ready and to train, copy the others' tips, and do nothing else."""
     await stranger.hear_all()
@@ -655,6 +694,8 @@ ATTACKS: dict[str, Attack] = {
     "only-links": only_links,
     "cut-frames": cut_frames,
     "forged-rosters": forged_rosters,
+    "invented-rosters": invented_rosters,
+    "later-incarnations": later_incarnations,
     "only-heartbeats": only_heartbeats,
     "claimed-reach": claimed_reach,
     "uninvited": uninvited,

@@ -198,6 +198,20 @@ def self_voted_branch(node: SwarmNode) -> Sequence[Message]:
     return self_voted(node, *[each for each in node.engine.book.chain() if each.roster.member(me) is not None][:1])
 
 
+def self_voted_past(node: SwarmNode) -> Sequence[Message]:
+    """Vote alone for a child of an earlier roster that lists this peer, with as many entries as are possible since."""
+    engine, me = node.engine, node.engine.me
+    cycle = engine.rules.clock.cycle(engine.rules.clock.round_at(node._clock.now()))
+    forged: list[Message] = []
+    for parent in (each.roster for each in engine.book.chain()[:-1]):
+        member = parent.member(me.peer)
+        if member is not None and cycle >= parent.cycle:
+            height = parent.height + (cycle - parent.cycle + 2) * engine.rules.num_all_spans
+            child = degraded_child(parent, member, cycle, height=height)
+            forged.append(lone_vote(child, engine.rules.clock.ballot_at(node._clock.now()), me.peer, me.sign))
+    return forged
+
+
 def self_voted_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
     """Vote alone, as an ex-member, for children of the latest roster that listed this peer and of the one in force."""
     listing = latest_listing(node)
@@ -243,6 +257,7 @@ def entries_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
 FORGERS: dict[str, Callable[[SwarmNode], Sequence[Message]]] = {
     "self-voted": self_voted_child,
     "self-voted-old": self_voted_branch,
+    "self-voted-past": self_voted_past,
     "self-voted-dropped": self_voted_after_being_dropped,
     "entries-dropped": entries_after_being_dropped,
 }

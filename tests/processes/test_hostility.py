@@ -40,6 +40,8 @@ from tests.swarm.process_swarm import FRAGMENTS, NICENESS, PROJECT, SPANS, PeerP
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(600)]
 
 STRANGER = Path(__file__).with_name("hostile_peer.py")
+FIGURES = os.environ.get("P2P_DILOCO_FIGURES", "")
+"""A JSON file to which each scene adds its figures; nowhere if empty."""
 ATTACK_SECONDS = float(os.environ.get("P2P_DILOCO_ATTACK_SECONDS", "25"))
 MOST_GROWTH_BYTES = 50_000_000
 MOST_DAEMON_GROWTH_BYTES = 130_000_000
@@ -57,7 +59,9 @@ HONEST = ("p0", "p1", "p2")
 LIAR = "p3"
 DIALS = "dials to the third party"
 OWN_TOPICS = frozenset(
-    "evaluation checkpoint checkpoints roster traffic reach start starting device replay ready waiting invite".split()
+    (
+        "evaluation checkpoint checkpoints roster traffic reach split start starting device replay ready waiting invite"
+    ).split()
 )
 """Topics of lines about a peer itself, and about the members."""
 MOST_OF_ROUND = {"round": 1, "skipped": 1, "content-sound": 1, "missing": 2}
@@ -255,6 +259,16 @@ def short_id(peer: PeerProcess) -> str:
     return short_peer_id(parse_peer_address(peer.status.addresses[0])[1])
 
 
+def keep_figures(**figures: Any) -> None:
+    """Add figures of this scene to the JSON file, if there is one."""
+    if FIGURES:
+        scene = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition(" ")[0]
+        path = Path(FIGURES)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        known[scene] = known.get(scene, {}) | figures
+        path.write_text(json.dumps(known, indent=2) + "\n")
+
+
 def check_lines(
     swarm: ProcessSwarm, name: str, since: float, until: float, attackers: Sequence[str], honest: Sequence[str]
 ) -> Counter[str]:
@@ -308,6 +322,13 @@ def check_honest(
         f" loss x {changed};"
         f" memory at most { ({f'{n} {what}': round(g / 1e6, 1) for (n, what), g in growth.items()}) } MB more"
     )
+    keep_figures(
+        spans_during=min(during.values()),
+        spans_after=round(min(shares.values()), 3),
+        loss_factor=max(changed.values()),
+        process_mb=round(max(g for (_, what), g in growth.items() if what != "p2pd") / 1e6, 1),
+        daemon_mb=round(max(g for (_, what), g in growth.items() if what == "p2pd") / 1e6, 1),
+    )
     writing_ends = time.time()
     digests = swarm.end_all_after(swarm.round_at(time.time()) + 2)
     honest = {name: digests.get(name, "") for name in names}
@@ -322,6 +343,7 @@ def check_honest(
     for name in ("bootstrap", *names):
         lines = check_lines(swarm, name, before.at, writing_ends, attackers, names)
         print(f"  {name} wrote in the first minute", dict(lines))
+        keep_figures(**{f"lines_of_{name}": lines["about all"]})
 
 
 def check_bytes(swarm: ProcessSwarm, name: str) -> None:
@@ -351,6 +373,8 @@ SCENES = [
     Strangers("unknown-rosters"),
     Strangers("cut-frames"),
     Strangers("forged-rosters"),
+    Strangers("invented-rosters"),
+    Strangers("later-incarnations", identities=8),
     Strangers("uninvited", is_listed=True),
     Strangers("only-heartbeats", identities=8),
     Strangers("claimed-reach", identities=8),
@@ -387,6 +411,7 @@ def test_passers_by_with_an_address_and_no_link_change_nothing(strangers: Strang
             busy = cpu_share(swarm, "bootstrap", ATTACK_SECONDS)
             words = last_words(swarm.text.parent / "stranger.log")
         print(f"\n  shares of a core that the bootstrap peer used before {quiet}, and during the attack {busy}")
+        keep_figures(core_before=quiet.get("python", 0.0), core_during=busy.get("python", 0.0))
         assert all(sum(said["sent"].values()) > ATTACK_SECONDS for said in words.values()), words
         for name in names if strangers.is_named else ():
             lines = texts(swarm, name, before.at)
@@ -488,6 +513,7 @@ LIES = [
     Lie("a-day-ahead"),
     Lie("self-voted", seen=r"\[roster-refused\] .* has no majority of roster"),
     Lie("self-voted-old"),
+    Lie("self-voted-past", place="is_member"),
     Lie("self-voted-dropped", seen=r"\[roster-refused\] .* holds a vote that .* could not give"),
     Lie("entries-dropped", place="reduces", seen=r"\[entry-refused\] .* names roster \d+, but"),
 ]
@@ -521,6 +547,31 @@ def test_one_lying_member_among_four_harms_only_what_it_owns(lie: Lie) -> None:
         seen = {name: [text for text in found if re.search(lie.seen, text)] for name, found in seen.items()}
         print(f"\n  {liar} told {told}; noticed: { ({name: found[:1] for name, found in seen.items()}) }")
         assert not lie.seen or all(seen.values()), f"somebody did not notice {liar}\n{swarm.story()}"
+        check_honest(swarm, before, [liar])
+
+
+def test_a_member_that_signs_alone_while_the_run_is_stalled_ends_nobodys_line() -> None:
+    """Two of three honest members are frozen for longer than a stall takes, and wake up."""
+    asleep = HONEST[1:]
+    with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        for name in (*HONEST, LIAR):
+            swarm.start(name, lie="self-voted" if name == LIAR else None)
+        swarm.wait_for_whole_round((*HONEST, LIAR), len(HONEST) + 1, time.time())
+        swarm.wait("a liar that counts", lambda: lies_of(swarm).get("counts"), PLACE_SECONDS)
+        liar, before = short_id(swarm.peers[LIAR]), note_state(swarm)
+        for name in asleep:
+            swarm.freeze(name)
+        (swarm.peers[LIAR].folder / "lie").touch()
+        stall = plan_run(swarm.manifest).rules.stalled_cycles
+        swarm.sleep_rounds((stall + 3) * FRAGMENTS)
+        told = lies_of(swarm)["told"]
+        for name in asleep:
+            swarm.wake(name)
+        swarm.sleep_rounds(4 * FRAGMENTS)
+        swarm.kill(LIAR)
+        print(f"\n  {liar} told {told}; rosters of p0: {texts(swarm, 'p0', before.at)[-20:]}")
+        assert told, "it told nothing"
         check_honest(swarm, before, [liar])
 
 
@@ -574,6 +625,7 @@ def test_a_member_that_ruins_the_model_is_named_by_at_least_half_and_nobody_else
         print(
             f"\n  losses {losses}, then {spoilt}; {liar} named after {cycles} cycles: {next(iter(named.values()))[:1]}"
         )
+        keep_figures(losses_before=losses, losses_during=spoilt, named_after_cycles=cycles)
         assert sum(map(bool, named.values())) >= len(HONEST) / 2, f"{said}\n{swarm.story()}"
         assert all(ruin.seen in each.text for found in said.values() for each in found), said
         assert said == named, "somebody else was named"
