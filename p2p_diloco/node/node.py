@@ -118,6 +118,8 @@ MOST_ENTRIES_WAITING = 16
 
 A peer that catches up requests eight at a time.
 """
+COMPARED_SPANS = 8
+"""Average number of spans of a round whose entries are compared with this peer's contributions."""
 MOST_REPORTED = 1024
 MOST_UNKNOWN_BYTES = 4096
 """Maximum length of a frame of another version, which is read for what it says about itself."""
@@ -210,6 +212,7 @@ class SwarmNode:
         Raises:
             NetworkError: the transport itself failed.
         """
+        self._lost = self._lost or self.transport.lost  # it may have failed before this node listened
         for peer in sorted(self.transport.linked_peers()):
             self.link_up(peer)
         rules = self.engine.rules
@@ -486,12 +489,15 @@ class SwarmNode:
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
     def _compare(self, entry: Entry, own: bytes | memoryview) -> None:
-        """Find out how an entry agrees with this peer's contribution to it."""
+        """Find out how an entry agrees with this peer's contribution to it, for some spans of a large fragment."""
+        rules, secret = self.engine.rules, sha256(self._secret, entry.digest())
+        if secret[-1] * rules.num_spans[entry.span.fragment] >= 256 * COMPARED_SPANS:
+            return
 
         def compared(agreement: Agreement) -> None:
             self.engine.entry_agrees(entry, agreement)
 
-        elements, secret = self.engine.rules.span_elements[entry.span], sha256(self._secret, entry.digest())
+        elements = rules.span_elements[entry.span]
         self._work(compared, None, agreement_of, entry.payload, own, self.codecs, elements, secret)
 
     # -- performing actions

@@ -247,8 +247,9 @@ class PeerSession:
                 self._parts.guest.attach(self)
             self._training.start()
             await self._live(node)
-        except DaemonEnded:
-            await self._save_offline()
+        except Exception:
+            if isinstance(self._parts.transport.lost, DaemonEnded):
+                await self._save_offline()
             raise
         finally:
             if self._parts.guest is not None:
@@ -265,9 +266,10 @@ class PeerSession:
 
     async def _save_offline(self) -> None:
         """Save what is learnt, without the others."""
-        if self._parts.plan.keeps_state:
+        if self._parts.plan.keeps_state and self._state is not None:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
+            self._engine.progress = self._held().progress()
             await self._saver.save()
 
     def _is_only_offline(self) -> bool:

@@ -6,8 +6,8 @@ import asyncio
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,9 +45,9 @@ from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
 
 JOIN_SECONDS = 20.0
+"""Time after which a peer that nobody answers gives up its first start."""
 MOST_RESTARTS, RESTARTS_SECONDS = 3, 600.0
 """Number of times that an ended libp2p daemon is started again in so many seconds; after one more the peer ends."""
-"""Time after which a peer that nobody answers gives up its first start."""
 BYTES_TO_TRAIN, BYTES_TO_HOLD, BYTES_OF_CHECKPOINT = 12, 8, 8
 """Minimum host bytes per parameter: anchor and momentum in float32, and for training the parameters themselves."""
 BYTES_TO_EXPORT = 20
@@ -174,7 +174,7 @@ async def _take_part(
     run, settings = plan.source.run, guest.settings
     network = plan.network or Libp2pNetwork()
     online = network.online(settings, key, run, trains=plan.trains, notify=partial(reporter.report, "port"))
-    async with online as (transport, open_directory):
+    async with online as (transport, open_directory), as_end_of_daemon(transport):
         guest.come_online(transport)
         line = LineWatch(transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK))
         reporter.line = line
@@ -224,6 +224,17 @@ async def _take_part(
                 text=text,
             )
             return await PeerSession(parts, reporter, stop).run()
+
+
+@asynccontextmanager
+async def as_end_of_daemon(transport: Transport) -> AsyncIterator[None]:
+    """Raise `DaemonEnded` for any error inside the block that follows from the end of the daemon."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(transport.lost, DaemonEnded):
+            raise
+        raise transport.lost from error
 
 
 async def _ask_quota(plan: PeerPlan, guest: GuestWatch, manifest: RunManifest) -> None:

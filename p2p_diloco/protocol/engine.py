@@ -25,12 +25,13 @@ from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.influence import Agreement, Influence
-from p2p_diloco.protocol.round.round import NOTHING_MEASURED, FragmentContribution
+from p2p_diloco.protocol.round.round import NOTHING_MEASURED, FragmentContribution, newcomers_of
 from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry, EntryRules
+from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.messages import (
@@ -44,7 +45,7 @@ from p2p_diloco.protocol.wire.messages import (
     SignedContentRequest,
     SpanVector,
 )
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Verify
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify
 
 __all__ = ["PeerEngine", "Progress", "SavedState"]
 
@@ -124,7 +125,7 @@ class PeerEngine:
             verify=verify,
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
-        self.influence = Influence()
+        self.influence = Influence(me.peer)
         self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
@@ -431,7 +432,7 @@ class PeerEngine:
             actions += self._routes.hand_down(entry, now)
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
-            self.influence.entry_absorbed(entry, grid.owner(entry.span), roster, self.exchange.newcomers(entry.roster))
+            self._note_weights(entry, grid.owner(entry.span), roster)
             self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
             # The owner was present too, although after a restart it contributes nothing until a roster lists its new
             # incarnation.
@@ -475,9 +476,27 @@ class PeerEngine:
         return self.entry_checked(self.me.peer, result, payload_norm, now)
 
     def entry_agrees(self, entry: Entry, agreement: Agreement) -> None:
-        """Receive how an entry agrees with this peer's contribution to it."""
-        if entry.roster in self.book:
-            self.influence.agreed(self.book.folded(entry.roster, entry.round)[1].owner(entry.span), agreement)
+        """Receive how an entry agrees with this peer's contribution to it.
+
+        In a grid of several rows an entry follows from the means of rows: whoever averaged one may have falsified it.
+        """
+        grid = self._grid_of(entry)
+        if grid is not None and len(grid.rows) == 1:
+            self.influence.agreed(grid.owner(entry.span), agreement)
+
+    def _grid_of(self, entry: Entry) -> Grid | None:
+        """Return the grid of an entry of this cycle or the last; None for an older one."""
+        clock, governing = self.rules.clock, self.book.governing(entry.round)
+        is_late = self.round is None or clock.cycle(entry.round) < clock.cycle(self.round) - 1
+        return None if is_late or governing is None or governing[0].digest() != entry.roster else governing[1]
+
+    def _note_weights(self, entry: Entry, owner: PeerId, roster: Roster) -> None:
+        """Note the weights of an entry of this cycle or the last."""
+        clock = self.rules.clock
+        if self._grid_of(entry) is not None:
+            first_cycle = clock.cycle(self.book.last_before(entry.roster) + 1)
+            newcomers = newcomers_of(roster, self.book.parent_of(roster), clock.cycle(entry.round), first_cycle)
+            self.influence.entry_absorbed(entry, owner, roster, newcomers)
 
     def _judge_influence(self, cycle: int, now: float) -> list[Action]:
         roster = self.book.in_force

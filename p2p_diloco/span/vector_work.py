@@ -261,12 +261,14 @@ def agreement_of(
         secret: determines which. Who signs the entry must not know it.
     """
     theirs, mine = codecs.entry.reader(entry, elements), codecs.contribution.reader(own, elements)
-    agreement = Agreement()
-    for here in _compared(elements, int.from_bytes(secret[:8], "little")):
+    products = own_squares = entry_squares = 0.0
+    compared = _compared(elements, int.from_bytes(secret[:8], "little"))
+    for here in compared:
         entry_N, own_N = theirs(here).astype(np.float64), mine(here).astype(np.float64)
-        sums = (float(own_N @ entry_N), float(own_N @ own_N), float(entry_N @ entry_N))
-        agreement = agreement.joined(Agreement(*sums, len(own_N)))
-    return agreement
+        products += float(own_N @ entry_N)
+        own_squares, entry_squares = own_squares + float(own_N @ own_N), entry_squares + float(entry_N @ entry_N)
+    length = math.sqrt(own_squares) * math.sqrt(entry_squares)
+    return Agreement(products / length if length else 0.0, 1, sum(here.stop - here.start for here in compared))
 
 
 def _compared(elements: int, number: int) -> list[slice]:

@@ -111,7 +111,9 @@ class DirectoryBorder:
                 "_add_protobuf_unary_handler": serve,
             },
         )
-        return await ours.replicate(maddr_class(f"/unix{self._transport.daemon.control_path}"))
+        handle = await ours.replicate(maddr_class(f"/unix{self._transport.daemon.control_path}"))
+        forget_cancelled(handle._client.control)
+        return handle
 
     def guard(self, protocol: Any) -> None:
         """Check what hivemind's protocol reads and stores with our own rules instead of its own."""
@@ -304,6 +306,19 @@ class DirectoryBorder:
             for subkey, (value, expires_at) in kept.items():
                 shard.store(subkey, value, expires_at)
         return True
+
+
+def forget_cancelled(control: Any) -> None:
+    """Have hivemind drop the tasks of requests that are cancelled, as it drops those of answered ones."""
+    handle = control._handle_persistent_request
+
+    async def handled(call_id: Any, request: Any) -> None:
+        try:
+            await handle(call_id, request)
+        finally:
+            control._handler_tasks.pop(call_id, None)
+
+    control._handle_persistent_request = handled
 
 
 def node_id_of(peer: PeerId) -> Any:

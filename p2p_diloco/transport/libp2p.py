@@ -99,7 +99,6 @@ class Libp2pTransport(Transport):
         self._running: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._went_idle = asyncio.Event()
-        self._lost: NetworkError | None = None
 
     @property
     def client(self) -> DaemonClient:
@@ -133,7 +132,7 @@ class Libp2pTransport(Transport):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._lost is None:
+            if self.lost is None:
                 await self._say_farewell()
         finally:
             self._is_closing = True
@@ -210,8 +209,8 @@ class Libp2pTransport(Transport):
         return link is not None and link.is_up
 
     async def _connect(self, peer: PeerId, usable: Sequence[str], deadline: float, *, is_second: bool = False) -> None:
-        if self._lost is not None:
-            raise self._lost
+        if self.lost is not None:
+            raise self.lost
         seconds = deadline - asyncio.get_running_loop().time()
         try:
             await self.client.connect(peer, usable, seconds)
@@ -306,7 +305,7 @@ class Libp2pTransport(Transport):
         elif link is not None and not is_ours and link.is_outdated(lane, now):
             self._lose(link, f"{short_peer_id(peer)} opened a new link")
             link = None
-        if self._is_closing or self._lost is not None:
+        if self._is_closing or self.lost is not None:
             pair[1].transport.abort()
             return
         if link is None:
@@ -455,10 +454,10 @@ class Libp2pTransport(Transport):
         end = await self._daemon.wait_for_end()
         if self._is_closing:
             return
-        self._lost = DaemonEnded(f"the libp2p daemon of this peer ended ({end}){ADVICE}")
+        self.lost = DaemonEnded(f"the libp2p daemon of this peer ended ({end}){ADVICE}")
         for link in tuple(self._links.values()):
             self._lose(link, "the libp2p daemon of this peer ended")
-        self._tell(self.listener.transport_lost, self._lost)
+        self._tell(self.listener.transport_lost, self.lost)
 
     def _spawn(self, name: str, work: Callable[..., Awaitable[None]], *arguments: object) -> asyncio.Task[None]:
         task = self._tasks.create_task(self._contain(work, *arguments), name=name)

@@ -197,6 +197,8 @@ class Transport(ABC):
         """Returns whether to read a frame, given its first `HEAD_BYTES` bytes and its length; otherwise it is skipped.
 
         Raising FrameError closes the link, with its text as the reason. No memory is taken before this returns."""
+        self.lost: NetworkError | None = None
+        """Why the transport has failed, if it has."""
         self.counters = TransportCounters()
         self.upload = Pace(self.limits.upload_bytes_per_second)
         self.download = Pace(self.limits.download_bytes_per_second)

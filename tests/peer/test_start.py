@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from safetensors.torch import save_model
@@ -28,7 +29,14 @@ from p2p_diloco.peer import network, start
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.own_model import OwnModel, describe_model
 from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
-from p2p_diloco.peer.start import MANIFEST_FILE, MOST_RESTARTS, PeerResult, nothing_left_if_refused, run_peer
+from p2p_diloco.peer.start import (
+    MANIFEST_FILE,
+    MOST_RESTARTS,
+    PeerResult,
+    as_end_of_daemon,
+    nothing_left_if_refused,
+    run_peer,
+)
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import Training
 from p2p_diloco.protocol.rules import explain_unlisted
@@ -452,6 +460,20 @@ def test_a_peer_whose_libp2p_daemon_ends_starts_it_again_three_times_and_takes_p
         await lives.kill()
 
     play(tmp_path, monkeypatch, scene)
+
+
+@pytest.mark.parametrize(
+    ("lost", "raised"), [(DaemonEnded("it ended"), DaemonEnded), (NetworkError("another"), OSError), (None, OSError)]
+)
+def test_what_fails_because_the_daemon_ended_is_reported_as_its_end(
+    lost: NetworkError | None, raised: type[Exception]
+) -> None:
+    async def scene() -> None:
+        async with as_end_of_daemon(cast(Any, SimpleNamespace(lost=lost))):
+            raise ConnectionRefusedError("no socket")
+
+    with pytest.raises(raised):
+        asyncio.run(scene())
 
 
 async def takes_part(watcher: Watcher, life: int) -> None:

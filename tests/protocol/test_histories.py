@@ -299,15 +299,18 @@ def test_in_a_stall_no_single_member_leaves_out_those_that_are_there(
     assert (here.book.in_force == child) is is_taken, actions
 
 
-@pytest.mark.parametrize("remembers", [False, True])
-def test_in_a_stall_voters_that_lost_their_votes_take_what_another_member_signed(remembers: bool) -> None:
+@pytest.mark.parametrize(("remembers", "stall", "is_taken"), [(False, 12, True), (False, 3, False), (True, 12, False)])
+def test_in_a_long_stall_voters_that_lost_their_votes_take_what_another_member_signed(
+    remembers: bool, stall: int, is_taken: bool
+) -> None:
     """They cannot sign anything before they are listed anew, so nobody else could end the stall."""
     here = stalled(B, C, E, restarted=True, remembers=remembers)
+    here.cycles_without_entries = stall
     assert here.book.in_force is not None
     cycle = int(STALL_ENDS // CYCLE_SECONDS)
     child = child_of(here.book.in_force, here.book.in_force.members, cycle=cycle, degraded=True)
     here.take_rosters((certify(child, [E], ballot_number(2 * cycle, 0)),), STALL_ENDS)
-    assert (here.book.in_force == child) is not remembers
+    assert (here.book.in_force == child) is is_taken
 
 
 def test_in_a_stall_peers_without_the_state_take_what_the_others_signed() -> None:

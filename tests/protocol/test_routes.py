@@ -13,7 +13,7 @@ from p2p_diloco.protocol.actions import KeepRoster, Send
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.wire.grid import fold_roster, grid_order
-from p2p_diloco.protocol.wire.messages import RosterReply
+from p2p_diloco.protocol.wire.messages import RosterReply, decode_message, encode_message
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 BOOT = peer_id("boot")
@@ -158,6 +158,19 @@ def test_several_rosters_are_forwarded_together() -> None:
     both = routes_of(FIRST, CERTIFIED, child).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
     assert both
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED, child)) for s in both)
+
+
+def test_of_a_long_line_as_many_rosters_are_forwarded_as_one_message_holds() -> None:
+    line = [CERTIFIED]
+    for _ in range(80):
+        line.append(certify(child_of(line[-1].roster, ROSTER.members), ROSTER.voters))
+    learnt = [KeepRoster(certified=certified) for certified in line]
+    (send, *_) = routes_of(FIRST, *line).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, RosterReply)
+    assert send.message.rosters == tuple(line[: len(send.message.rosters)])
+    assert len(send.message.rosters) > 10
+    assert decode_message(encode_message(send.message)) == send.message
 
 
 def test_in_one_row_rosters_are_not_forwarded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -98,3 +99,32 @@ def test_incomplete_states_are_not_saved_and_a_failed_write_is_reported(
         assert stage.heard == ["cannot write the checkpoint"]
 
     run_virtual(scene())
+
+
+def test_a_save_whose_task_is_cancelled_ends_before_the_next_begins(tmp_path: Path) -> None:
+    """A thread goes on writing; two at once would write one file."""
+    scene = Scene(tmp_path)
+    writing, most, goes_on, save = 0, 0, threading.Event(), scene.archive.save
+
+    def slow(states: Mapping[SpanId, SpanState]) -> None:
+        nonlocal writing, most
+        writing += 1
+        most = max(most, writing)
+        goes_on.wait(5.0)
+        save(states)
+        writing -= 1
+
+    scene.archive.save = slow  # type: ignore[method-assign]
+
+    async def play() -> None:
+        first = asyncio.ensure_future(scene.saver.save())
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.wait({first})
+        second = asyncio.ensure_future(scene.saver.save())
+        await asyncio.sleep(0.1)
+        goes_on.set()
+        await second
+
+    asyncio.run(play())
+    assert (most, scene.num_saved) == (1, 2)

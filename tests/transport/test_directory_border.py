@@ -17,7 +17,7 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import RECORD_LIFETIME_SECONDS, PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.directory_border import DirectoryBorder, hivemind_peer, node_id_of
+from p2p_diloco.transport.directory_border import DirectoryBorder, forget_cancelled, hivemind_peer, node_id_of
 from p2p_diloco.transport.directory_guard import MOST_REQUEST_BYTES, MOST_STRANGERS
 from p2p_diloco.transport.directory_shards import directory_key, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -229,3 +229,27 @@ def test_ids_of_nodes_that_are_not_the_hash_of_their_peer_are_removed() -> None:
     answer = host.border._take_answer(messages.FindResponse, raw, hivemind_peer(SENDER))
     assert answer.peer.node_id == b""
     assert list(answer.results[0].nearest_node_ids) == [true]
+
+
+def test_requests_that_are_cancelled_leave_no_task_behind() -> None:
+    """hivemind drops the tasks of answered requests alone."""
+    control = importlib.import_module("hivemind.p2p.p2p_daemon_bindings.control").ControlClient
+    asked = SimpleNamespace(proto="find", peer=b"peer", data=b"")
+
+    async def never(data: bytes, peer: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def scene() -> None:
+        client = control.__new__(control)
+        client.unary_handlers, client._handler_tasks = {"find": never}, {}
+        forget_cancelled(client)
+        for number in range(3):
+            task = asyncio.ensure_future(client._handle_persistent_request(number, asked))
+            client._handler_tasks[number] = task
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+        assert client._handler_tasks == {}
+
+    asyncio.run(scene())

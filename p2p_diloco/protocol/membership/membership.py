@@ -400,10 +400,11 @@ class Membership(Attendance):
     def _may_be_honest(self, roster: Roster, mine: Roster, signers: Collection[PeerId], now: float) -> bool:
         """Return whether those who signed a degraded child of ours may have done so in good faith.
 
-        Members that do not vote continue alone only if nobody who can vote is there. A child that omits this peer is in
-        doubt while another such voter waits here too, or if who signed it was linked to this peer in the whole stall
-        and so knows that it is there; who slept, or was cut off, may have missed it. Peers that have lost the state, or
-        the votes of the incarnation that is listed, hold back nobody: they could do so for ever.
+        Members that do not vote continue alone only if nobody who can vote is there. Of voters that were started anew
+        nobody knows whether they remember their votes, so they hold back the others only until the stall is long. A
+        child that omits this peer is in doubt while another voter waits here too, or if who signed it was linked to
+        this peer in the whole stall and so knows that it is there; who slept, or was cut off, may have missed it. Peers
+        that have lost the state hold back nobody: they could do so for ever.
         """
         beats = {peer: beat for peer, beat in self.alive(now).items() if beat.ready}
         if not self.ready:
@@ -416,7 +417,8 @@ class Membership(Attendance):
         if self._knows_its_votes(mine):
             able.add(self.me.peer)
         able &= mine.voters
-        if able and not mine.voters.intersection(signers):
+        here = mine.voters & {self.me.peer, *beats}
+        if (able or (here and not self._is_patient())) and not mine.voters.intersection(signers):
             return False
         if self.leaving or mine.member(self.me.peer) is None or roster.member(self.me.peer) is not None:
             return True
@@ -647,8 +649,11 @@ class Membership(Attendance):
         """Return the quorum for a child of `parent`; after a long stall, any members are enough."""
         if not degraded:
             return lambda peers: is_majority(parent, peers)
-        is_patient = self.cycles_without_entries >= PATIENT_STALLS * self.rules.stalled_cycles
+        is_patient = self._is_patient()
         return lambda peers: is_quarter(parent, peers) or (is_patient and not parent.peers().isdisjoint(peers))
+
+    def _is_patient(self) -> bool:
+        return self.cycles_without_entries >= PATIENT_STALLS * self.rules.stalled_cycles
 
     def _promise(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> list[Action]:
         digest = parent.digest()

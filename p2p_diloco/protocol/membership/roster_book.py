@@ -49,6 +49,17 @@ class Governance(enum.Enum):
     OTHER = "does not govern it"
 
 
+def first_that_fit(rosters: Sequence[tuple[CertifiedRoster, int]]) -> tuple[CertifiedRoster, ...]:
+    """Return the first of some rosters, as many as one message holds; the receiver asks for those that follow.
+
+    Args:
+        rosters: each with its number of bytes.
+    """
+    first = rosters[:_MOST_IN_ONE_REPLY]
+    total = accumulate(num_bytes for _, num_bytes in first)
+    return tuple(certified for (certified, _), so_far in zip(first, total, strict=True) if so_far <= MOST_REPLY_BYTES)
+
+
 class RosterBook:
     """The chain of rosters, with branches. A state machine without I/O."""
 
@@ -317,8 +328,7 @@ class RosterBook:
         """
         start = next((self._places[digest] + 1 for digest in known if digest in self._places), 0)
         digests = self._chain[start : start + _MOST_IN_ONE_REPLY]
-        total = accumulate(self._num_bytes[digest] for digest in digests)
-        return tuple(self._certified[d] for d, so_far in zip(digests, total, strict=True) if so_far <= MOST_REPLY_BYTES)
+        return first_that_fit([(self._certified[digest], self._num_bytes[digest]) for digest in digests])
 
     def _agreed(self, certified: CertifiedRoster) -> int:
         """Return the last round before a roster may govern: one before all rounds for the founding one, of ballot 0."""

@@ -142,6 +142,8 @@ class Exchange:
         self._is_awaited = False
         self._left_out = left_out
         self._named = {}
+        long_ago = round_index - 2 * self.rules.clock.num_fragments
+        self._sent = {span: sent for span, sent in self._sent.items() if sent[0] > long_ago}
         if not self._has_named:
             # Before a restart, it may have named parents in this round. Its clock may be set back before it names any.
             self.membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
@@ -281,11 +283,6 @@ class Exchange:
         """Return whether this peer has named `parent` in the round in progress, if that is later than `before`."""
         collection = self.collection
         return collection is not None and before < collection.round and self._named.get(span) == parent
-
-    def newcomers(self, roster: Digest) -> frozenset[PeerId]:
-        """Return the members in their first cycle, if the round in progress is under that roster."""
-        collection = self.collection
-        return collection.newcomers if collection is not None and collection.roster_digest == roster else frozenset()
 
     def take_sent(self, entry: Entry) -> bytes | memoryview | None:
         """Return what this peer sent for an entry's span and round, if it is still here, and drop it."""

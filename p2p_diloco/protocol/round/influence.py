@@ -8,7 +8,7 @@ so, and people decide. Nothing here changes what a peer does. See docs/decisions
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median, median_low
@@ -24,44 +24,37 @@ LARGEST_SHARE = 1 / 3
 """Share of the weight above which a member is named."""
 MOST_OF_EQUAL = 1.45
 """Multiple of an equal share above which it is, where an equal share is large: of two 73 %, of three 48 %."""
-FEWEST_CYCLES, MOST_CYCLES = 2, 3
+SHARE_CYCLES = 3
 """Cycles over which shares of the weight are averaged: who was late has the tokens of many cycles in one."""
 CLIPPED_RATIO = 2.0
 """A claimed norm above this multiple of the limit is clipped by more than half."""
-CLIPPED_CYCLES = 8
-"""Number of cycles of clipping after which a contributor is named."""
-AGAINST_CYCLES = 3
-"""Number of cycles of entries against this peer's contributions after which an owner is named."""
+CLIPPED_CYCLES, AGAINST_CYCLES = (8, 12), (3, 6)
+"""In how many cycles, of how many, something must be so."""
 DEVIATIONS = 3.0
 """A cosine counts from this many standard deviations of unrelated vectors on, which have 1 / sqrt(elements)."""
+FAVOURED = 1.25
+"""A contributor with this multiple of its usual share at one owner may have told that owner something else."""
 FORGOTTEN_CYCLES = 8
 """Number of cycles after which a peer is not named any more, if what was said of it is no longer so."""
 
 
 class Agreement(NamedTuple):
-    """Sums over elements of an entry and of this peer's contribution to it: products, squares, squares, their number.
+    """Agreement of entries with this peer's contributions: the sum of cosines, the number of entries and of elements.
 
-    They are enough for the cosine of any number of spans together.
+    Each entry counts the same, so that long ones do not outvote the others.
     """
 
-    products: float = 0.0
-    own_squares: float = 0.0
-    entry_squares: float = 0.0
+    cosines: float = 0.0
+    entries: int = 0
     elements: int = 0
 
     def joined(self, other: Agreement) -> Agreement:
-        """Return the sums over both."""
-        return Agreement(
-            self.products + other.products,
-            self.own_squares + other.own_squares,
-            self.entry_squares + other.entry_squares,
-            self.elements + other.elements,
-        )
+        """Return the agreement of both."""
+        return Agreement(self.cosines + other.cosines, self.entries + other.entries, self.elements + other.elements)
 
     def cosine(self) -> float:
-        """Return the cosine; 0 if a vector is 0."""
-        squares = self.own_squares * self.entry_squares
-        return self.products / math.sqrt(squares) if squares > 0.0 else 0.0
+        """Return the mean cosine; 0 without entries."""
+        return self.cosines / max(self.entries, 1)
 
     def sign(self) -> int:
         """Return 1 or -1 if the cosine is clear, otherwise 0."""
@@ -70,10 +63,22 @@ class Agreement(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Observations of one cycle: shares of the weight by owner, claimed norms by contributor, agreement by owner."""
+class _Account:
+    """Weights by an owner's entries: sums of shares by member, and the number of entries by that of contributors."""
 
-    shares: dict[PeerId, list[dict[PeerId, float]]] = field(default_factory=dict)
+    shares: dict[PeerId, float] = field(default_factory=dict)
+    sizes: Counter[int] = field(default_factory=Counter)
+
+    def share(self, peer: PeerId) -> float:
+        """Return the mean share of a member."""
+        return self.shares.get(peer, 0.0) / max(self.sizes.total(), 1)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Observations of one cycle: weights by owner, claimed norms by contributor, agreement by owner."""
+
+    accounts: dict[PeerId, _Account] = field(default_factory=dict)
     claims: dict[PeerId, list[float]] = field(default_factory=dict)
     agreements: dict[PeerId, Agreement] = field(default_factory=dict)
 
@@ -83,37 +88,47 @@ class _Named(NamedTuple):
     text: str
 
 
-class Influence:
-    """Watches weights, norms and directions cycle by cycle. A state machine without I/O."""
+_Found = list[tuple[tuple[str, PeerId], str]]
 
-    def __init__(self) -> None:
+
+class Influence:
+    """Watches weights, norms and directions cycle by cycle. A state machine without I/O.
+
+    Args:
+        me: this peer, whose own entries are the best account of weights.
+    """
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
         self._seen = _Seen()
-        self._streaks: dict[tuple[str, PeerId], int] = {}
+        self._cycles: dict[tuple[str, PeerId], deque[bool]] = {}
         self._named: dict[tuple[str, PeerId], _Named] = {}
-        self._past: deque[Mapping[PeerId, float]] = deque(maxlen=MOST_CYCLES)
+        self._past: deque[tuple[int, Mapping[PeerId, float]]] = deque(maxlen=SHARE_CYCLES)
         self.shares: Mapping[PeerId, float] = {}
-        """Each member's share of the weight in the last few cycles with entries."""
+        """Each member's share of the weight in the last cycles with entries."""
 
     def named(self) -> tuple[str, ...]:
         """Return what is so at present, as sentences."""
         return tuple(named.text for _, named in sorted(self._named.items()))
 
     def entry_absorbed(self, entry: Entry, owner: PeerId, roster: Roster, newcomers: Collection[PeerId]) -> None:
-        """Note the weights of an entry. An entry with one contribution shows nothing.
+        """Note the weights of an entry of this cycle. An entry with one contribution shows nothing.
 
         Args:
             newcomers: members whose weight was cut because they are new; they count at least as the median does.
         """
         peers = [roster.members[place].peer for place in included_places(entry)]
-        if len(peers) > 1:
-            usual = median(entry.weights)
-            weights = {
-                peer: max(weight, usual) if peer in newcomers else weight
-                for peer, weight in zip(peers, entry.weights, strict=True)
-            }
-            total = math.fsum(weights.values())
-            shares = {peer: weight / total for peer, weight in weights.items()}
-            self._seen.shares.setdefault(owner, []).append(shares)
+        if len(peers) < 2:
+            return
+        usual = median(entry.weights)
+        weights = [
+            max(weight, usual) if peer in newcomers else weight
+            for peer, weight in zip(peers, entry.weights, strict=True)
+        ]
+        account, total = self._seen.accounts.setdefault(owner, _Account()), math.fsum(weights)
+        account.sizes[len(peers)] += 1
+        for peer, weight in zip(peers, weights, strict=True):
+            account.shares[peer] = account.shares.get(peer, 0.0) + weight / total
 
     def contributed(self, peer: PeerId, claimed: float, limit: float) -> None:
         """Note the norm before clipping that a contributor claims for a span that this peer averages."""
@@ -133,35 +148,33 @@ class Influence:
             rates: tokens per second by peer, as their heartbeats say.
         """
         seen, self._seen = self._seen, _Seen()
-        self._streaks = {key: num for key, num in self._streaks.items() if key[1] in members}
-        found = [*self._heavy(seen, rates), *self._clipped(seen), *self._against(seen)]
+        self._cycles = {key: cycles for key, cycles in self._cycles.items() if key[1] in members}
+        found = [*self._heavy(seen, cycle, rates), *self._clipped(seen), *self._against(seen)]
+        found = [(key, text) for key, text in found if key[1] in members]
         reports = [Report(topic="influence", text=text) for key, text in found if key not in self._named]
         self._named.update((key, _Named(cycle, text)) for key, text in found)
-        self._named = {key: one for key, one in self._named.items() if one.cycle > cycle - FORGOTTEN_CYCLES}
+        self._named = {
+            key: one for key, one in self._named.items() if one.cycle > cycle - FORGOTTEN_CYCLES and key[1] in members
+        }
         return reports
 
-    def _heavy(self, seen: _Seen, rates: Mapping[PeerId, float]) -> list[tuple[tuple[str, PeerId], str]]:
+    def _heavy(self, seen: _Seen, cycle: int, rates: Mapping[PeerId, float]) -> _Found:
         """Return who holds much of the weight.
 
-        An owner states the weights of its entries, so what counts is the median over owners: one that lies blames
-        nobody.
+        An owner states the weights of its entries. This peer trusts its own; without them the median over others
+        counts, so that one that lies blames nobody, and a sole owner's account only shows in `shares`.
         """
-        entries = [entry for of_owner in seen.shares.values() for entry in of_owner]
-        if not entries:
+        accounts = seen.accounts
+        if not accounts:
             return []
-        peers = sorted({peer for entry in entries for peer in entry})
-        now = {
-            peer: median_low(
-                math.fsum(entry.get(peer, 0.0) for entry in of_owner) / len(of_owner)
-                for of_owner in seen.shares.values()
-            )
-            for peer in peers
-        }
-        self._past.append(now)
-        self.shares = {peer: math.fsum(past.get(peer, 0.0) for past in self._past) / len(self._past) for peer in peers}
-        if len(self._past) < FEWEST_CYCLES:
+        trusted = [accounts[self._me]] if self._me in accounts else list(accounts.values())
+        peers = sorted({peer for account in trusted for peer in account.shares})
+        self._past.append((cycle, {peer: median_low(account.share(peer) for account in trusted) for peer in peers}))
+        past = [shares for seen_in, shares in self._past if seen_in > cycle - SHARE_CYCLES]
+        self.shares = {peer: math.fsum(shares.get(peer, 0.0) for shares in past) / len(past) for peer in peers}
+        if len(past) < SHARE_CYCLES or (self._me not in accounts and len(accounts) < 2):
             return []
-        num = median_low(len(entry) for entry in entries)
+        num = median_low(size for account in trusted for size in account.sizes.elements())
         limit, found = max(LARGEST_SHARE, MOST_OF_EQUAL / num), []
         for peer, share in self.shares.items():
             if share > limit:
@@ -175,22 +188,22 @@ class Influence:
                 found.append((("heavy", peer), text))
         return found
 
-    def _clipped(self, seen: _Seen) -> list[tuple[tuple[str, PeerId], str]]:
+    def _clipped(self, seen: _Seen) -> _Found:
         """Return who is clipped by more than half, while most others are not clipped at all."""
         ratios, found = {peer: median(claims) for peer, claims in seen.claims.items()}, []
         for peer, ratio in sorted(ratios.items()):
             others = [other for name, other in ratios.items() if name != peer]
             is_so = ratio > CLIPPED_RATIO and bool(others) and median(others) <= 1.0
-            if self._lasts("clipped", peer, is_so) >= CLIPPED_CYCLES:
+            if self._lasts(("clipped", peer), is_so, *CLIPPED_CYCLES) and is_so:
                 text = (
                     f"{short_peer_id(peer)} says that its contributions are {ratio:.3g} times as long as may be sent, "
-                    f"for {counted(CLIPPED_CYCLES, 'cycle')}, and the others' are not clipped: it diverges, trains "
-                    "with far too large a rate, or lies"
+                    f"in {counted(CLIPPED_CYCLES[0], 'cycle')}, while the others' are not clipped: it is far faster, "
+                    "trains with far too large a rate, diverges, or lies"
                 )
                 found.append((("clipped", peer), text))
         return found
 
-    def _against(self, seen: _Seen) -> list[tuple[tuple[str, PeerId], str]]:
+    def _against(self, seen: _Seen) -> _Found:
         """Return owners whose entries point against this peer's contributions, while those of most others do not.
 
         If most owners' do, what this peer contributes differs from the rest, or another contributor outweighs it.
@@ -199,20 +212,34 @@ class Influence:
         for owner, sign in sorted(signs.items()):
             others = [other for name, other in signs.items() if name != owner]
             is_so = sign < 0 and 2 * sum(other > 0 for other in others) > len(others)
-            if self._lasts("against", owner, is_so) >= AGAINST_CYCLES:
+            if self._lasts(("against", owner), is_so, *AGAINST_CYCLES) and is_so:
+                favoured = self._favoured(owner, seen.accounts)
+                names = ", ".join(map(short_peer_id, favoured))
+                why = f"; either it lies, or {names} does, which has far more weight in them" if favoured else ""
                 text = (
                     f"{short_peer_id(owner)} signs entries that point against what this peer contributed to them "
-                    f"(cosine {seen.agreements[owner].cosine():.2f}), for {counted(AGAINST_CYCLES, 'cycle')}, while "
-                    "other owners' do not: it may not sign the mean of what it receives"
+                    f"(cosine {seen.agreements[owner].cosine():.2f}), in {counted(AGAINST_CYCLES[0], 'cycle')}, while "
+                    f"other owners' do not{why}"
                 )
                 found.append((("against", owner), text))
         return found
 
-    def _lasts(self, kind: str, peer: PeerId, is_so: bool) -> int:
-        """Return for how many cycles in a row, of those in which anything was seen, something has been so."""
-        key = (kind, peer)
-        num = self._streaks.get(key, 0) + 1 if is_so else 0
-        self._streaks.pop(key, None)
-        if num:
-            self._streaks[key] = num
-        return num
+    @staticmethod
+    def _favoured(owner: PeerId, accounts: Mapping[PeerId, _Account]) -> list[PeerId]:
+        """Return the contributors that have more weight at an owner than at most others.
+
+        One may have told this owner alone that it has trained a lot, to outweigh all others there.
+        """
+        mine, others = accounts.get(owner), [each for name, each in accounts.items() if name != owner]
+        if mine is None or not others:
+            return []
+        shares = {peer: (mine.share(peer), median(each.share(peer) for each in others)) for peer in sorted(mine.shares)}
+        return [peer for peer, (here, usual) in shares.items() if peer != owner and here > FAVOURED * usual]
+
+    def _lasts(self, key: tuple[str, PeerId], is_so: bool, fewest: int, of: int) -> bool:
+        """Return whether something has been so in a number of the last cycles in which it could be seen."""
+        cycles = self._cycles.setdefault(key, deque(maxlen=of))
+        cycles.append(is_so)
+        if not any(cycles):
+            del self._cycles[key]
+        return sum(cycles) >= fewest

@@ -12,6 +12,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, KeepRoster, Send
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
+from p2p_diloco.protocol.membership.roster_book import first_that_fit
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.grid import Grid, column_mates, fold_roster, grid_order, row_mates
@@ -91,11 +92,11 @@ class Routes:
             grid: the grid in force before they arrived.
             actions: actions that they caused; rosters that were new here are forwarded.
         """
-        learnt = tuple(action.certified for action in actions if isinstance(action, KeepRoster))
+        learnt = [action.certified for action in actions if isinstance(action, KeepRoster)]
         if not learnt or grid is None or len(grid.rows) == 1 or sender not in column_mates(grid, self._me):
             return []
         listeners = {peer for peer in self._membership.alive(now) if peer not in grid.row_of}
-        reply = RosterReply(rosters=learnt)
+        reply = RosterReply(rosters=first_that_fit([(certified, certified.num_bytes()) for certified in learnt]))
         to = sorted(row_mates(grid, self._me) | listeners)
         return [Send(to=peer, message=reply, deadline=deadline) for peer in to]
 
