@@ -17,6 +17,7 @@
 #                 /dev/net/tun); 5 minutes a scene. Others: make internet INTERNET="mixed bad --how commands --plays 5"
 # make hostility  strangers and lying members against real processes, one attack at a time; 45 minutes. Longer attacks:
 #                 make hostility ATTACK_SECONDS=60
+# make fuzz       a million inputs for what strangers' bytes reach (tests/fuzz), with atheris; 5 minutes
 # make attacks    those of them that docs/decisions/0048 and 0049 are about; writes the figures to docs/results/attacks.json;
 #                 25 minutes
 # make losses     two volunteers and a bootstrap peer, real processes: any one of the three is killed, or two; prints how
@@ -81,7 +82,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes internet hostility attacks shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
+.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes internet hostility attacks fuzz shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -129,9 +130,14 @@ hostility: $(STAMP)
 	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py $(TEST_FLAGS)
 
 ATTACKS ?= docs/results/attacks.json
-ATTACKED := passers_by or unfinished or openings or cheap or later or invented or past or stalled_ends or ruins
+ATTACKED := passers_by or unfinished or openings or cheap or later or invented or past or all_others_sleep or ruins
 attacks: $(STAMP)
 	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) P2P_DILOCO_FIGURES=$(ATTACKS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py -k "$(ATTACKED)" $(TEST_FLAGS)
+
+INPUTS ?= 1000000
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	$(BIN)/python -m tests.fuzz.run --inputs $(INPUTS)
 
 homes: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)

@@ -46,6 +46,8 @@ from p2p_diloco.transport.link import Lane, Transport
 
 JOIN_SECONDS = 20.0
 """Time after which a peer that nobody answers gives up its first start."""
+OUTVOTED_CYCLES = 6
+"""Cycles after which identities of one machine were most of the electorate (tests/simulator/test_electorate.py)."""
 MOST_RESTARTS, RESTARTS_SECONDS = 3, 600.0
 """Number of times that an ended libp2p daemon is started again in so many seconds; after one more the peer ends."""
 BYTES_TO_TRAIN, BYTES_TO_HOLD, BYTES_OF_CHECKPOINT = 12, 8, 8
@@ -287,6 +289,13 @@ def _check_listed(plan: PeerPlan, manifest: RunManifest, me: PeerId, reporter: S
     which is never a member.
     """
     trust, own = manifest.trust, format_peer_id(me)
+    if trust.mode == "open" and plan.trains and plan.founding is None:
+        seconds = OUTVOTED_CYCLES * plan_run(manifest).rules.cycle_seconds
+        text = (
+            "open run: anyone with the invite can join, and one laptop with many keys can outvote all in "
+            f"{OUTVOTED_CYCLES} cycles ({seconds:.0f} s); train with people you trust"
+        )
+        reporter.report("trust", text)
     if trust.mode == "open" or own in trust.peers:
         return
     if not plan.trains:

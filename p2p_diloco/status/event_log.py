@@ -78,7 +78,7 @@ TOPICS = {
     "tips": "peers name different states, and none has a majority",
     "traffic": "expected traffic of this peer",
     "trouble": "why this peer's contributions are in no entry, or it trains alone; or that they are included again",
-    "trust": "this peer is not on the list of the run",
+    "trust": "this peer is not on the list of the run, or the run has no list",
     "waiting": "a lone member waits for peers that are fetching its state",
 }
 """Meaning of each event topic, for the reference."""
