@@ -17,9 +17,9 @@
 #                 /dev/net/tun); 5 minutes a scene. Others: make internet INTERNET="mixed bad --how commands --plays 5"
 # make hostility  strangers and lying members against real processes, one attack at a time; 45 minutes. Longer attacks:
 #                 make hostility ATTACK_SECONDS=60
-# make fuzz       a million inputs for what strangers' bytes reach (tests/fuzz), with atheris; 5 minutes
-# make attacks    those of them that docs/decisions/0048 and 0049 are about; writes the figures to docs/results/attacks.json;
+# make attacks    those of them that docs/decisions/0048 and 0049 are about; writes the figures to attacks.json;
 #                 25 minutes
+# make fuzz       a million inputs for what strangers' bytes reach (tests/fuzz), with atheris; 5 minutes
 # make losses     two volunteers and a bootstrap peer, real processes: any one of the three is killed, or two; prints how
 #                 soon the others continue; a peer without numba; 5 minutes
 # make clocks     real processes: a founder whose clock is ahead by ten minutes or a day and is then set right, a stopped
@@ -129,7 +129,7 @@ ATTACK_SECONDS ?= 25
 hostility: $(STAMP)
 	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py $(TEST_FLAGS)
 
-ATTACKS ?= docs/results/attacks.json
+ATTACKS ?= attacks.json
 ATTACKED := passers_by or unfinished or openings or cheap or later or invented or past or all_others_sleep or ruins
 attacks: $(STAMP)
 	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) P2P_DILOCO_FIGURES=$(ATTACKS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py -k "$(ATTACKED)" $(TEST_FLAGS)

@@ -38,7 +38,7 @@ from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.messages import SpanReply
 
 MOST_SHRINKS = 16
-_COMPARED, _COMPARED_PIECES = 1 << 14, 16
+_COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
 _NORM_SLACK = 1.0 + 1e-6
