@@ -114,7 +114,8 @@ def events_page() -> str:
     return (
         f"# Events\n\n{NOTE}\nA peer prints its events and appends them to `events.jsonl` in its state directory, one "
         "JSON object each: `time` (Unix\nseconds), `topic`, `text` (a sentence for people) and `figures` (its numbers "
-        "by name). Programs should use topic and\nfigures; texts may change.\n\n" + _table(("topic", "when"), rows)
+        "by name). Programs should use topic and\nfigures; texts may change. At 32 MiB, about a week, the file becomes "
+        "`events.old.jsonl` and a new one begins.\n\n" + _table(("topic", "when"), rows)
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from p2p_diloco.errors import StateError
 
-EVENTS_FILE = "events.jsonl"
+EVENTS_FILE, OLD_EVENTS_FILE = "events.jsonl", "events.old.jsonl"
+MOST_EVENT_BYTES = 32 << 20
+"""Size of the log at which it is renamed and begun anew: about a week; older lines than those two hold are lost."""
 
 Figure = float | int | str
 
@@ -121,6 +123,8 @@ def append_event(folder: Path, event: PeerEvent) -> None:
     """
     path = folder / EVENTS_FILE
     try:
+        if path.exists() and path.stat().st_size >= MOST_EVENT_BYTES:
+            path.replace(folder / OLD_EVENTS_FILE)
         with path.open("ab") as file:
             torn = file.tell() > 0 and not _ends_with_line_break(path)
             file.write((b"\n" if torn else b"") + format_event(event).encode("ascii") + b"\n")

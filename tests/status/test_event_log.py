@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.status.event_log import EVENTS_FILE, PeerEvent, append_event, event_line, format_event
+from p2p_diloco.status.event_log import (
+    EVENTS_FILE,
+    MOST_EVENT_BYTES,
+    OLD_EVENTS_FILE,
+    PeerEvent,
+    append_event,
+    event_line,
+    format_event,
+)
 from tests.status.kept_events import MAX_LINE_CHARACTERS, parse_event, read_events
 
 READY = PeerEvent(time=1.5, topic="ready", text="compared with 2 peers", figures={"peers": 2})
@@ -78,3 +86,14 @@ def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot write .*events\.jsonl: No such file or directory; check"):
         append_event(tmp_path / "gone", READY)
+
+
+def test_a_long_log_is_begun_anew_and_the_last_one_is_kept(tmp_path: Path) -> None:
+    for time in range(3):
+        append_event(tmp_path, PeerEvent(time=float(time), topic="round", text="over"))
+        with (tmp_path / EVENTS_FILE).open("ab") as file:
+            file.truncate(MOST_EVENT_BYTES - 1)
+            file.write(b"\n")
+    assert (tmp_path / EVENTS_FILE).read_bytes().startswith(b'{"time": 2.0')
+    assert (tmp_path / OLD_EVENTS_FILE).read_bytes().startswith(b'{"time": 1.0')
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((EVENTS_FILE, OLD_EVENTS_FILE))
