@@ -41,7 +41,7 @@ from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.shared_text import SharedText
 from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import NoTraining, TrainingHost
-from p2p_diloco.peer.waiting import first_error, wait_for_first
+from p2p_diloco.peer.waiting import first_error, result_before, wait_for_first
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.reach import Standing
@@ -249,7 +249,9 @@ class PeerSession:
             await self._live(node)
         except Exception:
             if isinstance(self._parts.transport.lost, DaemonEnded):
-                await self._save_offline()
+                if self._reporter.phase == "finished":
+                    return False
+                await result_before(self._save_offline(), self._stop.wait_for_stop())
             raise
         finally:
             if self._parts.guest is not None:
@@ -265,8 +267,8 @@ class PeerSession:
         return self._is_only_offline()
 
     async def _save_offline(self) -> None:
-        """Save what is learnt, without the others."""
-        if self._parts.plan.keeps_state and self._state is not None:
+        """Save what is learnt, without the others; also what a founder holds until others do."""
+        if self._state is not None:
             self._training.stop_stepping()
             await asyncio.to_thread(self._training.wait_until_idle)
             self._engine.progress = self._held().progress()

@@ -233,8 +233,10 @@ async def as_end_of_daemon(transport: Transport) -> AsyncIterator[None]:
     """Raise `DaemonEnded` for any error inside the block that follows from the end of the daemon."""
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
-        if not isinstance(transport.lost, DaemonEnded):
+        if error is transport.lost or not isinstance(transport.lost, DaemonEnded):
             raise
         raise transport.lost from error
 

@@ -268,7 +268,7 @@ def agreement_of(
         products += float(own_N @ entry_N)
         own_squares, entry_squares = own_squares + float(own_N @ own_N), entry_squares + float(entry_N @ entry_N)
     length = math.sqrt(own_squares) * math.sqrt(entry_squares)
-    return Agreement(products / length if length else 0.0, 1, sum(here.stop - here.start for here in compared))
+    return Agreement(products / length if length else 0.0, 1, 1 / sum(here.stop - here.start for here in compared))
 
 
 def _compared(elements: int, number: int) -> list[slice]:

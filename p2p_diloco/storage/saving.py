@@ -78,16 +78,16 @@ class Saver:
         states = self._states()
         if states is None or self._archive.saving is Saving.NOTHING:
             return
+        await asyncio.shield(self._write(states))  # a thread goes on writing although its task is cancelled
+
+    async def _write(self, states: Mapping[SpanId, SpanState]) -> None:
         try:
-            await asyncio.shield(self._write(states))  # a thread goes on writing although its task is cancelled
+            async with self._saving:
+                await asyncio.to_thread(self._archive.save, states)
         except StateError as error:
             self._report("checkpoint", str(error))
         else:
             self._saved()
-
-    async def _write(self, states: Mapping[SpanId, SpanState]) -> None:
-        async with self._saving:
-            await asyncio.to_thread(self._archive.save, states)
 
 
 class WatchedMemory:

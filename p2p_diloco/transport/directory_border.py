@@ -308,17 +308,20 @@ class DirectoryBorder:
         return True
 
 
+class _Tasks(dict[Any, Any]):
+    """Tasks by call, each dropped when it ends; hivemind keeps those of requests that are cancelled."""
+
+    def __setitem__(self, call: Any, task: Any) -> None:
+        super().__setitem__(call, task)
+        task.add_done_callback(lambda _: self.pop(call, None))
+
+    def pop(self, call: Any, default: Any = None) -> Any:
+        return super().pop(call, default)
+
+
 def forget_cancelled(control: Any) -> None:
-    """Have hivemind drop the tasks of requests that are cancelled, as it drops those of answered ones."""
-    handle = control._handle_persistent_request
-
-    async def handled(call_id: Any, request: Any) -> None:
-        try:
-            await handle(call_id, request)
-        finally:
-            control._handler_tasks.pop(call_id, None)
-
-    control._handle_persistent_request = handled
+    """Have hivemind drop the tasks of requests that are cancelled, even before they begin."""
+    control._handler_tasks = _Tasks(control._handler_tasks)
 
 
 def node_id_of(peer: PeerId) -> Any:

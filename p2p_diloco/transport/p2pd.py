@@ -39,7 +39,7 @@ MOST_FILES = 8192
 """Limit of open files that this process asks for: two streams for each of hundreds of links, and the trainer's own."""
 MOST_DAEMON_FILES = 4096
 """Limit of open files of p2pd: 2,048 connections, and the streams of links."""
-MOST_DAEMON_BYTES, FREE_DAEMON_BYTES = 1 << 30, 256 << 20
+MOST_DAEMON_BYTES, FREE_DAEMON_BYTES = 1 << 30, 512 << 20
 """Memory of p2pd at which it is ended, and from which on it collects garbage more eagerly. Connections cost it 60 to
 100 kB each, and nobody but it can refuse them."""
 _LOOK_SECONDS = 5.0

@@ -462,6 +462,24 @@ def test_a_peer_whose_libp2p_daemon_ends_starts_it_again_three_times_and_takes_p
     play(tmp_path, monkeypatch, scene)
 
 
+def test_a_founder_whose_daemon_ends_at_once_goes_on_with_the_start_that_it_founded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: PeerStage) -> None:
+        lives = Lives(stage)
+        boot = lives.start("boot", stage.founder())
+        await _until(lambda: boot.texts("founded"))
+        end_transport(stage, tmp_path / "boot", DaemonEnded("the libp2p daemon of this peer ended (killed)"))
+        await _until(lambda: boot.texts("daemon"))
+        lives.start("ada", stage.joiner("ada", await stage.invite(boot), until_round=None))
+        await lives.ready("ada")
+        assert len(boot.texts("founded")) == 1
+        assert not [event for watcher in (boot, lives.watchers["ada"]) for event in watcher.texts("content")]
+        await lives.kill()
+
+    play(tmp_path, monkeypatch, scene)
+
+
 @pytest.mark.parametrize(
     ("lost", "raised"), [(DaemonEnded("it ended"), DaemonEnded), (NetworkError("another"), OSError), (None, OSError)]
 )
@@ -488,6 +506,7 @@ async def takes_part(watcher: Watcher, life: int) -> None:
 def end_transport(stage: PeerStage, folder: Path, error: NetworkError) -> None:
     transport = stage.network.find(load_or_create_identity(folder / "identity.key").peer)
     assert transport is not None
+    transport.lost = error
     transport.listener.transport_lost(error)
 
 

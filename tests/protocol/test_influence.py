@@ -21,7 +21,7 @@ from p2p_diloco.protocol.round.influence import (
 ROSTER = roster_of(5)
 A, B, C, D, E = PEERS = tuple(each.peer for each in ROSTER.members)
 ME = peer_id("me")
-FOR, AGAINST, UNCLEAR = (Agreement(cosine, 1, 10_000) for cosine in (0.4, -0.4, 0.02))
+FOR, AGAINST, UNCLEAR = (Agreement(cosine, 1, 1e-4) for cosine in (0.4, -0.4, 0.02))
 RATES = dict.fromkeys(PEERS, 1000.0)
 EQUAL, HEAVY = (1.0,) * 5, (4.0, 1.0, 1.0, 1.0, 1.0)
 
@@ -170,10 +170,11 @@ def test_who_has_far_more_weight_at_such_an_owner_alone_is_named_with_it() -> No
 
 
 def test_each_entry_counts_the_same_for_the_cosine() -> None:
-    joined = Agreement(0.5, 1, 50).joined(Agreement(-0.1, 1, 50))
+    joined = Agreement(0.5, 1, 1 / 50).joined(Agreement(-0.1, 1, 1 / 50))
     assert joined.cosine() == pytest.approx(0.2)
-    assert joined.sign() == 0, "unrelated vectors of 100 elements have such cosines"
-    assert Agreement(0.4, 2, 1000).sign() == 1
+    assert joined.sign() == 0, "unrelated vectors of 50 elements have such cosines"
+    assert Agreement(0.4, 2, 2 / 1000).sign() == 1
+    assert Agreement(0.4, 1, 1 / 10_000).joined(Agreement(-0.5, 1, 1 / 20)).sign() == 0, "the short one is chance"
     assert Agreement().sign() == 0
 
 

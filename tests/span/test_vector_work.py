@@ -238,7 +238,7 @@ def test_an_entry_is_compared_with_what_this_peer_contributed_to_it(name: str, e
     own, entry = codec.encode(own_N), codec.encode((own_N + other_N) / 2)
     for sign, encoded in ((1, entry), (-1, codec.encode(-(own_N + other_N) / 2))):
         agreement = agreement_of(encoded, own, codecs, elements, b"a secret")
-        assert agreement.elements == min(elements, 16_384), "of a long span, a part is enough"
+        assert agreement.variance == 1 / min(elements, 16_384), "of a long span, a part is enough"
         assert agreement.cosine() == pytest.approx(sign * 0.5**0.5, abs=0.05)
     if elements > 16_384:
         assert agreement_of(entry, own, codecs, elements, b"a secret") != agreement_of(

@@ -231,7 +231,8 @@ def test_ids_of_nodes_that_are_not_the_hash_of_their_peer_are_removed() -> None:
     assert list(answer.results[0].nearest_node_ids) == [true]
 
 
-def test_requests_that_are_cancelled_leave_no_task_behind() -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_requests_that_are_cancelled_leave_no_task_behind(has_begun: bool) -> None:
     """hivemind drops the tasks of answered requests alone."""
     control = importlib.import_module("hivemind.p2p.p2p_daemon_bindings.control").ControlClient
     asked = SimpleNamespace(proto="find", peer=b"peer", data=b"")
@@ -241,15 +242,16 @@ def test_requests_that_are_cancelled_leave_no_task_behind() -> None:
         return b""
 
     async def scene() -> None:
-        client = control.__new__(control)
-        client.unary_handlers, client._handler_tasks = {"find": never}, {}
+        client = SimpleNamespace(unary_handlers={"find": never}, _handler_tasks={})
         forget_cancelled(client)
         for number in range(3):
-            task = asyncio.ensure_future(client._handle_persistent_request(number, asked))
+            task = asyncio.ensure_future(control._handle_persistent_request(client, number, asked))
             client._handler_tasks[number] = task
-            await asyncio.sleep(0)
+            if has_begun:
+                await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait({task})
+            await asyncio.sleep(0)
         assert client._handler_tasks == {}
 
     asyncio.run(scene())

@@ -213,7 +213,8 @@ class Exchange:
         if self.membership.is_paused:
             return self._come_empty_handed(collection, now)
         self.made_in = collection.round
-        self._sent.update({sent.span: (contribution.round, sent.payload) for sent in contribution.spans})
+        if collection.is_one_row:
+            self._sent.update({sent.span: (contribution.round, sent.payload) for sent in contribution.spans})
         return self._announce_and_send(collection, contribution, now)
 
     def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:

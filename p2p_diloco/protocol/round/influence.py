@@ -31,7 +31,7 @@ CLIPPED_RATIO = 2.0
 CLIPPED_CYCLES, AGAINST_CYCLES = (8, 12), (3, 6)
 """In how many cycles, of how many, something must be so."""
 DEVIATIONS = 3.0
-"""A cosine counts from this many standard deviations of unrelated vectors on, which have 1 / sqrt(elements)."""
+"""A cosine counts beyond this many standard deviations of those of unrelated vectors."""
 FAVOURED = 1.25
 """A contributor with this multiple of its usual share at one owner may have told that owner something else."""
 FORGOTTEN_CYCLES = 8
@@ -39,18 +39,19 @@ FORGOTTEN_CYCLES = 8
 
 
 class Agreement(NamedTuple):
-    """Agreement of entries with this peer's contributions: the sum of cosines, the number of entries and of elements.
+    """Agreement of entries with this peer's contributions: the sum of cosines, their number, and their variance.
 
-    Each entry counts the same, so that long ones do not outvote the others.
+    Each entry counts the same, so that long ones do not outvote the others. The cosine of two unrelated vectors of n
+    elements has a variance of 1/n.
     """
 
     cosines: float = 0.0
     entries: int = 0
-    elements: int = 0
+    variance: float = 0.0
 
     def joined(self, other: Agreement) -> Agreement:
         """Return the agreement of both."""
-        return Agreement(self.cosines + other.cosines, self.entries + other.entries, self.elements + other.elements)
+        return Agreement(self.cosines + other.cosines, self.entries + other.entries, self.variance + other.variance)
 
     def cosine(self) -> float:
         """Return the mean cosine; 0 without entries."""
@@ -58,8 +59,8 @@ class Agreement(NamedTuple):
 
     def sign(self) -> int:
         """Return 1 or -1 if the cosine is clear, otherwise 0."""
-        cosine = self.cosine()
-        return 0 if abs(cosine) * math.sqrt(self.elements) < DEVIATIONS else 1 if cosine > 0.0 else -1
+        is_unclear = abs(self.cosines) <= DEVIATIONS * math.sqrt(self.variance)
+        return 0 if is_unclear else 1 if self.cosines > 0.0 else -1
 
 
 @dataclass(slots=True)
@@ -166,6 +167,7 @@ class Influence:
         """
         accounts = seen.accounts
         if not accounts:
+            self.shares = {}
             return []
         trusted = [accounts[self._me]] if self._me in accounts else list(accounts.values())
         peers = sorted({peer for account in trusted for peer in account.shares})
