@@ -6,6 +6,7 @@ A peer that cannot save its ballots or rosters ends.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 
 from p2p_diloco.errors import StateError
@@ -61,7 +62,7 @@ class Saver:
         self._pause_seconds = pause_seconds
         self._saved = saved
         self._report = report
-        self._saving = asyncio.Lock()
+        self._writing = threading.Lock()
 
     async def run(self) -> None:
         """Save periodically until cancelled: soon after the start, and after a span was replaced."""
@@ -78,16 +79,16 @@ class Saver:
         states = self._states()
         if states is None or self._archive.saving is Saving.NOTHING:
             return
-        await asyncio.shield(self._write(states))  # a thread goes on writing although its task is cancelled
-
-    async def _write(self, states: Mapping[SpanId, SpanState]) -> None:
         try:
-            async with self._saving:
-                await asyncio.to_thread(self._archive.save, states)
+            await asyncio.to_thread(self._write, states)
         except StateError as error:
             self._report("checkpoint", str(error))
         else:
             self._saved()
+
+    def _write(self, states: Mapping[SpanId, SpanState]) -> None:
+        with self._writing:  # a thread goes on writing although the task that waits for it is cancelled
+            self._archive.save(states)
 
 
 class WatchedMemory:
