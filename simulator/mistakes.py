@@ -343,12 +343,12 @@ def _counts_the_absent() -> list[Patch]:
     """An owner signs that every member of the roster was present."""
     right = inclusion.build_entry
 
-    def wrong(roster: Roster, *more: Any) -> Entry | str:
+    def wrong(roster: Roster, *more: Any, **owner: Any) -> Entry | str:
         everybody = tuple(range(len(roster.members)))
         told: list[Any] = [
             replace(one, present=everybody) if isinstance(one, inclusion.Inclusion) else one for one in more
         ]
-        return right(roster, *told)
+        return right(roster, *told, **owner)
 
     return [(exchange, "build_entry", wrong)]
 
