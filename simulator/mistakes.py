@@ -521,7 +521,7 @@ def _nothing_synced() -> list[Patch]:
     return [(whole_file, "sync_file", lambda path: None)]
 
 
-@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9 I10", kinds="loss,partition")
+@_mistake("wrong-entry-served", "I1 I3 I6 I7 I9 I10", kinds="loss,one-way,partition,stall")
 def _wrong_entry_served() -> list[Patch]:
     """The archive returns an entry of the right span, whatever its parent."""
     right = EntryLog.entry_after
