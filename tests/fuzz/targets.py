@@ -1,4 +1,4 @@
-"""What strangers' bytes reach: frames, requests to the directory, its answers, and the addresses in them.
+"""Targets for bytes of strangers: frames, requests to the directory, its answers, and the addresses in them.
 
 `feed` takes one input; its first byte chooses the target. It raises only if something else than a refusal happens.
 """

@@ -585,7 +585,7 @@ def test_a_member_that_signs_alone_while_all_others_sleep_ends_nobodys_line() ->
 
 @dataclass(frozen=True)
 class Ruin:
-    """What one member can do to the model with valid messages, and what is said of it.
+    """Harm that one member does to the model with valid messages, and the line about it.
 
     Attributes:
         cycles: number of cycles after which at least half of the honest members have named it.

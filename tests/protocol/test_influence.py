@@ -1,4 +1,4 @@
-"""What one member sees of the others' influence, and whom it names for it."""
+"""Each member names others for the influence that it sees, and nobody wrongly."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MOST_CYCLES = 40
 
 @dataclass(slots=True, kw_only=True)
 class Takeover:
-    """What a laptop reached, in cycles since its identities arrived; None: not within the time of the scene.
+    """Progress of a laptop, in cycles since its identities arrived; None: not within the time of the scene.
 
     Attributes:
         arrived: the cycle in which they came; not a number of cycles since then.
@@ -266,6 +266,16 @@ def test_as_many_identities_as_honest_members_can_only_block() -> None:
     found = played(4)
     assert found.blocks is not None
     assert found.majority is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("honest", "num"), [(1, 2), (2, 3), (8, 20)])
+def test_smaller_and_larger_runs_are_outvoted_within_eight_cycles(honest: int, num: int) -> None:
+    found = played(num, honest=honest)
+    print(f"{num} identities, {honest} honest: {found}")
+    assert found.majority is not None
+    assert found.majority <= 8
+    assert found.off is not None
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Who outweighs the others, or signs other entries than means, is named by the honest members, and nobody else is."""
+"""Honest members name a liar that outweighs them or signs false means, and nobody else."""
 
 from __future__ import annotations
 
