@@ -21,8 +21,8 @@ I8  For each absorbed entry, more than half of its roster's electorate was prese
     the earliest certificate that any peer holds.
 I9  No process fails, whatever it receives; all states are finite.
 I10 No majority drops a member that runs, wants to stay, has been linked with all who voted for that for two rounds, and
-    was present for an entry of that line in the second half of the time after which a member counts as gone. (The last
-    two rounds do not count: their entries may come after the promises.)
+    was present for an entry of that line in the second half of the time after which a member counts as gone. Each of
+    those who voted has held such an entry for two rounds. (Later ones may come after the promises.)
 
 Invariants that hold only some time after the troubles (I6, I7, repair of I1, end of forks) are in `liveness.py`.
 A check that is impossible because a hostile peer takes part counts as skipped.
@@ -135,7 +135,7 @@ class Inspector:
         the number of times that the voter's disk had been lost."""
         self._named_in: dict[tuple[Digest, PeerId, int], int] = {}
         """The last round with an entry under a roster at which a voter was present; same keys."""
-        self._present_in: dict[PeerId, set[tuple[int, Digest]]] = {}
+        self._seen_in: dict[tuple[PeerId, PeerId], dict[tuple[int, Digest], float]] = {}
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
@@ -258,20 +258,21 @@ class Inspector:
                 )
 
     def entry_kept(self, machine: Inspected, entry: Entry) -> None:
-        """Check an entry when the first engine absorbs it."""
-        digest = entry.digest()
+        """Check an entry when the first engine absorbs it, and note who has learnt by it that a member is there."""
+        digest, roster = entry.digest(), self.rosters.get(entry.roster)
+        if roster is not None:
+            for place in _places(entry.present, roster):
+                seen = self._seen_in.setdefault((machine.peer, roster.members[place].peer), {})
+                seen.setdefault((entry.round, entry.roster), self._now())
         if digest in self.entries:
             return
         self.entries[digest] = entry
         self._leading[entry.span, sha256(entry.parent, digest)] = entry
-        roster = self.rosters.get(entry.roster)
         where = f"the entry of {entry.span} in round {entry.round}"
         if roster is None:
             self._broken("I8", f"{where} names a roster that no peer keeps", machine)
             return
         self._check_majority(machine, entry, roster, where)
-        for place in _places(entry.present, roster):
-            self._present_in.setdefault(roster.members[place].peer, set()).add((entry.round, entry.roster))
         for place in roster.voter_places.intersection(_places(entry.present, roster)):
             voter = roster.members[place].peer
             key = (entry.roster, voter, self.losses[voter])
@@ -403,10 +404,18 @@ class Inspector:
                 voter == peer or self._machines[voter].linked_seconds(peer) >= 2 * clock.round_seconds
                 for voter in voters
             )
-            line = self._line(parent)
-            present = {index for index, digest in self._present_in.get(peer, ()) if digest in line} & recently
-            if is_near and present:
-                text = f"roster {certified.roster.k} drops {dropped.name}, present in round {max(present)} of {current}"
+            line, before = self._line(parent), self._now() - 2 * clock.round_seconds
+            present = [
+                {
+                    index
+                    for (index, digest), at in self._seen_in.get((voter, peer), {}).items()
+                    if at <= before and digest in line and index in recently
+                }
+                for voter in voters
+            ]
+            if is_near and all(present):
+                last = min(map(max, present))
+                text = f"roster {certified.roster.k} drops {dropped.name}, present in round {last} of {current}"
                 self._broken("I10", text, machine)
 
     def _line(self, roster: Roster) -> set[Digest]:

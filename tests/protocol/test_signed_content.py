@@ -303,6 +303,17 @@ def test_a_ready_member_counts_itself_and_never_relies_on_a_few() -> None:
     assert outside.is_strict
 
 
+@pytest.mark.parametrize(("num_voters", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
+def test_a_ready_member_that_has_no_vote_follows_more_than_half_of_the_electorate(num_voters: int, needed: int) -> None:
+    """Of one voter it demanded two, so after a split it stayed on its own line, ready, for ever."""
+    voters = ids(num_voters)
+    listed = child_of(founding().roster, [*(member(voter) for voter in voters), member(JOINER, counts=False)])
+    found = namers(listed, heard=(ANN,), told=voters, is_ready=True, has_waited=True)
+    assert found.needed == needed
+    assert found.are_enough(voters[:needed])
+    assert not found.are_enough(voters[: needed - 1])
+
+
 def test_a_span_is_accepted_if_a_majority_named_it_through_others() -> None:
     fetch, _ = catch_up()
     fetch.want_everything()

@@ -18,7 +18,7 @@ Three more rules cover special cases:
   listened for a while, more than half of those that it reaches are enough. A member always needs more than half of all.
 
 A ready member counts itself too: of two members, neither can replace the other's state; of four, no two can replace
-that of the others.
+that of the others. Where only voters are asked, it counts itself only if it votes.
 """
 
 from __future__ import annotations
@@ -202,7 +202,8 @@ def namers_for(
     carriers = tuple(sorted(linked, key=lambda peer: (peer not in voters, peer)))
     half = (len(voters) + (me in roster.voters)) / 2
     found = replace(voices, told=told, far=far, carriers=carriers, half=half)
-    needed = (len(voters) + 1 if is_ready and is_member else len(voters) - len(empty)) // 2 + 1
+    num_counted = len(voters) + (me in roster.voters) if is_ready and is_member else len(voters) - len(empty)
+    needed = num_counted // 2 + 1
     able = heard.intersection(ready) if is_member and ready else heard
     if not has_waited or is_ready or len(able | told) >= needed:
         return replace(found, near=voters, heard=heard, empty=empty, needed=needed, is_strict=not is_member)
