@@ -11,7 +11,7 @@ from typing import TextIO
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.data import open_corpus
+from p2p_diloco.text.data import open_corpus
 from p2p_diloco.training.inner_loop import OptimizerName, Schedule, choose_device
 from research.evidence import EVIDENCE, evidence_named, rows_to_tune, tune_rows
 from research.learners import shape_named

@@ -18,8 +18,8 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.training.corpus_files import MappedFiles
-from p2p_diloco.training.data import BatchStream, Corpus
+from p2p_diloco.text.corpus_files import MappedFiles
+from p2p_diloco.text.data import BatchStream, Corpus
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
 from p2p_diloco.training.model import EMBEDDINGS, MODEL_SIZES, DecoderModel, ModelShape, build_model, model_shape

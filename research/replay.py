@@ -36,7 +36,7 @@ from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import reduce_parts
-from p2p_diloco.training.data import Corpus, Text
+from p2p_diloco.text.data import Corpus, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model

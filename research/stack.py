@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from p2p_diloco.outer.fragments import Fragment
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.training.data import BatchStream
+from p2p_diloco.text.data import BatchStream
 from p2p_diloco.training.inner_loop import InnerRule
 from p2p_diloco.training.model import NORM_EPSILON, ModelShape, build_model, rotary_tables, rotate
 from p2p_diloco.training.muon import RMS, orthogonal

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.data import Corpus
+from p2p_diloco.text.data import Corpus
 
 Stage = Literal["explore", "tune", "test"]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from p2p_diloco.text.data import Corpus, open_corpus
 
 # No deadline for an example of a property, because its time depends on the machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,3 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if story is not None:
             begun.add(story)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """Return a corpus of words of a small language, 40 kB, the same in every run."""
+    words = ["anchor", "island", "round", "roster", "entry", "void", "span", "\n"]
+    generator = random.Random(5)
+    path = tmp_path / "words.txt"
+    path.write_text(" ".join(generator.choice(words) for _ in range(7_000)))
+    return open_corpus(path)

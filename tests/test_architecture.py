@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "ids", "rate", "wording", "signing", "memory"),
     ("kernels", "log"),
     ("transport", "protocol", "codec", "outer"),
-    ("span",),
+    ("span", "text"),
     ("node", "training"),
     ("config",),
     ("storage", "bandwidth", "guest"),

@@ -179,7 +179,7 @@ def make_app(around: Surroundings) -> App:
             maximum number of tokens from each source [default: all]
         """
         from p2p_diloco.cli.tokenize import tokenize as run
-        from p2p_diloco.training.tokenize_text import TokenizeOptions
+        from p2p_diloco.text.tokenize_text import TokenizeOptions
 
         options = TokenizeOptions(
             sources=sources,

@@ -281,7 +281,7 @@ def _check_text(path: str) -> None:
     """Refuse a missing text. To make a run on a machine without the text, write its path into the file afterwards."""
     if path == STANDARD_LIBRARY:
         return
-    from p2p_diloco.training.corpus_files import list_corpus_files  # imported late: it imports NumPy
+    from p2p_diloco.text.corpus_files import list_corpus_files  # imported late: it imports NumPy
 
     try:
         list_corpus_files(path)
@@ -296,7 +296,7 @@ def _check_text(path: str) -> None:
 
 def _describe_text(draft: RunManifest) -> Document:
     """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
-    from p2p_diloco.training.token_shards import TokenText, is_shard_folder  # imported late: it imports NumPy
+    from p2p_diloco.text.token_shards import TokenText, is_shard_folder  # imported late: it imports NumPy
 
     folder = Path(draft.data.path).expanduser()
     if draft.data.path == STANDARD_LIBRARY or not is_shard_folder(folder):

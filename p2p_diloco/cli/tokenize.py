@@ -11,9 +11,9 @@ from p2p_diloco.config.own_command import own_command
 from p2p_diloco.errors import StateError
 from p2p_diloco.rate import counted
 from p2p_diloco.storage.text_copy import list_own_text
-from p2p_diloco.training.data import open_corpus
-from p2p_diloco.training.token_shards import TokenText, is_shard_folder, total_tokens
-from p2p_diloco.training.tokenize_text import TokenizeOptions, tokenize_text
+from p2p_diloco.text.data import open_corpus
+from p2p_diloco.text.token_shards import TokenText, is_shard_folder, total_tokens
+from p2p_diloco.text.tokenize_text import TokenizeOptions, tokenize_text
 from p2p_diloco.wording import format_bytes
 
 

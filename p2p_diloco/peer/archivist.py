@@ -30,9 +30,9 @@ from p2p_diloco.rate import counted
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.export_folder import EXPORTS_FILE, ExportFolder, due_cycle, export_name
-from p2p_diloco.training.data import Text
+from p2p_diloco.text.data import Text
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText
 from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText
 
 LOOK_SECONDS = 1.0
 FEWEST_CHECKPOINTS = 3

@@ -33,8 +33,8 @@ from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.training.corpus_files import list_corpus_files
-from p2p_diloco.training.data import Batches, BatchStream, Text
+from p2p_diloco.text.corpus_files import list_corpus_files
+from p2p_diloco.text.data import Batches, BatchStream, Text
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, trained
 from p2p_diloco.training.precision import choose_precision

@@ -15,7 +15,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.training.data import Text
+from p2p_diloco.text.data import Text
 from p2p_diloco.training.evaluation import AnchorEvaluation, Slice, WholeEvaluation
 from p2p_diloco.training.text_model import TextModel
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
 from p2p_diloco.peer.learnt_model import LearntModel
 from p2p_diloco.status.status_file import PeerStatus
+from p2p_diloco.text.tokenizer_files import tokenizer_files
 from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.llama import llama_files
 from p2p_diloco.training.own_files import own_files
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
-from p2p_diloco.training.tokenizer_files import tokenizer_files
 
 _ADAPTER = ".default."
 """peft's name of the adapter in the names of its parameters, which its files leave out."""

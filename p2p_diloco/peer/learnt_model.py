@@ -21,8 +21,8 @@ from p2p_diloco.peer.evaluation import anchor_slice
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
+from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.training.evaluation import Slice
-from p2p_diloco.training.token_shards import TOKENIZER_FILE
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 

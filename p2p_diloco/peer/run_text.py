@@ -10,8 +10,8 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.storage.whole_file import replace_file, write_all
-from p2p_diloco.training.data import BatchStream, Text, open_corpus
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, is_shard_folder
+from p2p_diloco.text.data import BatchStream, Text, open_corpus
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, is_shard_folder
 
 STARTS = 1 << 24
 WINDOWS_OF_ONE_START = 1 << 40

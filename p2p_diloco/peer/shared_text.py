@@ -15,8 +15,8 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.storage.text_copy import TextStore, available_ranges
-from p2p_diloco.training.data import BatchStream, Corpus, Text
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText
+from p2p_diloco.text.data import BatchStream, Corpus, Text
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText
 
 LOOK_SECONDS = 0.1
 FIRST_BYTES = 4 << 20

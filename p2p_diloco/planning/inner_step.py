@@ -15,7 +15,7 @@ from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.peer.run_plan import inner_rule
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, choose_device
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import trained

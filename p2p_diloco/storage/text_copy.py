@@ -27,7 +27,7 @@ from p2p_diloco.protocol.wire.file_list import (
     parse_file_list,
 )
 from p2p_diloco.storage.whole_file import replace_file, write_all
-from p2p_diloco.training.corpus_files import list_corpus_files
+from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.wording import format_bytes
 
 TEXTS = "texts"

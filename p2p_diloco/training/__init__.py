@@ -1,1 +1,1 @@
-"""Model, text, optimiser and the inner loop that trains here; nothing in it knows of a swarm."""
+"""Model, optimiser and the inner loop that trains here; nothing in it knows of a swarm."""

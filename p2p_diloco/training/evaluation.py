@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from p2p_diloco.outer.fragments import Fragment
-from p2p_diloco.training.data import Text, held_out_windows
+from p2p_diloco.text.data import Text, held_out_windows
 from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.text_model import TextModel, WithLoss

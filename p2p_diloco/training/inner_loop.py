@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.rate import counted
+from p2p_diloco.text.data import Batches
 from p2p_diloco.training.blocks import Recompute, recompute_blocks
-from p2p_diloco.training.data import Batches
 from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.text.tokenizer_files import NUM_BYTES, tokenizer_files
 from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
-from p2p_diloco.training.tokenizer_files import NUM_BYTES, tokenizer_files
 
 
 def llama_files(

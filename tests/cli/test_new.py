@@ -17,7 +17,7 @@ from p2p_diloco.config.toml_document import known_keys
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.planning import inner_step
 from p2p_diloco.planning.inner_step import MeasuredStep, Unmeasured
-from p2p_diloco.training.data import open_corpus
+from p2p_diloco.text.data import open_corpus
 
 Captured = pytest.CaptureFixture[str]
 

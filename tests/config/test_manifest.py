@@ -32,7 +32,7 @@ from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.outer.merge import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey
-from p2p_diloco.training.data import HELD_OUT_SHARE
+from p2p_diloco.text.data import HELD_OUT_SHARE
 from p2p_diloco.training.inner_loop import InnerRule
 from p2p_diloco.training.model import MODEL_SIZES
 

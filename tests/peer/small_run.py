@@ -27,7 +27,7 @@ from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end

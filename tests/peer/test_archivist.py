@@ -36,7 +36,7 @@ from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.export_folder import WORD_FILE
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.storage.text_copy import TextStore, list_own_text
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
 from simulator.virtual_time import run_virtual
 
 Patch = pytest.MonkeyPatch

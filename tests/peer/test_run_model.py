@@ -20,10 +20,10 @@ from p2p_diloco.peer.exported_model import adapter_files, model_files
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.text.tokenizer_files import tokenizer_files
 from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.provenance import Provenance
-from p2p_diloco.training.tokenizer_files import tokenizer_files
 
 ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
 WINDOWS = torch.arange(34).view(2, 17) % 256

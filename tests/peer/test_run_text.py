@@ -11,7 +11,7 @@ from p2p_diloco.config.manifest import DataSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer import run_text
 from p2p_diloco.peer.run_text import open_run_text
-from p2p_diloco.training.data import open_corpus
+from p2p_diloco.text.data import open_corpus
 
 
 def test_the_local_copy_is_opened(tmp_path: Path) -> None:

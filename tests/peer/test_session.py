@@ -25,7 +25,7 @@ from p2p_diloco.span import known_answer
 from p2p_diloco.storage import checkpoint
 from p2p_diloco.storage.inner_state import INNER_FILE
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.training.data import BatchStream
+from p2p_diloco.text.data import BatchStream
 
 Patch = pytest.MonkeyPatch
 

@@ -15,9 +15,9 @@ from p2p_diloco.peer import shared_text
 from p2p_diloco.peer.shared_text import ArrivingText, SharedText
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES, FileList
 from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
-from p2p_diloco.training.data import BatchStream, open_corpus
-from p2p_diloco.training.data import Text as AnyText
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source, TokenText
+from p2p_diloco.text.data import BatchStream, open_corpus
+from p2p_diloco.text.data import Text as AnyText
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source, TokenText
 from simulator.virtual_time import run_virtual
 
 RUN, ME = sha256(b"run"), PeerId(bytes(32))

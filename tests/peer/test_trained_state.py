@@ -25,7 +25,7 @@ from p2p_diloco.peer import trained_state
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.training.data import Corpus
+from p2p_diloco.text.data import Corpus
 from p2p_diloco.training.evaluation import Slice
 from research.trace import read_trace
 

@@ -16,7 +16,7 @@ from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan,
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread, rest_seconds
-from p2p_diloco.training.data import Corpus
+from p2p_diloco.text.data import Corpus
 from p2p_diloco.training.inner_loop import InnerLoop
 
 PLAN = small_plan()

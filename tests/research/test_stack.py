@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.data import open_corpus
+from p2p_diloco.text.data import open_corpus
 from p2p_diloco.training.inner_loop import InnerRule, OptimizerName
 from p2p_diloco.training.model import ModelShape
 from research.learners import TextLearners, streams_of

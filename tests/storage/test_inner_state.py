@@ -12,7 +12,7 @@ from torch import nn
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.storage.inner_state import INNER_FILE, InnerState
-from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, OptimizerName
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.shape import ModelShape

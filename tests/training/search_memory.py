@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.training.corpus_files import MappedFiles
-from p2p_diloco.training.data import BatchStream, Corpus
+from p2p_diloco.text.corpus_files import MappedFiles
+from p2p_diloco.text.data import BatchStream, Corpus
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
 from p2p_diloco.training.micro_batch import most_windows
 from p2p_diloco.training.model import ModelShape, build_model

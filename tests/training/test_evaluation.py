@@ -8,7 +8,7 @@ import torch
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.training.data import Corpus, held_out_windows
+from p2p_diloco.text.data import Corpus, held_out_windows
 from p2p_diloco.training.evaluation import AnchorEvaluation, held_out_loss
 from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
 from p2p_diloco.training.parameters import LocalParameters, sizes

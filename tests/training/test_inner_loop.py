@@ -13,7 +13,7 @@ import torch
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.training.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.evaluation import held_out_loss
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, InnerStep, choose_device
 from p2p_diloco.training.model import MODEL_SIZES, ModelShape, build_model

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.text.data import BatchStream, Corpus
 from p2p_diloco.training import precision
-from p2p_diloco.training.data import BatchStream, Corpus
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
 from p2p_diloco.training.model import ModelShape, build_model
 from p2p_diloco.training.precision import PrecisionSetting, choose_precision

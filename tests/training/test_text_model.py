@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.training.data import Corpus
+from p2p_diloco.text.data import Corpus
 from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
 from p2p_diloco.training.model import ModelShape, build_model, token_loss
 from p2p_diloco.training.parameters import LocalParameters, sizes, trained

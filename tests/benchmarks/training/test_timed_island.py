@@ -18,7 +18,7 @@ from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_text import open_stream
 from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.training.data import Corpus, open_corpus
+from p2p_diloco.text.data import Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.training import data
-from p2p_diloco.training.data import (
+from p2p_diloco.text import data
+from p2p_diloco.text.data import (
     MIN_CORPUS_BYTES,
     BatchStream,
     Corpus,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.training.corpus_files import MappedFiles, list_corpus_files
+from p2p_diloco.text.corpus_files import MappedFiles, list_corpus_files
 
 HELD_OUT_SHARE = 0.05
 MIN_CORPUS_BYTES = 16_384

@@ -17,9 +17,9 @@ import numpy as np
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
-from p2p_diloco.training.corpus_files import list_corpus_files
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
-from p2p_diloco.training.tokenizer_files import END_TOKENS
+from p2p_diloco.text.corpus_files import list_corpus_files
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
+from p2p_diloco.text.tokenizer_files import END_TOKENS
 
 HUB = "hf:"
 SHARD_TOKENS = 1 << 21

@@ -11,8 +11,8 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.training.data import BatchStream, held_out_windows
-from p2p_diloco.training.token_shards import (
+from p2p_diloco.text.data import BatchStream, held_out_windows
+from p2p_diloco.text.token_shards import (
     INDEX_FILE,
     SHARDS_OF_A_BLOCK,
     TOKENIZER_FILE,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training import corpus_files
-from p2p_diloco.training.corpus_files import MappedFiles, list_corpus_files
+from p2p_diloco.text import corpus_files
+from p2p_diloco.text.corpus_files import MappedFiles, list_corpus_files
 
 
 def write_files(folder: Path, **contents: bytes) -> list[Path]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, total_tokens
-from p2p_diloco.training.tokenize_text import SHARD_TOKENS, TokenizeOptions, pieces_of, tokenize_text
-from p2p_diloco.training.tokenizer_files import tokenizer_files
+from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, total_tokens
+from p2p_diloco.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, pieces_of, tokenize_text
+from p2p_diloco.text.tokenizer_files import tokenizer_files
 
 TEXTS = [f"Island {number} sent its round {number * 7} to the roster.\n" for number in range(400)]
 
@@ -102,7 +102,7 @@ def test_weights_and_limits_are_kept_in_the_index(tmp_path: Path, tokenizer: Pat
 
 
 def test_a_long_text_fills_several_shards(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2p_diloco.training.tokenize_text.SHARD_TOKENS", 1000)
+    monkeypatch.setattr("p2p_diloco.text.tokenize_text.SHARD_TOKENS", 1000)
     source = write_lines(tmp_path / "docs.jsonl")
     index = tokenize_text(options(tokenizer, source), tmp_path / "tokens", print)
     sizes = [shard.tokens for shard in index.sources[0].shards]
