@@ -258,7 +258,8 @@ class DataSection(Section):
         None, description="SHA-256 of the list of files, which `p2p-diloco fingerprint` prints; for share = true"
     )
     tokenizer: DigestText | None = Field(
-        None, description="SHA-256 of tokenizer.json, for a folder of `p2p-diloco tokenize`; not set: tokens are bytes"
+        None,
+        description="SHA-256 of tokenizer-files.json of `p2p-diloco tokenize`; not set: tokens are bytes",
     )
     held_out: Annotated[float, Field(ge=0.001, le=0.5)] = Field(
         0.05, description="share of a text of bytes that is kept for evaluation"

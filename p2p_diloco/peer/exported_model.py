@@ -14,7 +14,7 @@ from torch import Tensor
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
 from p2p_diloco.peer.learnt_model import LearntModel
 from p2p_diloco.status.status_file import PeerStatus
-from p2p_diloco.text.tokenizer_files import tokenizer_files
+from p2p_diloco.text.tokenizer_files import exported_files
 from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.llama import llama_files
 from p2p_diloco.training.own_files import own_files
@@ -33,7 +33,7 @@ def files_of(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
     if model.kind != "hf":
         return own_files(parameters, provenance, is_whole=False)
     assert model.config is not None, "plan_run has checked it"
-    tokenizer = tokenizer_files(learnt.tokenizer, learnt.plan.context)
+    tokenizer = exported_files(learnt.tokenizer, learnt.plan.context)
     if model.lora_rank:
         lora = LoraShape(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
         return adapter_files(lora, model.source.removeprefix(HUGGING_FACE), parameters, provenance, tokenizer)

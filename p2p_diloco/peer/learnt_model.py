@@ -22,6 +22,7 @@ from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
+from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
 from p2p_diloco.training.evaluation import Slice
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -36,14 +37,14 @@ class LearntModel:
         parameters: φ by the names of the model's tensors, float32.
         rounds: number of rounds up to the latest whose update is included; 0: the initial model.
         refused: a sentence for each newer checkpoint that was refused.
-        tokenizer: content of `tokenizer.json`; None if each byte is a token.
+        tokenizer: the files of its tokenizer; None if each byte is a token.
     """
 
     plan: RunPlan
     parameters: dict[str, Tensor]
     rounds: int
     refused: tuple[str, ...] = ()
-    tokenizer: bytes | None = None
+    tokenizer: TokenizerFiles | None = None
 
     @property
     def manifest(self) -> RunManifest:
@@ -105,7 +106,7 @@ def learnt_model(plan: RunPlan, folder: Path, states: Mapping[SpanId, SpanState]
     )
 
 
-def _tokenizer_of(folder: Path, plan: RunPlan) -> bytes | None:
+def _tokenizer_of(folder: Path, plan: RunPlan) -> TokenizerFiles | None:
     wanted, path = plan.manifest.data.tokenizer, folder / TOKENIZER_FILE
     if wanted is None:
         return None
@@ -115,7 +116,7 @@ def _tokenizer_of(folder: Path, plan: RunPlan) -> bytes | None:
         raise StateError(f"{folder} has no {TOKENIZER_FILE}; name the state directory of a peer that trains") from None
     if sha256(raw).hex() != wanted:
         raise StateError(f"{path} is not the tokenizer of the run; name the state directory of another peer")
-    return raw
+    return decode_tokenizer(raw, str(path))
 
 
 def _no_checkpoint(state_directory: Path) -> StateError:

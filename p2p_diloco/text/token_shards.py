@@ -1,7 +1,7 @@
 """A text as shards of tokens: files of little-endian integers, listed in an index with their SHA-256.
 
-`p2p-diloco tokenize` writes such a folder: `index.json`, `tokenizer.json` and the shards. The manifest holds the digest
-of the index, so one digest fixes tokenizer, text, weights of its sources, and the held-out part.
+`p2p-diloco tokenize` writes such a folder: `index.json`, `tokenizer-files.json` and the shards. The manifest holds the
+digest of the index, so one digest fixes tokenizer, text, weights of its sources, and the held-out part.
 
 A peer trains on a few shards at a time: a block of windows comes from shards that are drawn from (run, peer, block). So
 a peer needs only the shards of its current block, and still has no rank and an exact position after a restart.
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, sha256
 
-INDEX_FILE, TOKENIZER_FILE = "index.json", "tokenizer.json"
-INDEX_FORMAT = 1
+INDEX_FILE, TOKENIZER_FILE = "index.json", "tokenizer-files.json"
+INDEX_FORMAT = 2
 MOST_INDEX_BYTES = 16 * 1024 * 1024
 MOST_TOKENS_IN_SHARD = 1 << 26
 SHARDS_OF_A_BLOCK = 4
@@ -65,7 +65,7 @@ class ShardIndex:
 
     Attributes:
         vocabulary: number of tokens of the tokenizer; all tokens are smaller.
-        tokenizer: SHA-256 of `tokenizer.json` in hexadecimal digits.
+        tokenizer: SHA-256 of `tokenizer-files.json` in hexadecimal digits.
         end_token: token between documents; None: documents follow each other directly.
         bytes_per_token: mean length of a training token in bytes of UTF-8, for people.
         sources: shards to train on.
@@ -208,7 +208,7 @@ class TokenText:
         return self.train_parts[numbers]
 
     def tokenizer(self) -> bytes:
-        """Return the content of `tokenizer.json`.
+        """Return the content of `tokenizer-files.json`.
 
         Raises:
             ConfigError: it is missing, or not the tokenizer of this text.

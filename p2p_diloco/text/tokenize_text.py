@@ -19,7 +19,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
 from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
-from p2p_diloco.text.tokenizer_files import END_TOKENS
+from p2p_diloco.text.tokenizer_files import TOKENIZER, TokenizerFiles, read_tokenizer_folder
 
 HUB = "hf:"
 SHARD_TOKENS = 1 << 21
@@ -71,8 +71,9 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
         raise ConfigError("name at least one text: a file, a folder, a glob, or hf: and the id of a dataset")
     tokenizer_file = find_tokenizer(options.tokenizer)
     tokenizer = _load_tokenizer(tokenizer_file)
-    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
-    end = _end_token(tokenizer, tokenizer_file, options.end_token)
+    files = read_tokenizer_folder(tokenizer_file.parent)
+    vocabulary = files.vocabulary
+    end = _end_token(files, options.end_token)
     split = [_weight_of(source) for source in options.sources]
     folder.mkdir(parents=True)
     writer = _Writer(folder, np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4"))
@@ -101,7 +102,7 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
             raise ConfigError(f"{name} has too little text: {taken.held_out:,} tokens, all of them held out")
         num_tokens += taken.tokens
         sources.append(Source(name=name, weight=weight if weight is not None else float(taken.tokens), shards=shards))
-    raw = tokenizer_file.read_bytes()
+    raw = files.encode()
     (folder / TOKENIZER_FILE).write_bytes(raw)
     index = ShardIndex(
         vocabulary=vocabulary,
@@ -123,7 +124,7 @@ def find_tokenizer(place: str) -> Path:
     """
     path = Path(os.path.expanduser(place.removeprefix(HUB)))
     if path.is_dir():
-        path = path / TOKENIZER_FILE
+        path = path / TOKENIZER
     if path.is_file():
         return path
     if not place.startswith(HUB):
@@ -135,7 +136,7 @@ def find_tokenizer(place: str) -> Path:
     except ImportError:
         raise ConfigError(f"fetching {place} needs huggingface_hub; {_INSTALL}") from None
     try:
-        return Path(hf_hub_download(place.removeprefix(HUB), TOKENIZER_FILE))
+        return Path(hf_hub_download(place.removeprefix(HUB), TOKENIZER))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot fetch the tokenizer {place} ({_first_line(error)})") from None
 
@@ -253,23 +254,16 @@ def _load_tokenizer(path: Path) -> Any:
         raise ConfigError(f"{path} is not a tokenizer ({_first_line(error)})") from None
 
 
-def _end_token(tokenizer: Any, file: Path, wanted: str | None) -> int | None:
-    """Return the token between documents: the wanted one, that of `tokenizer_config.json`, or a usual one."""
+def _end_token(tokenizer: TokenizerFiles, wanted: str | None) -> int | None:
+    """Return the token between documents: the wanted one, or the tokenizer's own."""
     if wanted == "":
         return None
-    if wanted is not None:
-        token = tokenizer.token_to_id(wanted)
-        if token is None:
-            raise ConfigError(f'--end-token "{wanted}" is not a token of {file}')
-        return int(token)
-    names: list[Any] = list(END_TOKENS)
-    try:
-        own = json.loads((file.parent / "tokenizer_config.json").read_text()).get("eos_token")
-        names.insert(0, own["content"] if isinstance(own, dict) else own)
-    except (OSError, ValueError, LookupError):
-        pass
-    found = (tokenizer.token_to_id(name) for name in names if isinstance(name, str))
-    return next((int(token) for token in found if token is not None), None)
+    if wanted is None:
+        return tokenizer.special().document_end
+    token = tokenizer.ids().get(wanted)
+    if token is None:
+        raise ConfigError(f'--end-token "{wanted}" is not a token of the tokenizer')
+    return token
 
 
 def _weight_of(source: str) -> tuple[str, float | None]:

@@ -1,36 +1,165 @@
-"""The tokenizer of an exported model, as files that `AutoTokenizer` loads."""
+"""The files of a tokenizer as its publisher wrote them, in one file that a run can name by its digest.
+
+A tokenizer is more than `tokenizer.json`: the chat template and the tokens that begin and end a text or a turn are in
+files beside it. A folder of tokens holds them all as one bundle, a JSON object of texts by file name, so an export has
+them whole.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from p2p_diloco.errors import ConfigError
+
 NUM_BYTES = 256
-END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-"""Usual names of the token that ends a document."""
+TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+FILES_OF_TOKENIZER = (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    GENERATION_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""The files that are kept, if they are there; of `generation_config.json`, only the tokens count."""
+_OF_ONE_MACHINE = ("auto_map", "name_or_path", "tokenizer_file", "tokenizer_class", "processor_class", "padding_side")
+"""Keys of `tokenizer_config.json` that are left out of an export: they name code or files, or a class that could build
+other tokens from the same file."""
 
 
-def tokenizer_files(tokenizer: bytes | None, context: int) -> dict[str, bytes]:
-    """Return the files of a tokenizer, by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """Ids of the tokens with a meaning.
+
+    Attributes:
+        begin: precedes a text; None: nothing does.
+        document_end: follows a document in the text; None: nothing does.
+        ends: end what a model generates, such as a turn.
+        pad: fills batches; None: none.
+    """
+
+    begin: int | None = None
+    document_end: int | None = None
+    ends: tuple[int, ...] = ()
+    pad: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files of a tokenizer, as texts by name; `tokenizer.json` is always among them."""
+
+    texts: Mapping[str, str]
+
+    def encode(self) -> bytes:
+        """Return the bundle, canonical JSON."""
+        return json.dumps(dict(self.texts), sort_keys=True, separators=(",", ":")).encode("ascii")
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return a file that holds a JSON object; an empty one if it is missing or is no object."""
+        try:
+            found = json.loads(self.texts.get(name, "{}"))
+        except (ValueError, RecursionError):
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+    def ids(self) -> dict[str, int]:
+        """Return the ids of all tokens, by their text."""
+        whole = self.document(TOKENIZER)
+        model = whole.get("model")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
+            vocabulary = {each[0]: number for number, each in enumerate(vocabulary)}
+        added = {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
+        return {**(vocabulary or {}), **added}
+
+    @property
+    def vocabulary(self) -> int:
+        """The highest id + 1; ids may have holes."""
+        return max(self.ids().values(), default=-1) + 1
+
+    def special(self) -> SpecialTokens:
+        """Return the tokens with a meaning, as the tokenizer's own files name them; none are guessed."""
+        ids, config, generation = self.ids(), self.document(TOKENIZER_CONFIG), self.document(GENERATION_CONFIG)
+        config = {**self.document("special_tokens_map.json"), **config}
+        begin, end, pad = (_id_of(ids, config.get(f"{kind}_token")) for kind in ("bos", "eos", "pad"))
+        ends = [end, *_listed(generation.get("eos_token_id"))]
+        return SpecialTokens(
+            begin=begin,
+            document_end=end,
+            ends=tuple(dict.fromkeys(token for token in ends if token is not None and token in ids.values())),
+            pad=pad,
+        )
+
+
+def decode_tokenizer(encoded: bytes, place: str) -> TokenizerFiles:
+    """Parse a bundle.
 
     Args:
-        tokenizer: content of `tokenizer.json`; None: each byte of UTF-8 is a token.
-        context: maximum length of a text in tokens.
+        place: name of the file, for errors.
+    Raises:
+        ConfigError: it is none.
     """
-    raw = tokenizer if tokenizer is not None else _json(byte_tokenizer())
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": context,
-        "clean_up_tokenization_spaces": False,
-    }
-    if tokenizer is not None and (end := _end_token(tokenizer)) is not None:
-        config["eos_token"] = end
-    return {"tokenizer.json": raw, "tokenizer_config.json": _json(config)}
+    try:
+        texts = json.loads(encoded)
+        names = {str(name) for name, text in texts.items() if isinstance(text, str)}
+        if len(names) < len(texts) or TOKENIZER not in names or names.difference(FILES_OF_TOKENIZER):
+            raise ValueError("it holds other files")
+        found = TokenizerFiles(texts)
+        found.ids()
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise ConfigError(
+            f"{place} does not hold a tokenizer's files ({error}); make the tokens again with p2p-diloco tokenize"
+        ) from None
+    return found
 
 
-def _end_token(tokenizer: bytes) -> str | None:
-    added = {token.get("content") for token in json.loads(tokenizer).get("added_tokens") or ()}
-    return next((name for name in END_TOKENS if name in added), None)
+def read_tokenizer_folder(folder: Path) -> TokenizerFiles:
+    """Read the files of a tokenizer from a folder with `tokenizer.json`.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not text.
+    """
+    texts = {}
+    for name in FILES_OF_TOKENIZER:
+        try:
+            texts[name] = (folder / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {folder / name} of the tokenizer ({error})") from None
+    return TokenizerFiles(texts)
+
+
+def exported_files(tokenizer: TokenizerFiles | None, positions: int | None) -> dict[str, bytes]:
+    """Return the files of a tokenizer that `AutoTokenizer` loads, by name.
+
+    Args:
+        tokenizer: its files; None: each byte of UTF-8 is a token.
+        positions: longest text that the model takes in tokens; None: as the tokenizer's own files say.
+    """
+    tokenizer = tokenizer or TokenizerFiles({TOKENIZER: _json(byte_tokenizer())})
+    config = {key: value for key, value in tokenizer.document(TOKENIZER_CONFIG).items() if key not in _OF_ONE_MACHINE}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.setdefault("clean_up_tokenization_spaces", False)
+    if positions is not None:
+        config["model_max_length"] = positions
+    texts = {name: text for name, text in tokenizer.texts.items() if name != GENERATION_CONFIG}
+    return {name: text.encode() for name, text in {**texts, TOKENIZER_CONFIG: _json(config)}.items()}
+
+
+def _id_of(ids: Mapping[str, int], token: Any) -> int | None:
+    """Return the id of a token that a configuration names, as text or as an object with its text."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return ids.get(content) if isinstance(content, str) else None
+
+
+def _listed(value: Any) -> list[int]:
+    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
 
 
 def byte_tokenizer() -> dict[str, Any]:
@@ -66,5 +195,5 @@ def _byte_characters() -> list[str]:
     return [chr(byte if byte in shown else next(others)) for byte in range(NUM_BYTES)]
 
 
-def _json(document: dict[str, Any]) -> bytes:
-    return (json.dumps(document, indent=2) + "\n").encode()
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2) + "\n"

@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.tokenizer_files import NUM_BYTES, tokenizer_files
+from p2p_diloco.text.tokenizer_files import NUM_BYTES, TokenizerFiles, exported_files
 from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
 
 
 def llama_files(
-    shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance, tokenizer: bytes | None = None
+    shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance, tokenizer: TokenizerFiles | None = None
 ) -> dict[str, bytes]:
     """Return the files, by name, of a folder that `AutoModelForCausalLM` and `AutoTokenizer` can load.
 
@@ -28,7 +28,7 @@ def llama_files(
         shape: shape of the model.
         parameters: float32 parameters by their names in the built-in model.
         provenance: for the model card.
-        tokenizer: content of `tokenizer.json`; None for a model of bytes.
+        tokenizer: the files of its tokenizer; None for a model of bytes.
     Raises:
         ConfigError: the model has tokens other than bytes, and there is no tokenizer.
     """
@@ -37,7 +37,7 @@ def llama_files(
     return {
         "model.safetensors": tensor_bytes(llama_tensors(parameters), {"run": provenance.run}),
         "config.json": _json(llama_config(shape)),
-        **tokenizer_files(tokenizer, shape.context),
+        **exported_files(tokenizer, shape.context),
         "README.md": model_card(shape, provenance).encode(),
     }
 

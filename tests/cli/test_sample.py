@@ -24,6 +24,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
+from p2p_diloco.text.tokenizer_files import TokenizerFiles
 from p2p_diloco.training.parameters import LocalParameters
 
 Captured = pytest.CaptureFixture[str]
@@ -43,7 +44,7 @@ def founded(tmp_path: Path, values: dict[str, Any], tokenizer: bytes | None = No
     plan = plan_run(manifest)
     folder = RunFolder(tmp_path / "state", plan.rules.run)
     if tokenizer is not None:
-        folder.write("tokenizer.json", tokenizer)
+        folder.write("tokenizer-files.json", tokenizer)
     folder.write(MANIFEST_FILE, manifest.sign(ORGANISER).encode())
     states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in make_start(plan).items()}
     CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=1).save(states)
@@ -56,13 +57,14 @@ def sampled(capsys: Captured, *words: str) -> str:
 
 
 def test_a_model_of_tokens_is_exported_with_its_tokenizer_and_not_sampled(tmp_path: Path, capsys: Captured) -> None:
-    tokenizer = b'{"added_tokens": [{"content": "</s>", "id": 0}]}'
+    file = '{"added_tokens": [{"content": "</s>", "id": 0}]}'
+    tokenizer = TokenizerFiles({"tokenizer.json": file, "tokenizer_config.json": '{"eos_token": "</s>"}'}).encode()
     tokens = {"data.path": "tokens", "data.fingerprint": "ab" * 32, "data.tokenizer": sha256(tokenizer).hex()}
     founded(tmp_path, {**SMALL, **tokens, "model.vocabulary": 300}, tokenizer)
     assert main(["sample", "def main"]) == 2
     assert "sample only generates bytes; export it (p2p-diloco export FOLDER)" in capsys.readouterr().err
     assert main(["export", "out"]) == 0
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == file
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
     assert "each token is one" not in (tmp_path / "out" / "README.md").read_text()

@@ -37,6 +37,7 @@ from p2p_diloco.storage.export_folder import WORD_FILE
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.storage.text_copy import TextStore, list_own_text
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
+from p2p_diloco.text.tokenizer_files import TokenizerFiles
 from simulator.virtual_time import run_virtual
 
 Patch = pytest.MonkeyPatch
@@ -400,10 +401,13 @@ def test_a_state_that_has_not_changed_or_is_not_on_the_disk_is_not_exported(tmp_
     run_virtual(scene())
 
 
+BUNDLE = TokenizerFiles({"tokenizer.json": '{"model": {}}'}).encode()
+
+
 def token_text(folder: Path) -> ShardIndex:
     """Write a text of tokens below 300: two shards, and a held-out one."""
     folder.mkdir()
-    (folder / TOKENIZER_FILE).write_bytes(b'{"model": {}}')
+    (folder / TOKENIZER_FILE).write_bytes(BUNDLE)
 
     def shard(name: str) -> Shard:
         raw = np.random.default_rng(len(name)).integers(0, 300, size=2_000, dtype=np.uint16).tobytes()
@@ -412,7 +416,7 @@ def token_text(folder: Path) -> ShardIndex:
 
     index = ShardIndex(
         vocabulary=300,
-        tokenizer=sha256(b'{"model": {}}').hex(),
+        tokenizer=sha256(BUNDLE).hex(),
         end_token=None,
         bytes_per_token=3.5,
         sources=(Source(name="books", weight=1.0, shards=(shard("s-0.bin"), shard("s-00.bin"))),),

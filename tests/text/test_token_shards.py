@@ -132,14 +132,14 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     write_text(tmp_path)
     assert TokenText(tmp_path).tokenizer() == b"{}"
     (tmp_path / TOKENIZER_FILE).write_bytes(b"{ }")
-    with pytest.raises(ConfigError, match=r"tokenizer.json has SHA-256 .*, the text was made with"):
+    with pytest.raises(ConfigError, match=r"tokenizer-files.json has SHA-256 .*, the text was made with"):
         TokenText(tmp_path).tokenizer()
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": 2}, "it has format 2; this version reads format 1"),
+        ({"format": 1}, "it has format 1; this version reads format 2"),
         ({"sources": []}, "lists no shards, or one twice"),
         ({"sources": [{"name": "x", "weight": 1.0, "shards": []}]}, "lists no shards, or one twice"),
         ({"vocabulary": True}, "True is not a whole number"),

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, total_tokens
+from p2p_diloco.text.token_shards import TokenText, total_tokens
 from p2p_diloco.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, pieces_of, tokenize_text
-from p2p_diloco.text.tokenizer_files import tokenizer_files
+from p2p_diloco.text.tokenizer_files import (
+    TOKENIZER,
+    SpecialTokens,
+    decode_tokenizer,
+    exported_files,
+    read_tokenizer_folder,
+)
 
 TEXTS = [f"Island {number} sent its round {number * 7} to the roster.\n" for number in range(400)]
 
@@ -36,7 +42,8 @@ def tokenizer(tmp_path: Path) -> Path:
     made.train_from_iterator(TEXTS, trainer)
     folder = tmp_path / "tokenizer"
     folder.mkdir()
-    made.save(str(folder / TOKENIZER_FILE))
+    made.save(str(folder / TOKENIZER))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     return folder
 
 
@@ -51,7 +58,7 @@ def options(tokenizer: Path, *sources: object, **more: Any) -> TokenizeOptions:
 
 def decoded(text: TokenText, parts: Any) -> str:
     tokenizers = needs("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_str(text.tokenizer().decode())
+    tokenizer = tokenizers.Tokenizer.from_str(decode_tokenizer(text.tokenizer(), "it").texts[TOKENIZER])
     pieces = [tokenizer.decode(text.read(start, stop).tolist(), skip_special_tokens=False) for start, stop in parts]
     return "".join(pieces)
 
@@ -154,10 +161,40 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, tokenizer: Path) -> None:
         tokenize_text(options(tokenizer, source, held_out=0.9), tmp_path / "no share", print)
 
 
-def test_an_exported_tokenizer_is_the_same_file_and_names_its_end(tmp_path: Path, tokenizer: Path) -> None:
-    raw = (tokenizer / TOKENIZER_FILE).read_bytes()
-    files = tokenizer_files(raw, 64)
-    assert files[TOKENIZER_FILE] == raw
-    assert json.loads(files["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"
-    assert "eos_token" not in json.loads(tokenizer_files(None, 64)["tokenizer_config.json"])
-    assert INDEX_FILE not in files
+def test_an_export_has_the_tokenizer_as_it_was_published_but_for_what_names_code_or_this_machine(
+    tmp_path: Path,
+) -> None:
+    document = {
+        "added_tokens": [{"content": "<s>", "id": 1}, {"content": "</s>", "id": 2}],
+        "model": {"vocab": {"a": 0}},
+    }
+    texts = {
+        TOKENIZER: json.dumps(document),
+        "tokenizer_config.json": '{"eos_token": {"content": "</s>"}, "auto_map": {"AutoTokenizer": "x"}, "add_x": 1}',
+        "chat_template.jinja": "{{ messages }}",
+        "generation_config.json": '{"eos_token_id": [2, 1, 9]}',
+    }
+    for name, content in {**texts, "secret.txt": "mine"}.items():
+        (tmp_path / name).write_text(content)
+    tokenizer = decode_tokenizer(read_tokenizer_folder(tmp_path).encode(), "it")
+    files = exported_files(tokenizer, 64)
+    assert files.keys() == {TOKENIZER, "tokenizer_config.json", "chat_template.jinja"}
+    assert files[TOKENIZER].decode() == texts[TOKENIZER]
+    assert json.loads(files["tokenizer_config.json"]) == {
+        "eos_token": {"content": "</s>"},
+        "add_x": 1,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 64,
+    }
+    assert tokenizer.special() == SpecialTokens(document_end=2, ends=(2, 1)), "9 is no token"
+    assert tokenizer.vocabulary == 3
+    assert exported_files(None, None).keys() == {TOKENIZER, "tokenizer_config.json"}
+
+
+@pytest.mark.parametrize(
+    "encoded", [b"", b"[]", b"{}", b'{"tokenizer.json": 1}', b'{"tokenizer.json": "{}", "x.py": ""}']
+)
+def test_what_is_no_bundle_of_a_tokenizers_files_is_refused(encoded: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"t.json does not hold a tokenizer's files .*make the tokens again"):
+        decode_tokenizer(encoded, "t.json")
