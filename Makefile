@@ -280,7 +280,7 @@ examples: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(EXTRAS_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py tests/processes/test_demo.py $(TEST_FLAGS)
 
-MODEL_TESTS := $(addprefix tests/training/test_,tokenize_text.py micro_batch.py blocks.py) tests/peer/test_run_model.py
+MODEL_TESTS := tests/text $(addprefix tests/training/test_,micro_batch.py blocks.py) tests/peer/test_run_model.py
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)

@@ -12,13 +12,15 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 ELSEWHERE = frozenset({"torchft"})
 """Packages with an environment of their own, which `python -m benchmarks install-torchft` creates."""
+LATER_STDLIB = {"compression"}
+"""Part of Python from 3.14 on."""
 LABORATORY = ("benchmarks", "gauges", "internet", "research", "simulator")
 
 
 def declared(extra: str | None = None) -> set[str]:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
-    return {re.split(r"[^\w.-]", line)[0] for line in lines}
+    return {re.split(r"[^\w-]", line)[0] for line in lines}
 
 
 def imported(folder: Path) -> set[str]:
@@ -29,7 +31,7 @@ def imported(folder: Path) -> set[str]:
 def imported_by(path: Path) -> set[str]:
     """Return the third-party packages that a module imports when it runs."""
     names = {name.partition(".")[0] for name in imports_of(ast.parse(path.read_text()))}
-    return names - {"p2p_diloco"} - sys.stdlib_module_names
+    return names - {"p2p_diloco"} - sys.stdlib_module_names - LATER_STDLIB
 
 
 def imports_of(node: ast.AST) -> Iterator[str]:

@@ -157,26 +157,33 @@ def make_app(around: Surroundings) -> App:
         folder: Annotated[Path, Parameter(help="new folder for the shards")],
         /,
         *sources: Annotated[
-            str, Parameter(help="file, folder, glob, or hf: and the folder or id of a dataset; =0.3 adds a weight")
+            str, Parameter(help="file, folder, glob, or hf:NAME:CONFIG[SPLIT] for a dataset; =0.3 adds a weight")
         ],
         tokenizer: Annotated[str, Parameter(help="tokenizer.json, a folder with it, or hf: and the id of a model")],
-        text_field: str = "text",
+        column: str = "text",
+        encoding: str | None = None,
         end_token: str | None = None,
         held_out: float = 0.01,
         most_tokens: int | None = None,
+        skip_bad: Annotated[bool, Parameter(negative="")] = False,
     ) -> int:
         """Turn texts into shards of tokens that a run can train on.
 
         Parameters
         ----------
-        text_field
-            field of a record (JSON lines, Parquet, datasets) that holds its text
+        column
+            column of a record (JSON, CSV, Parquet, datasets) that holds its text or chat messages; dots lead into
+            nested ones
+        encoding
+            encoding of text files without a byte-order mark, such as latin-1 [default: UTF-8]
         end_token
             token between two documents, such as "</s>" [default: the tokenizer's own]
         held_out
             share of the text that is kept for evaluation
         most_tokens
             maximum number of tokens from each source [default: all]
+        skip_bad
+            leave out what cannot be read or tokenised, and count it
         """
         from p2p_diloco.cli.tokenize import tokenize as run
         from p2p_diloco.text.tokenize_text import TokenizeOptions
@@ -184,10 +191,12 @@ def make_app(around: Surroundings) -> App:
         options = TokenizeOptions(
             sources=sources,
             tokenizer=tokenizer,
-            text_field=text_field,
+            column=column,
+            encoding=encoding,
             end_token=end_token,
             held_out=held_out,
             most_tokens=most_tokens,
+            skip_bad=skip_bad,
         )
         return run(folder, options)
 

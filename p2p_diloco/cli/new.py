@@ -281,10 +281,10 @@ def _check_text(path: str) -> None:
     """Refuse a missing text. To make a run on a machine without the text, write its path into the file afterwards."""
     if path == STANDARD_LIBRARY:
         return
-    from p2p_diloco.text.corpus_files import list_corpus_files  # imported late: it imports NumPy
+    from p2p_diloco.text.corpus_files import list_byte_files  # imported late: it imports NumPy
 
     try:
-        list_corpus_files(path)
+        list_byte_files(path)
     except ConfigError as error:
         if not _HUB_NAME.fullmatch(path):
             raise ConfigError(f"data.path: {error}") from None

@@ -33,7 +33,7 @@ from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.text.corpus_files import list_corpus_files
+from p2p_diloco.text.corpus_files import list_byte_files
 from p2p_diloco.text.data import Batches, BatchStream, Text
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, trained
@@ -88,7 +88,7 @@ class BuiltInTraining(Training):
             if manifest.model.kind != "built-in":  # whether it can be built shows only when it is
                 self._built = build_run_model(plan, settings.model, founds=self._founds)
         elif settings.data is not None:
-            list_corpus_files(settings.data)
+            list_byte_files(settings.data)
 
     def open(self, host: TrainingHost) -> TrainedState:
         """Build the model, its training thread and its evaluation."""

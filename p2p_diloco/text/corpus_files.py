@@ -6,6 +6,7 @@ import glob
 import os
 import sysconfig
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +14,23 @@ from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import counted
+from p2p_diloco.text.documents import HEAD_BYTES, is_packed
+from p2p_diloco.text.token_shards import is_shard_folder
 
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _MAPPED_FILES = 64
 """Maximum number of open maps: each needs a file descriptor, and a folder may have more files than that limit."""
 
 
-def list_corpus_files(path: str | Path | None) -> tuple[Path, ...]:
+def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None] | None = None) -> tuple[Path, ...]:
     """Return the non-empty files that `path` names, sorted by relative name.
 
     Args:
         path: a file, a folder (all files under it except hidden ones), a glob (`**` matches folders), or None for the
             source of the running Python's standard library.
+        skip: called with what a folder holds that is no readable file, and why; None: that is an error.
     Raises:
-        ConfigError: the path does not exist, or all its files are empty.
+        ConfigError: the path does not exist, all its files are empty, or a link in it leads nowhere.
     """
     if path is None:
         return _stdlib_files()
@@ -34,7 +38,9 @@ def list_corpus_files(path: str | Path | None) -> tuple[Path, ...]:
     if Path(text).is_file():
         found = [Path(text)]
     elif Path(text).is_dir():
-        found = _sorted_files(Path(text))
+        found = _sorted_files(Path(text), skip=skip)
+    elif os.path.lexists(text):
+        raise ConfigError(f"text {text} {_why_no_file(Path(text))}; expected a file, a folder or a glob")
     elif glob.has_magic(text):
         found = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if Path(name).is_file()]
     else:
@@ -43,6 +49,31 @@ def list_corpus_files(path: str | Path | None) -> tuple[Path, ...]:
     if not files:
         raise ConfigError(f"text {text} is empty ({counted(len(found), 'file')}); name at least one file with text")
     return files
+
+
+def list_byte_files(path: str | Path | None) -> tuple[Path, ...]:
+    """Return the files of a text whose bytes are trained on as they are, or of a folder of tokens.
+
+    Raises:
+        ConfigError: the path has no text, or a file holds it in another form, such as compressed.
+    """
+    files = list_corpus_files(path)
+    for file in () if path is None or is_shard_folder(Path(path).expanduser()) else files:
+        try:
+            with file.open("rb") as opened:
+                head = opened.read(HEAD_BYTES)
+        except OSError as error:
+            raise ConfigError(f"text {file} cannot be read ({error.strerror}); make it readable") from None
+        if is_packed(head):
+            raise ConfigError(
+                f"{file} is compressed or a table, and without a tokenizer a run trains on the bytes as they are; "
+                "unpack it, or make tokens of it with p2p-diloco tokenize"
+            )
+    return files
+
+
+def _why_no_file(path: Path) -> str:
+    return f"is a link to {os.readlink(path)}, which does not exist" if path.is_symlink() else "is no regular file"
 
 
 def _stdlib_files() -> tuple[Path, ...]:
@@ -55,17 +86,38 @@ def _stdlib_files() -> tuple[Path, ...]:
     )
 
 
-def _sorted_files(root: Path, *, excluded: frozenset[str] = frozenset()) -> list[Path]:
+def _sorted_files(
+    root: Path, *, excluded: frozenset[str] = frozenset(), skip: Callable[[Path, str], None] | None = None
+) -> list[Path]:
     """Return the files under `root`, sorted by relative POSIX name so that all platforms agree.
 
-    Hidden files and folders are skipped, and so are folders in `excluded`.
+    Hidden files and folders are skipped, and so are folders in `excluded`. Links to folders are followed, each folder
+    once, so a loop of links ends.
     """
     found: list[Path] = []
-    for folder, subfolders, names in os.walk(root):
+    seen: set[tuple[int, int]] = set()
+
+    def fail(error: OSError) -> None:
+        _refuse(Path(error.filename), f"cannot be read ({error.strerror})", skip)
+
+    for folder, subfolders, names in os.walk(root, onerror=fail, followlinks=True):
+        status = os.stat(folder)
+        is_new = (status.st_dev, status.st_ino) not in seen
+        seen.add((status.st_dev, status.st_ino))
         # In place, so that os.walk skips these folders: site-packages may have a hundred thousand files.
-        subfolders[:] = [name for name in subfolders if name not in excluded and not name.startswith(".")]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted((file for file in found if file.is_file()), key=lambda file: file.relative_to(root).as_posix())
+        subfolders[:] = [name for name in sorted(subfolders) if is_new and name not in excluded and name[0] != "."]
+        for file in (Path(folder, name) for name in names if is_new and not name.startswith(".")):
+            if file.is_file():
+                found.append(file)
+            else:
+                _refuse(file, _why_no_file(file), skip)
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _refuse(path: Path, why: str, skip: Callable[[Path, str], None] | None) -> None:
+    if skip is None:
+        raise ConfigError(f"{path} {why}; mend it, or take it out of the text")
+    skip(path, why)
 
 
 class MappedFiles:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.text.corpus_files import MappedFiles, list_corpus_files
+from p2p_diloco.text.corpus_files import MappedFiles, list_byte_files
 
 HELD_OUT_SHARE = 0.05
 MIN_CORPUS_BYTES = 16_384
@@ -137,7 +137,7 @@ def open_corpus(path: str | Path | None = None, *, held_out_share: float = HELD_
     Raises:
         ConfigError: the path does not exist, has no text, or the text is too short.
     """
-    return Corpus(MappedFiles(list_corpus_files(path)), held_out_share=held_out_share)
+    return Corpus(MappedFiles(list_byte_files(path)), held_out_share=held_out_share)
 
 
 class WindowIndex:

@@ -95,6 +95,22 @@ class TokenizerFiles:
             pad=pad,
         )
 
+    def with_end(self, token: str) -> TokenizerFiles:
+        """Return the files with a token that ends documents, beside the tokenizer's own end if it has one.
+
+        Raises:
+            ConfigError: it is not a token.
+        """
+        number = self.ids().get(token)
+        if number is None:
+            raise ConfigError(f'--end-token "{token}" is not a token of the tokenizer')
+        if self.special().document_end is None:
+            changed = {TOKENIZER_CONFIG: _json({**self.document(TOKENIZER_CONFIG), "eos_token": token})}
+        else:
+            ends = [*self.special().ends, number]
+            changed = {GENERATION_CONFIG: _json({**self.document(GENERATION_CONFIG), "eos_token_id": ends})}
+        return TokenizerFiles({**self.texts, **changed})
+
 
 def decode_tokenizer(encoded: bytes, place: str) -> TokenizerFiles:
     """Parse a bundle.

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text import corpus_files
-from p2p_diloco.text.corpus_files import MappedFiles, list_corpus_files
+from p2p_diloco.text.corpus_files import MappedFiles, list_byte_files, list_corpus_files
 
 
 def write_files(folder: Path, **contents: bytes) -> list[Path]:
@@ -61,6 +64,49 @@ def test_a_missing_path_is_refused_with_what_was_expected(tmp_path: Path) -> Non
 def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, pattern: str) -> None:
     with pytest.raises(ConfigError, match=r"is empty \(no files\); name at least one file with text"):
         list_corpus_files(str(tmp_path / pattern))
+
+
+def test_links_to_folders_are_followed_once_and_a_broken_link_is_named(tmp_path: Path) -> None:
+    (inside,) = write_files(tmp_path / "text", a=b"1")
+    write_files(tmp_path / "elsewhere", b=b"2")
+    (tmp_path / "text" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "text" / "loop").symlink_to(tmp_path / "text")
+    files = list_corpus_files(tmp_path / "text")
+    assert files == (inside, tmp_path / "text" / "more" / "b.txt")
+    broken = tmp_path / "text" / "broken.txt"
+    broken.symlink_to("nowhere")
+    with pytest.raises(
+        ConfigError, match=r"broken.txt is a link to nowhere, which does not exist; mend it, or take it"
+    ):
+        list_corpus_files(tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"text .*broken.txt is a link to nowhere"):
+        list_corpus_files(broken)
+    skipped: list[Path] = []
+    assert list_corpus_files(tmp_path / "text", lambda path, _: skipped.append(path)) == files
+    assert skipped == [broken]
+
+
+FORMS = {
+    "gzip": gzip.compress(b"text"),
+    "bzip2": bz2.compress(b"text"),
+    "xz": lzma.compress(b"text"),
+    "parquet": b"PAR1",
+    "zip": b"PK\x03\x04",
+    "pdf": b"%PDF-1.7",
+    "utf-16": b"\xff\xfea\0",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_on_bytes_refuses_a_file_whose_text_is_in_another_form(tmp_path: Path, form: str) -> None:
+    """It trained on the compressed bytes."""
+    (path,) = write_files(tmp_path / "text", a=FORMS[form])
+    with pytest.raises(
+        ConfigError, match=r"a.txt is compressed or a table, .* or make tokens of it with p2p-diloco tokeni"
+    ):
+        list_byte_files(tmp_path / "text")
+    (tmp_path / "text" / "index.json").write_bytes(b"{}")
+    assert path in list_byte_files(tmp_path / "text"), "shards of tokens may begin with any bytes"
 
 
 def test_the_standard_library_excludes_tests_and_installed_packages() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.text.documents import PIECE_CHARACTERS
 from p2p_diloco.text.token_shards import TokenText, total_tokens
-from p2p_diloco.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, pieces_of, tokenize_text
+from p2p_diloco.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, tokenize_text
 from p2p_diloco.text.tokenizer_files import (
     TOKENIZER,
     SpecialTokens,
@@ -19,32 +23,12 @@ from p2p_diloco.text.tokenizer_files import (
     read_tokenizer_folder,
 )
 
+SPECIAL = ("<|endoftext|>", "<|end|>")
 TEXTS = [f"Island {number} sent its round {number * 7} to the roster.\n" for number in range(400)]
 
 
 def needs(package: str) -> Any:
     return pytest.importorskip(package, reason='pip install "p2p-diloco[hf]" brings it; make models runs this')
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    """Return the folder of a tokenizer of 300 tokens, trained on the texts."""
-    tokenizers = needs("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(TEXTS, trainer)
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    made.save(str(folder / TOKENIZER))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-    return folder
 
 
 def write_lines(path: Path, texts: list[str] = TEXTS, key: str = "text") -> Path:
@@ -65,7 +49,7 @@ def decoded(text: TokenText, parts: Any) -> str:
 
 def test_shards_hold_every_document_once_in_the_training_or_the_held_out_part(tmp_path: Path, tokenizer: Path) -> None:
     source = write_lines(tmp_path / "docs.jsonl")
-    index = tokenize_text(options(tokenizer, source, held_out=0.1), tmp_path / "tokens", print)
+    index = tokenize_text(options(tokenizer, source, held_out=0.1), tmp_path / "tokens", print).index
     text = TokenText(tmp_path / "tokens")
     train, held = decoded(text, text.train_parts), decoded(text, text.held_out_parts)
     documents = [each for part in (train, held) for each in part.split("<|endoftext|>") if each]
@@ -75,33 +59,25 @@ def test_shards_hold_every_document_once_in_the_training_or_the_held_out_part(tm
     assert abs(index.bytes_per_token - len("".join(TEXTS)) / total_tokens(index.shards)) < 0.5
 
 
-def test_all_kinds_of_files_give_the_same_documents(tmp_path: Path) -> None:
-    pa, parquet = needs("pyarrow"), needs("pyarrow.parquet")
-    datasets = needs("datasets")
-    table = pa.table({"body": TEXTS})
-    parquet.write_table(table, tmp_path / "docs.parquet")
-    datasets.Dataset.from_dict({"body": TEXTS}).save_to_disk(str(tmp_path / "saved"))
-    write_lines(tmp_path / "docs.jsonl", key="body")
-    (tmp_path / "hub").mkdir()
-    parquet.write_table(table, tmp_path / "hub" / "train.parquet")
-    for source in ("docs.parquet", "docs.jsonl", "hf:saved", "hf:hub", "hf:hub:train"):
-        place = source.replace("hf:", f"hf:{tmp_path}/") if source.startswith("hf:") else f"{tmp_path}/{source}"
-        assert [piece.text for piece in pieces_of(place, "body")] == TEXTS, source
-
-
-def test_a_long_text_file_is_read_in_pieces_that_end_at_line_ends(tmp_path: Path) -> None:
-    path = tmp_path / "long.txt"
-    path.write_text("".join(TEXTS) * 20)
-    pieces = list(pieces_of(str(path), "text"))
-    assert len(pieces) > 3
-    assert "".join(piece.text for piece in pieces) == path.read_text()
-    assert all(piece.text.endswith("\n") for piece in pieces)
-    assert [piece.is_end for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+def test_a_long_document_is_cut_without_changing_its_tokens(tmp_path: Path, tokenizer: Path) -> None:
+    """It is not held out as a whole: it is cut into pieces, of which one is held out."""
+    whole = "".join(TEXTS) * 60
+    assert len(whole) > 4 * PIECE_CHARACTERS
+    (tmp_path / "long.txt").write_text(whole)
+    made = tokenize_text(options(tokenizer, tmp_path / "long.txt"), tmp_path / "tokens", print)
+    text = TokenText(tmp_path / "tokens")
+    tokenizers = needs("tokenizers")
+    ids = tokenizers.Tokenizer.from_file(str(tokenizer / TOKENIZER)).encode(whole).ids
+    assert made.taken[0].documents == 1
+    seen = [token for start, stop in (*text.held_out_parts, *text.train_parts) for token in text.read(start, stop)]
+    assert len(seen) == len(ids) + 1
+    assert sorted(seen) == sorted([*ids, made.index.end_token])
+    assert 0.005 < total_tokens(made.index.held_out) / len(seen) < 0.015
 
 
 def test_weights_and_limits_are_kept_in_the_index(tmp_path: Path, tokenizer: Path) -> None:
     one, two = write_lines(tmp_path / "one.jsonl"), write_lines(tmp_path / "two.jsonl")
-    index = tokenize_text(options(tokenizer, f"{one}=0.25", two, most_tokens=1000), tmp_path / "tokens", print)
+    index = tokenize_text(options(tokenizer, f"{one}=0.25", two, most_tokens=1000), tmp_path / "tokens", print).index
     assert [source.name for source in index.sources] == [str(one), str(two)]
     assert index.sources[0].weight == 0.25
     assert index.sources[1].weight == total_tokens(index.sources[1].shards)
@@ -111,7 +87,7 @@ def test_weights_and_limits_are_kept_in_the_index(tmp_path: Path, tokenizer: Pat
 def test_a_long_text_fills_several_shards(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2p_diloco.text.tokenize_text.SHARD_TOKENS", 1000)
     source = write_lines(tmp_path / "docs.jsonl")
-    index = tokenize_text(options(tokenizer, source), tmp_path / "tokens", print)
+    index = tokenize_text(options(tokenizer, source), tmp_path / "tokens", print).index
     sizes = [shard.tokens for shard in index.sources[0].shards]
     assert len(sizes) > 3
     assert set(sizes[:-1]) == {1000}
@@ -119,49 +95,119 @@ def test_a_long_text_fills_several_shards(tmp_path: Path, tokenizer: Path, monke
     assert SHARD_TOKENS >= 1 << 20
 
 
-def test_the_end_token_can_be_chosen_or_left_out(tmp_path: Path, tokenizer: Path) -> None:
+def test_the_end_token_can_be_chosen_or_left_out_and_is_an_end_of_an_export_too(
+    tmp_path: Path, tokenizer: Path
+) -> None:
     source = write_lines(tmp_path / "docs.jsonl")
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "!"}}))
-    ends = [
-        tokenize_text(options(tokenizer, source, end_token=end), tmp_path / f"tokens {end}", print).end_token
-        for end in (None, "", "<|endoftext|>")
-    ]
-    assert ends[0] is not None
-    assert ends[1:] == [None, 0]
-    assert ends[0] != ends[2]
+    for wanted, end, ends in ((None, 0, (0,)), ("", None, (0,)), ("<|end|>", 1, (0, 1))):
+        folder = tmp_path / f"tokens {wanted}"
+        assert tokenize_text(options(tokenizer, source, end_token=wanted), folder, print).index.end_token == end
+        assert decode_tokenizer(TokenText(folder).tokenizer(), "it").special().ends == ends
     with pytest.raises(ConfigError, match='--end-token "</s>" is not a token of'):
         tokenize_text(options(tokenizer, source, end_token="</s>"), tmp_path / "other", print)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path, tokenizer: Path) -> None:
-    source = write_lines(tmp_path / "docs.jsonl", key="body")
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"text": "a"}\n{"text": \n')
-    number = tmp_path / "number.jsonl"
-    number.write_text('{"text": 7}\n')
-    short = tmp_path / "short.jsonl"
-    short.write_text('{"text": "a word"}\n')
-    cases = {
-        str(source): r"line 1 of .*docs.jsonl has no field text; name one with --text-field: body",
-        str(broken): r"line 2 of .*broken.jsonl is not JSON; expected one JSON object per line",
-        str(number): r"text in line 1 of .*number.jsonl is int; expected text",
-        str(short): r"short.jsonl has too little text: \d+ tokens, all of them held out",
-        f"{source}=0": r"the weight of .*docs.jsonl is 0; expected a positive number",
-        str(tmp_path / "nowhere"): r"text .*nowhere does not exist",
-        f"hf:{tmp_path}/nowhere": r"cannot read the dataset .*nowhere",
-    }
-    for place, text in cases.items():
-        with pytest.raises(ConfigError, match=text):
-            tokenize_text(options(tokenizer, place), tmp_path / f"tokens {len(place)} {text[:5]}", print)
-    with pytest.raises(ConfigError, match=r"there is no tokenizer at .*elsewhere; expected tokenizer.json"):
-        tokenize_text(options(tmp_path / "elsewhere", source), tmp_path / "no tokenizer", print)
-    with pytest.raises(ConfigError, match=r"docs.jsonl is not a tokenizer"):
-        tokenize_text(options(source, source), tmp_path / "no tokenizer", print)
-    with pytest.raises(ConfigError, match=r"--held-out is 0.9; expected more than 0 and at most 0.5"):
-        tokenize_text(options(tokenizer, source, held_out=0.9), tmp_path / "no share", print)
+def test_what_is_wrong_with_sources_and_options_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    source = write_lines(tmp_path / "docs.jsonl")
+    (tmp_path / "short.jsonl").write_text('{"text": "a word"}\n')
+    (tmp_path / "none").mkdir()
+    cases: list[tuple[list[object], dict[str, Any], str]] = [
+        ([tmp_path / "short.jsonl"], {}, r"short.jsonl has too little text: \d+ tokens, all of them held out"),
+        ([f"{source}=0"], {}, r"the weight of .*docs.jsonl is 0; expected a positive number"),
+        ([tmp_path / "nowhere"], {}, r"text .*nowhere does not exist"),
+        ([], {}, r"name at least one text"),
+        ([source], {"held_out": 0.9}, r"--held-out is 0.9; expected more than 0 and at most 0.5"),
+        ([source], {"most_tokens": 0}, r"--most-tokens is 0; expected at least 1"),
+        ([source], {"encoding": "latin-99"}, r"--encoding is latin-99; expected one such as latin-1"),
+        ([source], {"encoding": "hex"}, r"--encoding is hex; expected one such as latin-1"),
+        ([source], {"tokenizer": tmp_path / "elsewhere"}, r"there is no tokenizer at .*elsewhere"),
+        ([source], {"tokenizer": source}, r"docs.jsonl is not a tokenizer"),
+        ([source], {"tokenizer": tmp_path / "none"}, r"has no tokenizer.json, nor files to make it of"),
+    ]
+    for number, (sources, more, sentence) in enumerate(cases):
+        folder, place = tmp_path / f"tokens {number}", more.pop("tokenizer", tokenizer)
+        with pytest.raises(ConfigError, match=sentence):
+            tokenize_text(options(place, *sources, **more), folder, print)
 
 
-def test_an_export_has_the_tokenizer_as_it_was_published_but_for_what_names_code_or_this_machine(
+def variant(tokenizer: Path, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a tokenizer whose `tokenizer.json` differs."""
+    shutil.copytree(tokenizer, folder)
+    document = json.loads((tokenizer / TOKENIZER).read_text())
+    change(document)
+    (folder / TOKENIZER).write_text(json.dumps(document))
+    return folder
+
+
+def test_truncation_and_padding_of_a_tokenizer_change_nothing(tmp_path: Path, tokenizer: Path) -> None:
+    """As many are published: set for sentences of 128 tokens. Texts were cut there, and padding was trained on."""
+    cutting = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    filling = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1}
+    filling |= {"pad_type_id": 0, "pad_token": "<|end|>"}
+    made = variant(tokenizer, tmp_path / "made", lambda each: each.update(truncation=cutting, padding=filling))
+    source = write_lines(tmp_path / "docs.jsonl")
+    plain, other = (
+        tokenize_text(options(each, source), tmp_path / f"tokens {number}", print).index
+        for number, each in enumerate((tokenizer, made))
+    )
+    assert plain.shards == other.shards
+    kept = decode_tokenizer(TokenText(tmp_path / "tokens 1").tokenizer(), "it").document(TOKENIZER)
+    assert kept["truncation"] is None
+    assert kept["padding"] is None
+
+
+def test_ids_may_have_holes(tmp_path: Path, tokenizer: Path) -> None:
+    """The library keeps those of a vocabulary, and numbers an added token anew; an export says what was used."""
+
+    def make_holes(document: dict[str, Any]) -> None:
+        document["model"]["vocab"]["~"] = 1100
+        document["added_tokens"].append({**document["added_tokens"][0], "id": 2000, "content": "<|far|>"})
+
+    made = variant(tokenizer, tmp_path / "made", make_holes)
+    source = write_lines(tmp_path / "docs.jsonl", [*TEXTS, "~ is <|far|> away", "~"])
+    index = tokenize_text(options(made, source, end_token="<|far|>"), tmp_path / "tokens", print).index
+    text = TokenText(tmp_path / "tokens")
+    seen = {int(token) for start, stop in (*text.held_out_parts, *text.train_parts) for token in text.read(start, stop)}
+    kept = decode_tokenizer(text.tokenizer(), "it")
+    assert {1100, index.end_token} <= seen
+    assert index.vocabulary == max(seen) + 1 == kept.vocabulary
+    assert kept.special().ends[-1] == kept.ids()["<|far|>"] == index.end_token
+
+
+def test_first_and_last_tokens_of_a_tokenizer_are_added_once(tmp_path: Path, tokenizer: Path) -> None:
+    """It puts a token before each text, and its own end behind."""
+
+    def frame(document: dict[str, Any]) -> None:
+        named = {name: {"id": name, "ids": [number], "tokens": [name]} for number, name in enumerate(SPECIAL)}
+        first, last = ({"SpecialToken": {"id": name, "type_id": 0}} for name in reversed(SPECIAL))
+        template = [first, {"Sequence": {"id": "A", "type_id": 0}}, last]
+        document["post_processor"] = {
+            "type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": named
+        }  # fmt: skip
+
+    made = variant(tokenizer, tmp_path / "made", frame)
+    source = write_lines(tmp_path / "docs.jsonl")
+    index = tokenize_text(options(made, source), tmp_path / "tokens", print).index
+    text = TokenText(tmp_path / "tokens")
+    seen = np.concatenate([text.read(start, stop) for start, stop in (*text.held_out_parts, *text.train_parts)])
+    assert [int((seen == token).sum()) for token in (0, 1)] == [len(TEXTS), len(TEXTS)]
+    assert index.end_token == 0
+
+
+def test_a_tokenizer_that_leaves_characters_out_is_refused_by_name(tmp_path: Path, tokenizer: Path) -> None:
+    def without_accents(document: dict[str, Any]) -> None:
+        left = [token for token in document["model"]["vocab"] if "Ã" not in token]
+        document["model"] |= {"vocab": {token: number for number, token in enumerate(left)}, "merges": []}
+
+    made = variant(tokenizer, tmp_path / "made", without_accents)
+    source = write_lines(tmp_path / "docs.jsonl")
+    with pytest.raises(ConfigError, match=r"cannot encode \d of \d+ characters that were tried: é ß .*; take one with"):
+        tokenize_text(options(made, source), tmp_path / "tokens", print)
+    anyway = tokenize_text(options(made, source, skip_bad=True), tmp_path / "tokens", print)
+    assert sum(anyway.skipped.values()) == 1, "the tokenizer, not a record"
+
+
+def test_an_export_has_the_files_of_a_tokenizer_but_for_what_names_code_or_this_machine(
     tmp_path: Path,
 ) -> None:
     document = {

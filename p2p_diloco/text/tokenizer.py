@@ -1,0 +1,161 @@
+"""The tokenizer that makes a text's tokens: the one that an export will load, without truncation and padding."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.text.documents import first_line
+from p2p_diloco.text.hub import HUB, fetch_tokenizer
+from p2p_diloco.text.tokenizer_files import (
+    FILES_OF_TOKENIZER,
+    TOKENIZER,
+    TokenizerFiles,
+    exported_files,
+    read_tokenizer_folder,
+)
+
+_OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
+"""Files that a `tokenizer.json` can be made from."""
+PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहक漢字한。€∑→—“😀"
+"""Characters of many scripts, of which each must leave a token."""
+_INSTALL = 'install the extra: pip install "p2p-diloco[hf]"'
+
+
+class TextTokenizer:
+    """Encodes documents as `AutoTokenizer` encodes them with the files of an export.
+
+    Attributes:
+        files: its files, with the ids that are used.
+        first, last: ids that it adds before and after a text.
+        unknown: id of what it cannot express; None: none.
+    Raises:
+        ConfigError: the files are no tokenizer.
+    """
+
+    def __init__(self, files: TokenizerFiles, place: str) -> None:
+        try:
+            import transformers
+        except ImportError:
+            raise ConfigError(f"tokenising needs transformers; {_INSTALL}") from None
+        self.files = files
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in exported_files(files, None).items():
+                    Path(folder, name).write_bytes(content)
+                self._auto = transformers.AutoTokenizer.from_pretrained(folder)
+            self._fast = self._auto.backend_tokenizer
+            self._fast.no_truncation()
+            self._fast.no_padding()
+            self.first, self.last = self._added()
+            if self._auto.get_vocab() != files.ids():  # the library numbers an added token anew if ids have a hole
+                self.files = TokenizerFiles({**files.texts, TOKENIZER: self._fast.to_str()})
+        except Exception as error:  # the library raises any
+            raise ConfigError(f"{place} is not a tokenizer that this version reads ({first_line(error)})") from None
+        self.unknown = self._auto.unk_token_id
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts, without those that it adds before and after a text.
+
+        Raises:
+            ValueError: it cannot encode one of them.
+        """
+        try:
+            return [each.ids for each in self._fast.encode_batch(list(texts), add_special_tokens=False)]
+        except Exception as error:
+            raise ValueError(first_line(error)) from None
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """Return chat messages as a text, by its template.
+
+        Raises:
+            ValueError: it has no template, or the template refuses them.
+        """
+        if not self._auto.chat_template:
+            raise ValueError("this tokenizer has none; take a tokenizer of a chat model")
+        try:
+            return str(self._auto.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # a template raises any
+            raise ValueError(first_line(error)) from None
+
+    def lost(self) -> tuple[str, str]:
+        """Return characters that it cannot encode or leaves out, of many scripts, and why; empty if there are none."""
+        lost, why = "", ""
+        for character in PROBE:
+            try:
+                (ids,) = self.encode([character])
+            except ValueError as error:
+                lost, why = lost + character, str(error)
+                continue
+            is_broken = self.unknown not in ids and "\N{REPLACEMENT CHARACTER}" in self._fast.decode(ids)
+            if not ids or is_broken:
+                lost, why = lost + character, why or "they leave no tokens"
+        return lost, why
+
+    def _added(self) -> tuple[list[int], list[int]]:
+        """Return what it adds before and after a text."""
+        whole, bare = (self._fast.encode("a", add_special_tokens=added).ids for added in (True, False))
+        start = next(i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
+        return whole[:start], whole[start + len(bare) :]
+
+
+def find_tokenizer(place: str) -> TokenizerFiles:
+    """Return the files of a tokenizer: a `tokenizer.json`, a folder with one, or a model's on the hub.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    path = Path(os.path.expanduser(place.removeprefix(HUB)))
+    if place.startswith(HUB) and not path.exists():
+        path = fetch_tokenizer(place.removeprefix(HUB), (*FILES_OF_TOKENIZER, *_OLDER_FILES))
+    if path.is_file():
+        if path.name != TOKENIZER:
+            return _cleaned(TokenizerFiles({TOKENIZER: _text_of(path)}), path)
+        path = path.parent
+    if not path.is_dir():
+        raise ConfigError(
+            f"there is no tokenizer at {path}; expected tokenizer.json, a folder with it, or hf: and the id of a model"
+        )
+    if not (path / TOKENIZER).is_file():
+        return _converted(path)
+    return _cleaned(read_tokenizer_folder(path), path / TOKENIZER)
+
+
+def _cleaned(files: TokenizerFiles, path: Path) -> TokenizerFiles:
+    """Return the files without truncation and padding, which cut and fill texts of other lengths than theirs."""
+    document = files.document(TOKENIZER)
+    try:
+        if not isinstance(document["model"], dict) or files.vocabulary < 2:
+            raise ValueError("it has no vocabulary")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a tokenizer ({error})") from None
+    if document.get("truncation") is None and document.get("padding") is None:
+        return files
+    document |= {"truncation": None, "padding": None}
+    return TokenizerFiles({**files.texts, TOKENIZER: json.dumps(document)})
+
+
+def _converted(folder: Path) -> TokenizerFiles:
+    """Return a tokenizer of older files, such as `vocab.json` or `tokenizer.model`, as transformers converts it."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(f"{folder} has no {TOKENIZER}; making it needs transformers; {_INSTALL}") from None
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(made)
+            return _cleaned(read_tokenizer_folder(Path(made)), folder)
+    except Exception as error:  # the library raises any
+        raise ConfigError(f"{folder} has no {TOKENIZER}, nor files to make it of ({first_line(error)})") from None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the tokenizer {path} ({first_line(error)})") from None
