@@ -1121,13 +1121,25 @@ def test_voters_that_are_present_and_make_no_steps_are_idle() -> None:
 
 
 def test_an_invalid_roster_is_reported_once_and_ends_the_list() -> None:
-    here = membership_of(A, founding())
-    orphan = certify(child_of(ROSTER, ROSTER.members), [A, B])
-    (report,) = here.take_rosters((orphan, roster_1(3)), 0.0)
+    here = membership_of(A, founding(), roster_1(3))
+    child = child_of(ROSTER, ROSTER.members)
+    (report,) = here.take_rosters((certify(child, []), certify(child, [A, B])), 0.0)
     assert isinstance(report, Report)
     assert report.topic == "roster-refused"
-    assert here.take_rosters((orphan,), 0.0) == []
-    assert here.book.in_force == founding().roster
+    assert here.take_rosters((certify(child, []),), 0.0) == []
+    assert here.book.in_force == ROSTER
+
+
+@pytest.mark.parametrize("known", [(), (founding(),)], ids=["a joiner", "a member that was away"])
+def test_a_roster_that_arrives_before_its_parent_is_left_out_and_its_sender_not_blamed(
+    known: tuple[CertifiedRoster, ...],
+) -> None:
+    here = membership_of(A, *known)
+    newest = certify(child_of(ROSTER, ROSTER.members), [A, B])
+    assert here.take_rosters((newest,), 0.0) == []
+    assert newest.roster.digest() not in here.book
+    here.take_rosters((founding(), roster_1(3), newest), 0.0)
+    assert here.book.in_force == newest.roster
 
 
 def test_an_own_vote_that_is_not_on_disk_is_reported_once() -> None:
@@ -1159,12 +1171,12 @@ def test_an_own_vote_that_is_on_disk_is_not_reported() -> None:
 
 def test_a_bounded_number_of_refused_rosters_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_REFUSED", 2)
-    here = membership_of(A, founding())
-    orphans = [certify(child_of(ROSTER, ROSTER.members, height=n), [A, B]) for n in range(3)]
+    here = membership_of(A, founding(), roster_1(3))
+    unsigned = [certify(child_of(ROSTER, ROSTER.members, height=n), []) for n in range(3)]
     for number in (0, 1, 2):
-        assert here.take_rosters((orphans[number],), 0.0)
-    assert not here.take_rosters((orphans[2],), 0.0)
-    assert here.take_rosters((orphans[0],), 0.0)
+        assert here.take_rosters((unsigned[number],), 0.0)
+    assert not here.take_rosters((unsigned[2],), 0.0)
+    assert here.take_rosters((unsigned[0],), 0.0)
 
 
 def test_a_better_branch_is_announced() -> None:

@@ -279,6 +279,8 @@ class Membership(Attendance):
         before = self.book.in_force
         actions: list[Action] = []
         for certified in rosters:
+            if certified.roster.k and certified.roster.parent not in self.book:
+                break  # a joiner, or a peer that was away, may receive the newest first; that breaks no rule
             try:
                 wins = None if is_own else self._weigh(certified, now)
                 is_next = certified.roster.parent == self.book.in_force_digest
