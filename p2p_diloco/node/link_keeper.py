@@ -359,12 +359,13 @@ class LinkKeeper:
         """Return all known addresses in the order in which the next start should try them.
 
         First come the peers that this one has dialled and is linked to, then those that it reached earlier, latest
-        first. Strangers that it never reached are left out: at the next start they would count as known.
+        first. Strangers are left out, also those that it reached: at the next start they would count as known, and
+        could name the address of a third party.
         """
         here = self._dialled & self._transport.linked_peers()
         worked = [*(peer for peer in self._worked if peer in here), *reversed(self._worked)]
-        others = (peer for peer in self.known if not self._is_stranger(peer))
-        return {peer: self.known[peer] for peer in dict.fromkeys((*worked, *others)) if peer in self.known}
+        order = dict.fromkeys((*worked, *self.known))
+        return {peer: self.known[peer] for peer in order if peer in self.known and not self._is_stranger(peer)}
 
     def _trouble(self, what: str, error: PeerError) -> None:
         """Report what the directory failed to do, once until it succeeds again."""

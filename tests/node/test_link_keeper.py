@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Collection
 
 import pytest
@@ -503,6 +504,35 @@ def test_members_are_introduced_and_kept_before_peers_that_sign_many_records(
         told = [decode_record(encoded).peer for encoded in keeper.introductions()]
         assert told[:2] == [ANN.peer, BEN.peer]
         assert list(keeper.kept_addresses()) == [BEN.peer], "at the next start they would count as known"
+
+    play(act)
+
+
+def test_strangers_that_were_reached_are_not_known_at_the_next_start() -> None:
+    """Dials of known peers have no budget, and the records of these may name a third party by then."""
+
+    async def act(scene: Scene) -> None:
+        strangers = crowd(4)
+        for key in (BEN, *strangers):
+            await scene.transport(key)
+        keeper = await scene.keeper(ANN, is_stranger=lambda peer: peer != BEN.peer)
+        keeper.introduced(tuple(scene.record(key).encode() for key in (BEN, *strangers)))
+        await asyncio.sleep(5.0)
+        assert scene.linked(ANN) == {key.peer for key in (BEN, *strangers)}
+        kept = keeper.kept_addresses()
+        for key in (ANN, *strangers):
+            scene.network.kill(key.peer)
+        scene.dials.clear()
+        known = [key for key in (BEN, *strangers) if key.peer in kept]
+        started = await scene.keeper(CLEO, known=known, is_stranger=lambda peer: peer != BEN.peer)
+        for minute in range(10):
+            victim = (f"/ip4/203.0.113.5/tcp/{minute + 1}",)
+            records = (scene.record(key, addresses=victim, issued_at=now()) for key in strangers)
+            started.introduced(tuple(record.encode() for record in records))
+            await asyncio.sleep(60.0)
+        dialled = Counter(peer for _, peer in scene.dials)
+        assert sum(dialled[key.peer] for key in strangers) <= 8
+        assert list(kept) == [BEN.peer]
 
     play(act)
 
