@@ -516,7 +516,8 @@ class SwarmNode:
                 case KeepLiveliness():
                     self._memory.keep_liveliness(action.liveliness)
                 case KeepRoster():
-                    self._memory.keep_roster(action.certified)
+                    if action.is_in_force:
+                        self._memory.keep_roster(action.certified)
                     self._choose_clocks()
                 case RoundClosed():
                     for topic, text, about in self._notes.take():

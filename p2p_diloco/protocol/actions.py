@@ -32,9 +32,13 @@ class KeepBallots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRoster:
-    """Write a certified roster to disk."""
+    """Remember a certified roster, and write it to disk if it is in force.
+
+    Other lines stay in memory: the next start would judge them anew, without what this peer had observed of its own.
+    """
 
     certified: CertifiedRoster
+    is_in_force: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,7 +219,8 @@ class Stage:
             case KeepLiveliness():
                 machine.disk.liveliness = action.liveliness
             case KeepRoster():
-                self._keep_roster(machine, action.certified)
+                if action.is_in_force:
+                    self._keep_roster(machine, action.certified)
             case TakeSnapshot():
                 self._later(machine, self.random.uniform(0.0, 0.5), lambda: self._snapshot(machine, action))
             case ReduceSpan():

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
-from fake_run import ALL_SPANS, MINUTE, ROUND_SECONDS, ballot_number, peer_id
+from fake_run import ALL_SPANS, MINUTE, ROUND_SECONDS, ballot_number, peer_id, run_rules, verify
 from founded_swarms import founded, goes_on, recovers
 from hypothesis import given
 from hypothesis import strategies as st
-from made import certify, child_of, heartbeat, ids, member, membership_of, roster_1, roster_of
+from made import certify, child_of, heartbeat, ids, member, membership_of, roster_1, roster_of, self_of
 from made import founding as founding_of
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.actions import KeepLiveliness, Report
+from p2p_diloco.protocol.actions import KeepLiveliness, KeepRoster, Report
+from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.membership.histories import LONGEST_GAP_CYCLES, Liveliness, is_left_behind, is_sound, strength
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
@@ -166,8 +167,8 @@ def test_the_first_of_two_lines_is_better(
 DAY = 24 * HOUR
 
 
-def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster]]:
-    """One of three that continued for a day, and a forged child of the founding roster by its only voter.
+def lines_of_a_day(every: int) -> tuple[list[CertifiedRoster], list[CertifiedRoster]]:
+    """The line of three that continued for a day, and a forged child of the founding roster by its only voter.
 
     Args:
         every: cycles from one forged roster to the next; each claims the largest possible number of entries.
@@ -178,12 +179,18 @@ def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster
     for cycle in range(8, DAY, REFRESH_CYCLES):
         parent = child_of(parent, map(member, (A, B, C)), cycle=cycle, height=cycle * PER_CYCLE)
         ours.append(certify(parent, [BOOT, A, B, C] if cycle == 8 else [A, B, C], ballot_number(2 * cycle, 0)))
-    here = membership_of(A, start, *ours)
     forged, parent = [], start.roster
     for cycle in range(1, DAY, every):
         height = parent.height + PER_CYCLE * (cycle - parent.cycle + 2)
         parent = child_of(parent, start.roster.members, cycle=cycle, height=height)
         forged.append(certify(parent, [BOOT], ballot_number(2 * cycle, 0)))
+    return [start, *ours], forged
+
+
+def hears_of_a_forged_line(every: int) -> tuple[Membership, list[CertifiedRoster]]:
+    """One of the three, and the forged line; it knows all of that but the last roster."""
+    ours, forged = lines_of_a_day(every)
+    here = membership_of(A, *ours)
     for certified in forged[:-1]:
         here.book.add(certified, wins=False)
     return here, forged
@@ -211,6 +218,23 @@ def test_a_restarted_member_still_knows_that_its_line_continued(last: int, is_ke
     assert isinstance(kept[0], KeepLiveliness)
     here.recall(kept[0].liveliness)
     assert here.is_better(forged[-1], DAY) is not is_kept
+
+
+def test_a_forged_line_that_a_member_refused_is_not_in_force_after_its_restart() -> None:
+    """It was on its disk, where nothing says why it was refused."""
+    ours, forged = lines_of_a_day(REFRESH_CYCLES)
+    here, disk = membership_of(A, *ours), list(ours)
+    for cycle in range(DAY):
+        here.entry_absorbed(2 * cycle)
+    (kept,) = here.keep_liveliness()
+    assert isinstance(kept, KeepLiveliness)
+    for certified in forged:
+        actions = here.take_rosters((certified,), DAY * CYCLE_SECONDS)
+        disk += [action.certified for action in actions if isinstance(action, KeepRoster) and action.is_in_force]
+    assert here.book.in_force == ours[-1].roster
+    saved = SavedState(rosters=tuple(disk), liveliness=kept.liveliness)
+    started = PeerEngine(me=self_of(A), rules=run_rules(), verify=verify, recalled=saved)
+    assert started.book.in_force == ours[-1].roster
 
 
 @pytest.mark.parametrize(("cycle", "is_left"), [(5, False), (DAY, True)])

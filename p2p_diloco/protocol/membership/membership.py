@@ -284,8 +284,13 @@ class Membership(Attendance):
             try:
                 wins = None if is_own else self._weigh(certified, now)
                 is_next = certified.roster.parent == self.book.in_force_digest
+                parting = self.book.parting(certified.roster.parent)
                 if self.book.add(certified, wins=wins):
-                    actions.append(KeepRoster(certified=certified))
+                    # The earlier rosters of a line that wins are in memory alone.
+                    line = [*(parting[2] if parting is not None else ()), certified]
+                    is_in_force = self.book.is_on_chain(certified.roster.digest())
+                    learnt = line if is_in_force else [certified]
+                    actions += [KeepRoster(certified=each, is_in_force=is_in_force) for each in learnt]
                     actions += self._forgotten(certified) if is_next else []
             except PeerError as error:
                 actions += self._refused(certified, str(error))
