@@ -112,17 +112,30 @@ def num_linked(log: Path, num_victims: int) -> int:
 
 
 @contextlib.contextmanager
-def attacked_by(swarm: ProcessSwarm, strangers: Strangers, names: Sequence[str] = HONEST) -> Iterator[None]:
-    """Run strangers during the block, and kill them after it."""
+def attacked_by(
+    swarm: ProcessSwarm,
+    strangers: Strangers,
+    names: Sequence[str] = HONEST,
+    *,
+    addresses: Sequence[str] = (),
+    is_twice: bool = False,
+) -> Iterator[None]:
+    """Run strangers during the block, and kill them after it.
+
+    Args:
+        addresses: addresses to attack in place of those of `names`; no link is waited for.
+        is_twice: whether each identity attacks from two daemons at once.
+    """
     folder = swarm.text.parent
     plan = plan_run(swarm.manifest)
     sizes = plan.rules.span_elements
-    victims = [address for name in names for address in swarm.peers[name].status.addresses]
+    victims = addresses or [address for name in names for address in swarm.peers[name].status.addresses]
     order = {
         "run": swarm.manifest.digest().hex(),
         "victims": victims,
         "attack": strangers.attack,
         "identities": strangers.identities,
+        "daemons": 2 if is_twice else 1,
         "third_party": own_host(),
         "round_seconds": plan.rules.clock.round_seconds,
         "fragments": FRAGMENTS,
@@ -147,7 +160,7 @@ def attacked_by(swarm: ProcessSwarm, strangers: Strangers, names: Sequence[str] 
     children: list[psutil.Process] = []
     log = folder / "stranger.log"
     try:
-        num_victims = 0 if strangers.passes_by else len(names)
+        num_victims = 0 if strangers.passes_by or addresses else len(names)
         swarm.wait("the strangers", lambda: num_linked(log, num_victims) >= min(strangers.identities, MOST_LINKS))
         yield
         assert process.poll() is None, f"the stranger ended\n{log.read_text()[-3000:]}"
