@@ -180,6 +180,7 @@ def namers(
     told_empty: tuple[PeerId, ...] = (),
     gone: tuple[PeerId, ...] = (),
     has_waited: bool = False,
+    is_parted: bool = False,
     is_grid: bool = False,
     is_ready: bool = False,
 ) -> Voices:
@@ -188,6 +189,7 @@ def namers(
         voices=voices(*heard),
         is_ready=is_ready,
         has_waited=has_waited,
+        is_parted=is_parted,
         roster=roster,
         is_grid=is_grid,
         gone=gone,
@@ -308,7 +310,7 @@ def test_a_ready_member_that_has_no_vote_follows_more_than_half_of_the_electorat
     """Of one voter it demanded two, so after a split it stayed on its own line, ready, for ever."""
     voters = ids(num_voters)
     listed = child_of(founding().roster, [*(member(voter) for voter in voters), member(JOINER, counts=False)])
-    found = namers(listed, heard=(ANN,), told=voters, is_ready=True, has_waited=True)
+    found = namers(listed, heard=(ANN,), told=voters, is_ready=True, is_parted=True)
     assert found.needed == needed
     assert found.are_enough(voters[:needed])
     assert not found.are_enough(voters[: needed - 1])

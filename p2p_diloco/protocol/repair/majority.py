@@ -18,7 +18,8 @@ Three more rules cover special cases:
   listened for a while, more than half of those that it reaches are enough. A member always needs more than half of all.
 
 A ready member counts itself too: of two members, neither can replace the other's state; of four, no two can replace
-that of the others. Where only voters are asked, it counts itself only if it votes.
+that of the others. One without a vote does not count itself beside the electorate once it cannot join its log to the
+others'.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def namers_for(
     voices: Voices,
     is_ready: bool,
     has_waited: bool,
+    is_parted: bool,
     roster: Roster,
     is_grid: bool,
     gone: Collection[PeerId],
@@ -188,6 +190,7 @@ def namers_for(
     Args:
         linked: members, and the founder, that are linked and alive.
         holders, empty: peers that are linked and alive, and report that they hold some state, or nothing.
+        is_parted: whether a tip here cannot be joined to the others', and voters without a link can be asked.
         ready: holders that report that it is the agreed state.
         told, told_empty: peers that have recently signed that they hold some state, or nothing. They count if they are
             not linked.
@@ -202,7 +205,8 @@ def namers_for(
     carriers = tuple(sorted(linked, key=lambda peer: (peer not in voters, peer)))
     half = (len(voters) + (me in roster.voters)) / 2
     found = replace(voices, told=told, far=far, carriers=carriers, half=half)
-    num_counted = len(voters) + (me in roster.voters) if is_ready and is_member else len(voters) - len(empty)
+    counts_itself = me in roster.voters or not is_parted
+    num_counted = len(voters) + counts_itself if is_ready and is_member else len(voters) - len(empty)
     needed = num_counted // 2 + 1
     able = heard.intersection(ready) if is_member and ready else heard
     if not has_waited or is_ready or len(able | told) >= needed:

@@ -275,6 +275,7 @@ class Repair:
             voices=voices,
             is_ready=membership.ready,
             has_waited=self._has_waited(now),
+            is_parted=self.catch_up.is_parted,
             roster=roster,
             is_grid=len(grid.rows) > 1,
             gone=gone,
