@@ -47,6 +47,7 @@
 # make extras     installs the packages of the extras (transformers, Lightning, TensorBoard, notebooks) into .venv-extras
 # make examples   runs every example with the commands of its README, every notebook, and the tests that need the extras
 # make models     models and texts that one organiser brings, in real processes, and all tests of them; 8 minutes
+# make files      every kind of file that people have, and models of many families, five of them in real processes; 15 minutes
 # make archive-test  archivists in real processes, one of them killed and restarted; 4 minutes
 # make export-test  loads what `p2p-diloco export` writes with transformers
 # make reference  generates the pages of docs/reference
@@ -82,7 +83,7 @@ PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes internet hostility attacks fuzz shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
+.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes internet hostility attacks fuzz shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models files export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -284,6 +285,11 @@ MODEL_TESTS := tests/text $(addprefix tests/training/test_,micro_batch.py blocks
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)
+
+# 100 kinds of files, and models of many families, each with its result; then five families in real processes.
+files: $(EXTRAS_STAMP)
+	$(EXTRAS_VENV)/bin/python -m pytest -v -m "long or not long" tests/text/test_files.py $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_families.py $(TEST_FLAGS)
 
 archive-test: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_archivists.py tests/peer/test_archivist.py $(TEST_FLAGS)

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 VOCABULARY, CONTEXT = 2048, 128
 
@@ -28,8 +28,7 @@ def main() -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    Path("llama").mkdir(exist_ok=True)
-    tokenizer.save("llama/tokenizer.json")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained("llama")
     LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
