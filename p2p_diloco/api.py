@@ -269,20 +269,22 @@ class Swarm:
 
         Args:
             tokens: tokens trained on since the last call, by this rank; the island's count is the sum over its ranks.
-            loss: loss of the step, published to other peers; of several ranks, their mean.
+            loss: loss of the step, published to other peers if it is finite; of several ranks, their mean.
         Returns:
             Whether to continue; False once the run is over or this peer has left.
         Raises:
+            ConfigError: steps leave the model not finite again and again; a single one is undone.
             P2PDilocoError: the peer has failed, for example because of a full disk.
             StateError: another rank of this island has ended or does not answer. This island has ended.
         """
         began = time.perf_counter()
         if self._island is None:
-            goes_on = self._step(tokens, loss)
+            goes_on = self._step(tokens, loss, self._own.first_not_finite())
         elif self._island.is_over and self._island.lost is None:
             goes_on = False
         else:
-            numbers = (tokens, 0.0 if loss is None else loss, loss is not None)
+            broken = self._own.number_of(self._own.first_not_finite())
+            numbers = (tokens, 0.0 if loss is None else loss, loss is not None, broken)
             goes_on = bool(self._island.call("step", self._step_of_ranks, numbers))
         if goes_on:
             self._step_seconds.append(time.perf_counter() - began)
@@ -436,20 +438,22 @@ class Swarm:
         is_known = bool(self.status.run) and not self._ended.is_set()
         return is_known and state is not None and state.begin()
 
-    def _step(self, tokens: int, loss: float | None) -> bool:
+    def _step(self, tokens: int, loss: float | None, broken: str) -> bool:
         if self._ended.is_set():
             self._own.close()
             self._raise_failure()
             return False
         state = self._own.state
         if state is not None and state.begin():
-            self._own.stepped(tokens, loss)
+            self._own.stepped(tokens, loss, broken)
             self._own.border()
         return True
 
     def _step_of_ranks(self, reports: list[list[float]]) -> bool:
-        losses = [loss for _, loss, is_given in reports if is_given]
-        goes_on = self._step(sum(int(tokens) for tokens, _, _ in reports), fmean(losses) if losses else None)
+        losses = [loss for _, loss, is_given, _ in reports if is_given]
+        broken = next((self._own.name_of(int(number)) for _, _, _, number in reports if number), "")
+        tokens = sum(int(tokens) for tokens, *_ in reports)
+        goes_on = self._step(tokens, fmean(losses) if losses else None, broken)
         if goes_on:
             self._rest()  # within the call, so that the other ranks wait for its end
         return goes_on

@@ -125,7 +125,7 @@ class BuiltInTraining(Training):
             report=host.report,
             call_before_update=loop.call_before_update if self._island is None and loop.device.type == "cpu" else None,
         )
-        self._steps = InnerSteps(built, self.state, report=self._report_memory_of(host))
+        self._steps = InnerSteps(built, self.state)
         self._thread = TrainingThread(
             state=self.state,
             step=self._steps.step,

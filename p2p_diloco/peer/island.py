@@ -38,7 +38,7 @@ differs by less; ranks that train without exchanging gradients differ by more wi
 SAMPLED = 4096
 BUILD_SECONDS = 1800.0
 """Maximum time until all ranks have built a model, for which they may read its weights from a disk."""
-_REPORT_WORDS = 4
+_REPORT_WORDS = 5
 """All reports have the same length, so that a rank that makes another call is recognised."""
 _ERRORS: Mapping[str, type[P2PDilocoError]] = {
     kind.__name__: kind for kind in (P2PDilocoError, ConfigError, NetworkError, DaemonEnded, StateError, RankLost)
@@ -114,7 +114,7 @@ class Island:
         Args:
             name: one of `CALLS`; all ranks must make the same call.
             work: does the work on rank 0, given what each rank reports; what it returns is sent as JSON.
-            numbers: what this rank reports, at most three.
+            numbers: what this rank reports, at most four.
         Returns:
             The result; None on the other ranks if rank 0 has left the run.
         Raises:
@@ -246,6 +246,9 @@ class Island:
                 gather_tensor(self._model.state_dict()[order.text], ranks)
             case Word.SAVE:
                 ranks.gather_texts(self._save_inner(order.text))
+            case Word.CLEAR:
+                assert self._inner is not None, "the plan comes first"
+                self._inner.clear()
             case Word.LABEL:
                 assert self._inner is not None, "the plan comes first"
                 ranks.gather_texts(json.dumps(_outcome(self._inner.label)))
@@ -405,8 +408,16 @@ class RankInner(InnerState):
                 f"{ranks.count} saved them; these are reset: {', '.join(self.names)}"
             )
         with ranks.order(Word.LOAD):
-            _raise_first(ranks.gather_texts(_outcome(super().load)[1]))
+            texts = ranks.gather_texts(_outcome(super().load)[1])
+        if any(texts):
+            self.clear()
+        _raise_first(texts)
         return str(labels[0])
+
+    def clear(self) -> None:
+        """Let the optimisers of all ranks begin anew."""
+        with self._ranks.order(Word.CLEAR):
+            super().clear()
 
 
 def _outcome(work: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:

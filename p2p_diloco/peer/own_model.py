@@ -26,7 +26,15 @@ from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import rest_seconds
 from p2p_diloco.storage.inner_state import InnerState, Stateful
-from p2p_diloco.training.parameters import LocalParameters, is_embedding, is_head, plain_name, trained
+from p2p_diloco.training.buffers import Buffers
+from p2p_diloco.training.parameters import (
+    LocalParameters,
+    first_not_finite,
+    is_embedding,
+    is_head,
+    plain_name,
+    trained,
+)
 from p2p_diloco.training.rank_parameters import RankParameters, gather_tensor
 from p2p_diloco.training.ranks import Ranks
 from p2p_diloco.training.shards import is_sharded, local_part, reshard, why_unsupported
@@ -180,6 +188,9 @@ class OwnModel(Training):
         self._kept = {f"optimizer {number}": optimizer for number, optimizer in enumerate(optimizers)} | dict(
             kept or {}
         )
+        self._buffers = Buffers(model)
+        if self._buffers.tensors():
+            self._kept["the buffers"] = self._buffers
         self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
         self._paused = False
         self._duty: float | None = None
@@ -346,15 +357,40 @@ class OwnModel(Training):
             if isinstance(tensor, Tensor)
         }
 
-    def stepped(self, tokens: int, loss: float | None) -> None:
-        """Count tokens, and a step if the optimiser has made one since the last call."""
+    def first_not_finite(self) -> str:
+        """Return the name of the first tensor of this rank that the last step left not finite; empty if all are."""
+        if self._counts and not self._steps:
+            return ""
+        return first_not_finite({name: local_part(tensor) for name, tensor in self._floats().items()})
+
+    def _floats(self) -> dict[str, Tensor]:
+        buffers = self._buffers.tensors().items()
+        return {**self._tensors, **{name: buffer for name, buffer in buffers if buffer.is_floating_point()}}
+
+    def number_of(self, name: str) -> int:
+        """Return the number of a tensor, which is the same on all ranks, from 1 on; 0 for an empty name."""
+        return list(self._floats()).index(name) + 1 if name else 0
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a tensor by its number; an empty name for 0."""
+        return list(self._floats())[number - 1] if number else ""
+
+    def stepped(self, tokens: int, loss: float | None, broken: str = "") -> None:
+        """Count tokens, and a step if the optimiser has made one since the last call.
+
+        Args:
+            broken: name of the first tensor that the step left not finite, on any rank; the next border undoes it.
+        """
         assert self.state is not None, "open it first"
         self._waiting_tokens += tokens
         if self._counts and not self._steps:
             return  # gradients are accumulated, or a GradScaler skipped the step
         self._thread = threading.get_ident()
-        self._check_probe()
-        self.state.stepped(self._waiting_tokens, loss)
+        if broken:
+            self.state.undo(broken, loss)
+        else:
+            self._check_probe()
+            self.state.stepped(self._waiting_tokens, loss)
         self._waiting_tokens = self._steps = 0
 
     def _count(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -8,6 +8,7 @@ end of a border and the next step of an optimiser θ stands still, so the separa
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
+from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.memory.slabs import passing_vector
@@ -38,6 +39,9 @@ from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.evaluation import Slice
 
 IDLE_SECONDS = 0.05
+MOST_UNDONE = 3
+"""Steps undone within a cycle, or in a row, after which training ends."""
+NOT_FINITE_REMEDY = "look at the learning rate, the batch and the precision"
 LOSS_SMOOTHING = 0.95
 RATE_WINDOW_SECONDS = 30.0
 """Window over which tokens per second are measured."""
@@ -151,6 +155,8 @@ class TrainedState(HeldState):
         self._is_updating = False
         if call_before_update is not None:
             call_before_update(self.update_begins)
+        self._broken = ""
+        self._undone: deque[tuple[float, int]] = deque(maxlen=MOST_UNDONE)
         self._moved: deque[SpanId] = deque()
         self._requests: deque[_Request] = deque()
         self._looks: deque[_Look] = deque()
@@ -224,17 +230,31 @@ class TrainedState(HeldState):
         """Count a step of the optimiser, and the tokens since the last one."""
         moment = time.monotonic()
         self._stepped_at = moment
-        if loss is not None:
+        if loss is not None and math.isfinite(loss):  # another would stay in the average for ever
             before = loss if self._loss is None else self._loss
             self._loss = LOSS_SMOOTHING * before + (1 - LOSS_SMOOTHING) * loss
         self.counts.tokens += tokens
         self.counts.steps += 1
-        self._progress = Progress(
+        self._progress = replace(
+            self._progress,
             tokens=self.counts.tokens,
             steps=self.counts.steps,
             tokens_per_second=self._tokens_per_second(moment),
             loss=self._loss or 0.0,
         )
+
+    def step_failed(self, why: str) -> None:
+        """Count a step that was not made, or is undone, because something was not finite."""
+        self._progress = replace(self._progress, undone=self._progress.undone + 1, undone_why=why)
+
+    def undo(self, broken: str, loss: float | None = None) -> None:
+        """Let the next border set θ := φ, instead of counting the step that has left a tensor not finite."""
+        of_loss = "" if loss is None else f" (loss {loss:g})"
+        self.begin_again(f"step {self.counts.steps + 1} left {broken} not finite{of_loss}")
+
+    def begin_again(self, why: str) -> None:
+        """Let the next border set θ := φ, with new moments."""
+        self._broken = why
 
     def _tokens_per_second(self, moment: float) -> float:
         self._lately.append((moment, self.counts.tokens))
@@ -259,6 +279,8 @@ class TrainedState(HeldState):
             self._stillness.release()
 
     def _border(self) -> None:
+        if self._broken:
+            self._restart()
         for _ in range(len(self._moved)):
             span = self._moved.popleft()
             lock = self._locks[span]
@@ -277,10 +299,39 @@ class TrainedState(HeldState):
         if self._keeps_inner:
             self.save_inner()
 
+    def _restart(self) -> None:
+        """Set θ := φ, with new moments and nothing in flight: what was learnt since the last entries is lost.
+
+        Raises:
+            ConfigError: this happens again and again.
+        """
+        why, self._broken = self._broken, ""
+        for span, lock in self._locks.items():
+            with lock:
+                self._settle(span)  # for the trace
+                # Bad memory may have spoilt φ of a damaged span, which will be replaced.
+                self.local.write(span, np.nan_to_num(self._states[span].anchor_N, posinf=0.0, neginf=0.0))
+                self._locals[span] = _Local()
+        tokens, steps = self.counts.tokens, self.counts.steps
+        self._contributed = [_Counts(tokens, steps) for _ in self._contributed]
+        if self._inner is not None:
+            self._inner.clear()
+        self.step_failed(why)
+        self._report("not-finite", f"{why}; continuing from the shared model with new moments; {NOT_FINITE_REMEDY}")
+        self._undone.append((self._now(), steps))
+        since, steps_then = self._undone[0]
+        is_often = self._now() - since <= self._plan.rules.cycle_seconds or steps == steps_then
+        if len(self._undone) == MOST_UNDONE and is_often:
+            raise ConfigError(
+                f"{why}, the third failure in a row or within a cycle "
+                f"({self._plan.rules.cycle_seconds:g} s); {NOT_FINITE_REMEDY}: lower the rate, leave out samples that "
+                "are not finite, or train in float32"
+            )
+
     def save_inner(self) -> None:
         """Save this thread's private state now."""
         self._keeps_inner = False
-        if self._inner is None or not self._is_loaded:
+        if self._inner is None or not self._is_loaded or self._broken:
             return
         label = f"{time.time():.6f}"
         if self._trace is not None:
@@ -307,7 +358,7 @@ class TrainedState(HeldState):
     @property
     def has_work(self) -> bool:
         """Whether a border has anything to do."""
-        return bool(self._moved or self._requests or self._looks or self._keeps_inner)
+        return bool(self._moved or self._requests or self._looks or self._keeps_inner or self._broken)
 
     def contribute(
         self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None

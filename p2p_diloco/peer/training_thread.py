@@ -19,7 +19,7 @@ from p2p_diloco.training.rank_steps import RankSteps
 from p2p_diloco.training.ranks import RankLost
 
 MANY_NOT_APPLIED = 32
-"""Number of steps in a row with infinite gradients after which the peer counts as not stepping."""
+"""Steps in a row with infinite gradients after which the peer counts as not stepping, and begins again from φ."""
 
 
 class Steps:
@@ -84,32 +84,30 @@ class Steps:
 class InnerSteps:
     """Makes steps and counts them in the model's state.
 
-    Args:
-        report: called with a sentence when no step can be applied.
-
     Attributes:
         num_not_applied: number of the latest steps in a row whose loss or gradient was not finite.
     """
 
-    def __init__(self, steps: Steps, state: TrainedState, *, report: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, steps: Steps, state: TrainedState) -> None:
         self.loop = steps.loop
         self.state = state
         self.num_not_applied = 0
         self._steps = steps
-        self._report = report
 
     def step(self) -> None:
         """Make one step."""
         self.loop.set_progress(self.state.fraction)
         step = self._steps.make()
-        if step.applied:  # otherwise its loss may be NaN, which would stay in the average for ever
-            self.state.stepped(step.tokens, step.loss)
         self.num_not_applied = 0 if step.applied else self.num_not_applied + 1
-        if self.num_not_applied == MANY_NOT_APPLIED:
-            self._report(
-                f"the last {MANY_NOT_APPLIED} steps had infinite losses or gradients and changed nothing; this peer "
-                "contributes nothing until one succeeds; if others train, try --precision float32"
-            )
+        if step.broken:
+            self.state.undo(step.broken, step.loss)
+        elif step.applied:
+            self.state.stepped(step.tokens, step.loss)
+        elif self.num_not_applied % MANY_NOT_APPLIED:
+            why = f"a step had a loss ({step.loss:g}) or a gradient that is not finite, and changed nothing"
+            self.state.step_failed(why)
+        else:
+            self.state.begin_again(f"the last {MANY_NOT_APPLIED} steps had losses or gradients that are not finite")
 
 
 def rest_seconds(step_seconds: float, duty: float | None) -> float:

@@ -19,12 +19,19 @@ NO_SIGNATURE = bytes(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Training figures of an island, published in heartbeats."""
+    """Training figures of an island, published in heartbeats but for the last two.
+
+    Attributes:
+        undone: steps that were undone, or not made, because something was not finite.
+        undone_why: the last of them, for people.
+    """
 
     tokens: int = 0
     steps: int = 0
     tokens_per_second: float = 0.0
     loss: float = 0.0
+    undone: int = 0
+    undone_why: str = ""
 
 
 class HeartbeatBuilder:

@@ -58,6 +58,7 @@ TOPICS = {
     "manifest": "the manifest was verified",
     "memory": "windows of a step that fit into the memory of the device; activations that are recomputed",
     "missing": "contributions missing from a mean",
+    "not-finite": "a step that left parameters not finite was undone",
     "pace": "cycles have too many or too few inner steps",
     "pause": "this peer is paused, and why, or runs again",
     "port": "this peer listens on another port than before",

@@ -115,7 +115,7 @@ class StatusReporter:
         self._included = 0
         self._could_be_included = 0
         self._ready_since: int | None = None
-        self._steps_when_included = 0
+        self._steps_when_included = self._undone_when_included = 0
         self._included_before: int | None = None
         self._is_alone = False
         self._entries_at: int | None = None
@@ -217,6 +217,7 @@ class StatusReporter:
         cycles = idle_cycles(engine, self._ready_since, now)
         if not cycles:
             self._steps_when_included = engine.progress.steps
+            self._undone_when_included = engine.progress.undone
         before, self.trouble = self.trouble, ""
         is_alone = self._ready_since is not None and was_cut_off(engine)
         if is_alone:
@@ -228,6 +229,7 @@ class StatusReporter:
             idle = Idleness(
                 cycles=cycles,
                 steps=engine.progress.steps - self._steps_when_included,
+                undone=engine.progress.undone - self._undone_when_included,
                 failures=self.failed_dials,
                 others_learn=self._entries_at is not None and round_index - self._entries_at <= span,
                 stood=stood if is_recent else 0.0,
@@ -304,6 +306,7 @@ class StatusReporter:
             leaving=engine.membership.leaving,
             phase=self.phase,
             inner_steps=progress.steps,
+            steps_undone=progress.undone,
             cycle_steps=self._cycle_steps,
             planned_steps=manifest.rounds.planned_steps,
             tokens=progress.tokens,
@@ -431,6 +434,7 @@ class Idleness:
     Attributes:
         cycles: for how many cycles.
         steps: inner steps that it made meanwhile.
+        undone: steps that were undone or not made meanwhile, because something was not finite.
         failures: reason for each failed dial, by peer.
         others_learn: whether entries with other peers' contributions arrived meanwhile.
         stood: for how many seconds this process stood still just before; 0 if it ran.
@@ -441,6 +445,7 @@ class Idleness:
     steps: int
     failures: Mapping[PeerId, str]
     others_learn: bool
+    undone: int = 0
     stood: float = 0.0
     silent: float = 0.0
 
@@ -538,8 +543,9 @@ def _why_unsent(engine: PeerEngine, idle: Idleness, now: float) -> str:
     since = clock.round_at(now) - idle.cycles * clock.num_fragments
     if exchange.made_in >= since or exchange.asked_in < since:
         return ""
-    if not math.isfinite(engine.progress.loss):
-        return "its loss is not finite, so it sends nothing; check data, learning rate and precision, and restart it"
+    if idle.undone:
+        failed = f"{counted(idle.undone, 'step')} failed, the last one because {engine.progress.undone_why}"
+        return f"{failed}; look at the learning rate, the batch and the precision"
     if not idle.steps:
         return "it has made no inner step meanwhile; does it wait for data, or is its machine too busy?"
     return (

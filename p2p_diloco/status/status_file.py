@@ -93,6 +93,7 @@ class PeerStatus:
         phase: "connecting", "fetching manifest", "catching up", "training", "following", "serving", "not stepping",
             "paused", "leaving" or "finished".
         inner_steps: optimiser steps of this peer.
+        steps_undone: steps that were undone or not made because something was not finite; not among `inner_steps`.
         cycle_steps: recent optimiser steps per cycle; None until known.
         planned_steps: steps per cycle planned by the manifest; None if it plans none.
         tokens: tokens of these steps.
@@ -160,6 +161,7 @@ class PeerStatus:
     leaving: bool = False
     phase: str = "connecting"
     inner_steps: int = 0
+    steps_undone: int = 0
     cycle_steps: float | None = None
     planned_steps: int | None = None
     tokens: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.errors import StateError
+from p2p_diloco.training.parameters import first_not_finite
 from p2p_diloco.training.shards import is_sharded, local_part, with_part
 
 INNER_FILE = "inner.pt"
 _PART = "part of a sharded tensor"
+_NOT_FINITE = "holds numbers that are not finite"
 
 
 class Stateful(Protocol):
@@ -46,6 +48,7 @@ class InnerState:
         self._path = folder / (INNER_FILE if not rank else f"inner-rank-{rank}.pt")
         self._parts = dict(parts)
         self._is_proved = False
+        self._begun = {name for name, part in self._parts.items() if getattr(part, "state", None)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,18 +67,24 @@ class InnerState:
     def save(self, label: str) -> None:
         """Replace the file with the current state of all parts.
 
+        Moments that are not finite are not saved but cleared: they would keep parameters still, or break them.
+
         There is no fsync: after a power failure, a reset optimiser costs only some steps.
 
         Args:
             label: identifies this save; `load` returns it.
         Raises:
-            StateError: the write failed, or the state of a part could not be read back.
+            StateError: the write failed, the state of a part could not be read back, or moments are not finite.
         """
         if not self._parts:
             return
         draft = self._path.with_name(f".{self._path.name}.part")
         try:
-            torch.save({"label": label, "parts": {name: _taken(part) for name, part in self._parts.items()}}, draft)
+            parts = {name: _taken(part) for name, part in self._parts.items()}
+            if broken := [name for name, part in self._parts.items() if _is_broken(part, parts[name]["state"])]:
+                self.clear()
+                raise ValueError(f"{', '.join(broken)} {_NOT_FINITE} and begins anew")
+            torch.save({"label": label, "parts": parts}, draft)
             if not self._is_proved:
                 torch.load(draft, map_location="cpu", weights_only=True, mmap=True)  # no second copy in memory
                 self._is_proved = True
@@ -103,6 +112,17 @@ class InnerState:
         if refused:
             raise StateError(f"{self._path} does not match, so these are reset: {', '.join(refused)}")
         return label
+
+    def clear(self) -> None:
+        """Let optimisers and buffers begin anew; objects of the user's loop stay as they are."""
+        for name, part in self._parts.items():
+            if not isinstance(part, torch.optim.Optimizer):
+                getattr(part, "clear_state", lambda: None)()
+            elif name not in self._begun:
+                part.state.clear()
+            else:  # it made its state when it was created, such as Adagrad, and would not make it again
+                for tensor in _tensors_in(list(part.state.values())):
+                    tensor.zero_()
 
     def _read(self, *, mmap: bool) -> dict[str, Any]:
         try:
@@ -162,11 +182,29 @@ def _put(part: Stateful, kept: Any) -> str:
         return f"it was a {kept['kind']}"
     if kept["shapes"] != _shapes(part):
         return "its tensors had other shapes"
+    if _is_broken(part, kept["state"]):
+        return f"it {_NOT_FINITE}"
     try:
         part.load_state_dict(_laid_out(part, kept["state"]))
     except Exception as error:
         return _first_line(error)
     return ""
+
+
+def _is_broken(part: Stateful, state: Any) -> bool:
+    """Return whether the state of an optimiser or of buffers is not finite; a loop's own objects may hold anything."""
+    if not (hasattr(part, "param_groups") or hasattr(part, "clear_state")):
+        return False
+    tensors = [tensor for tensor in _tensors_in(state) if tensor.is_floating_point()]
+    return bool(first_not_finite({str(place): tensor for place, tensor in enumerate(tensors)}))
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for held in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(held)
 
 
 def _kind(part: Stateful) -> str:

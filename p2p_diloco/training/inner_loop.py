@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -23,9 +23,10 @@ from p2p_diloco.training.blocks import Recompute, recompute_blocks
 from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
+from p2p_diloco.training.parameters import first_not_finite, trained
 from p2p_diloco.training.precision import Precision, choose_precision
 from p2p_diloco.training.rank_steps import RankSteps
-from p2p_diloco.training.shards import whole_tensor
+from p2p_diloco.training.shards import local_part, whole_tensor
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 OptimizerName = Literal["adamw", "muon"]
@@ -114,6 +115,7 @@ class InnerStep:
         gradient_norm: norm over all tensors, before clipping.
         learning_rate: learning rate of the matrices.
         applied: False if loss or gradient was not finite; θ and the optimiser are then unchanged.
+        broken: name of the first tensor of θ that is not finite after the step; empty if all are.
     """
 
     loss: float
@@ -121,6 +123,7 @@ class InnerStep:
     gradient_norm: float
     learning_rate: float
     applied: bool
+    broken: str = ""
 
 
 class InnerLoop:
@@ -177,6 +180,7 @@ class InnerLoop:
         if ranks is not None:
             ranks.check_batch(stream.batch)
             self._loss = ranks.wrap(model, self.device)
+        self._trained = trained(model.module)  # taken while no shard is gathered
         self.stream = stream
         self.rule = rule
         self.windows_at_once = stream.batch
@@ -218,9 +222,17 @@ class InnerLoop:
         )
         if step.applied:
             self._apply(step)
+        step = replace(step, broken=self._first_not_finite())
         self._adjust_scale(step)
         self._drop_gradients()
         return step
+
+    def _first_not_finite(self) -> str:
+        """Return the name of the first tensor of θ that is not finite, of all ranks; empty if there is none."""
+        broken = first_not_finite({name: local_part(tensor) for name, tensor in self._trained.items()})
+        if self._ranks is not None and self._ranks.has_shards and not self._ranks.least(int(not broken)):
+            return broken or "a shard of another rank"
+        return broken
 
     def _adjust_scale(self, step: InnerStep) -> None:
         scaler = self._scaler
@@ -349,6 +361,12 @@ class InnerLoop:
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all optimisers, so that their state is saved and checked like that of one."""
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def clear_state(self) -> None:
+        """Begin anew, with the warm-up too: the moments may hold what made θ not finite."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        self._optimizer_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a restart would lose: the optimisers and the position in the warm-up."""

@@ -51,6 +51,7 @@ class Word(IntEnum):
     RESTORE = 14
     TRAIN = 15
     """Build the model of a run; the text says which."""
+    CLEAR = 16
 
 
 class Order(NamedTuple):

@@ -425,3 +425,71 @@ def test_leaving_from_another_thread_saves_nothing(tmp_path: Path, hold: Callabl
 
 def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])
+def test_a_step_that_breaks_the_model_is_undone_and_counts_for_nothing(kind: Any, hold: Callable[..., None]) -> None:
+    plan, model, heard = plan_run(manifest_for(small())), small(), list[tuple[str, str]]()
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    own = opened(model, plan, optimizer, report=lambda *said: heard.append(said))
+    hold(own, plan, model)
+    assert own.state is not None
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    step_by(optimizer, 1.0)
+    own.stepped(10, 1.0, own.first_not_finite())
+    own.border()
+    model.norm.running_var.fill_(float("nan"))  # type: ignore[operator]
+    step_by(optimizer, float("nan"))
+    assert own.first_not_finite() == "embedding.weight"
+    own.stepped(10, float("nan"), own.first_not_finite())
+    own.border()
+    assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
+    progress = own.state.progress()
+    assert (progress.steps, progress.tokens, progress.loss, progress.undone) == (1, 10, 1.0, 1)
+    assert own.state.contribute(0, 0) is None, "what was learnt before is lost"
+    text = "step 2 left embedding.weight not finite (loss nan); continuing from the shared model with new moments; "
+    assert heard == [("not-finite", f"{text}look at the learning rate, the batch and the precision")]
+    step_by(optimizer, 1.0)
+    own.stepped(7, 1.0, own.first_not_finite())
+    contribution = own.state.contribute(0, 0)
+    assert contribution is not None
+    assert (contribution.steps, contribution.tokens) == (1, 7)
+    assert all(torch.isfinite(moment).all() for moment in _moments(optimizer))
+
+
+def test_a_model_that_breaks_again_and_again_ends_its_loop(hold: Callable[..., None]) -> None:
+    plan, model = plan_run(manifest_for(small())), small()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    own = opened(model, plan, optimizer)
+    hold(own, plan, model)
+    for number in range(3):
+        step_by(optimizer, float("inf"))
+        own.stepped(1, None, own.first_not_finite())
+        if number < 2:
+            own.border()
+    with pytest.raises(
+        ConfigError, match=r"step 1 left .*, the third failure in a row or within a cycle \(16 s\); look"
+    ):
+        own.border()
+
+
+def test_buffers_survive_a_restart_and_constants_that_are_infinite_are_left_alone(
+    tmp_path: Path, hold: Callable[..., None]
+) -> None:
+    def made() -> Small:
+        model = small()
+        model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+        return model
+
+    plan = plan_run(manifest_for(made()))
+    model = made()
+    own = opened(model, plan, folder=tmp_path)
+    hold(own, plan, model)
+    model(torch.arange(8))
+    own.stepped(1, None, own.first_not_finite())
+    own.close()
+    again = made()
+    hold(opened(again, plan, folder=tmp_path), plan, again)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(again.norm, name), getattr(model.norm, name))
+    assert again.norm.num_batches_tracked == 1

@@ -487,6 +487,9 @@ def test_a_span_that_cannot_follow_an_entry_stops_until_it_is_replaced_and_train
     assert "non-finite numbers" in island.damaged[0][1]
     assert island.state.span_state(SPAN) is None, "a damaged span is given to nobody"
     assert dict(island.state.moving_states()) == {}, "it is in no checkpoint"
+    island.step()
+    island.settle()
+    assert np.isfinite(island.local(SPAN)).all(), "training begins again from the sound spans"
     island.step(2)
     contributed = island.contribute(round_index=4)
     assert SPAN not in [part.span for part in contributed.spans]

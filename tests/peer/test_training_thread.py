@@ -14,7 +14,9 @@ import pytest
 import torch
 from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
+from p2p_diloco.peer.trained_state import MOST_UNDONE
 from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread, rest_seconds
 from p2p_diloco.text.data import Corpus
 from p2p_diloco.training.inner_loop import InnerLoop
@@ -170,21 +172,38 @@ def test_the_rest_after_a_step_follows_from_the_share_of_the_device(duty: float 
     assert rest_seconds(2.0, duty) == pytest.approx(seconds)
 
 
-def test_steps_that_change_nothing_are_counted_and_reported(corpus: Corpus) -> None:
-    """Otherwise a model that overflows in half precision would look as if it trained."""
+def test_a_model_whose_steps_change_nothing_begins_again_and_in_the_end_stops(corpus: Corpus) -> None:
+    """Otherwise a model that has diverged would never learn again."""
+    island = HandDrivenIsland(small_plan({"inner.learning_rate": 1e30, "inner.optimizer": "adamw"}), corpus)
+    island.hold(start_states(PLAN))
+
+    def train() -> None:
+        for _ in range(5 * MANY_NOT_APPLIED):
+            island.step()
+            island.settle()
+
+    with pytest.raises(ConfigError, match=f"last {MANY_NOT_APPLIED} steps had losses .*, the third failure in a row"):
+        train()
+    progress = island.state.progress()
+    assert (progress.steps, progress.undone) == (MOST_UNDONE, MOST_UNDONE * MANY_NOT_APPLIED)
+    for span in PLAN.places:
+        assert np.abs(island.local(span)).max() < 10.0
+
+
+def test_a_step_that_breaks_the_model_is_undone_at_the_next_border(corpus: Corpus) -> None:
     island = HandDrivenIsland(PLAN, corpus)
-    said: list[str] = []
-    steps = InnerSteps(Steps(island.loop), island.state, report=said.append)
+    island.hold(start_states(PLAN))
+    island.step(2)
     island.loop.model.norm.gain.data.fill_(float("nan"))
-    for _ in range(MANY_NOT_APPLIED + 5):
-        steps.step()
-    assert steps.num_not_applied == MANY_NOT_APPLIED + 5
-    assert len(said) == 1
-    assert "had infinite losses or gradients and changed nothing" in said[0]
-    island.loop.model.norm.gain.data.fill_(1.0)
-    steps.step()
-    assert steps.num_not_applied == 0
-    assert island.state.counts.steps == 1
+    island.step()
+    island.settle()
+    assert island.state.progress().undone == 1
+    assert island.contribute(0) is None
+    for span in PLAN.places:
+        assert np.isfinite(island.local(span)).all()
+    island.step()
+    assert island.contribute(0).steps == 1
+    assert island.loop.learning_rate == island.loop.rule.learning_rate, "of the second step after a warm-up of one"
 
 
 class LittleMemory:

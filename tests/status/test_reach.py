@@ -89,7 +89,6 @@ def engine(
     asked_in: int = LATE - 1,
     made_in: int = LATE - 1,
     refusal: tuple[int, str] | None = None,
-    loss: float = 2.5,
     waits: float = 0.0,
 ) -> Any:
     roster = SimpleNamespace(
@@ -108,7 +107,7 @@ def engine(
         ready=ready,
         rules=RULES,
         exchange=SimpleNamespace(asked_in=asked_in, made_in=made_in),
-        progress=SimpleNamespace(loss=loss),
+        progress=SimpleNamespace(undone_why="step 9 left a.weight not finite"),
         membership=SimpleNamespace(
             me=SimpleNamespace(incarnation=1),
             returns=SimpleNamespace(wait_seconds=lambda *_: waits),
@@ -182,9 +181,10 @@ def test_idle_cycles_count_from_readiness_or_the_last_inclusion() -> None:
             "it has made no inner step meanwhile; does it wait for data, or is its machine too busy?",
         ),
         (
-            {"linked": (BEN, CLEO), "made_in": -1, "loss": float("nan")},
-            {"others_learn": True},
-            "its loss is not finite, so it sends nothing; check data, learning rate and precision, and restart it",
+            {"linked": (BEN, CLEO), "made_in": -1},
+            {"others_learn": True, "undone": 2},
+            "2 steps failed, the last one because step 9 left a.weight not finite; look at the learning rate, the "
+            "batch and the precision",
         ),
         (
             {"linked": (BEN, CLEO), "refusal": (LATE - 1, "late or far too early")},

@@ -113,3 +113,35 @@ def test_state_that_could_not_be_read_back_is_refused_and_the_last_file_stays(tm
 def test_a_failed_write_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot save the optimiser"):
         InnerState(tmp_path / "gone", {"counter": Counter(1)}).save("noon")
+
+
+def broken_adam(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimiser whose second moment has overflowed: its parameters would never move again."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e30)
+    optimizer.step()
+    return optimizer
+
+
+def test_moments_that_are_not_finite_are_not_saved_and_begin_anew(tmp_path: Path) -> None:
+    optimizer = broken_adam(nn.Linear(4, 1))
+    with pytest.raises(StateError, match="optimizer 0 holds numbers that are not finite and begins anew"):
+        InnerState(tmp_path, {"optimizer 0": optimizer}).save("noon")
+    assert not any(state["exp_avg_sq"].any() for state in optimizer.state.values())
+    assert not list(tmp_path.iterdir())
+
+
+def test_moments_that_an_earlier_version_saved_broken_are_not_loaded(tmp_path: Path) -> None:
+    model, fresh = nn.Linear(4, 1), torch.optim.AdamW(nn.Linear(4, 1).parameters())
+    InnerState(tmp_path, {"optimizer 0": fresh}).save("noon")
+    path = tmp_path / INNER_FILE
+    kept = torch.load(path, weights_only=True)
+    kept["parts"]["optimizer 0"]["state"] = broken_adam(model).state_dict()
+    torch.save(kept, path)
+    with pytest.raises(StateError, match=r"reset: optimizer 0 \(it holds numbers that are not finite\)"):
+        InnerState(tmp_path, {"optimizer 0": fresh}).load()
+    assert not fresh.state
+    loop_state = Counter(float("inf"))
+    InnerState(tmp_path, {"best": loop_state}).save("noon")
+    assert InnerState(tmp_path, {"best": Counter(0.0)}).load() == "noon", "a loop's own objects may hold anything"

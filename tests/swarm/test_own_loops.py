@@ -133,6 +133,26 @@ def test_the_first_loss_that_a_loop_gives_is_published_as_it_is() -> None:
     assert swarm.status.loss == pytest.approx(8.0)
 
 
+def test_one_bad_batch_costs_a_step_and_the_peer_contributes_again() -> None:
+    loop, events, give_up = Loop(0), list[p2p_diloco.Event](), time.monotonic() + PATIENCE_SECONDS
+    with local_swarm() as local, local.found(loop.model, loop.optimizer, on_event=events.append) as swarm:
+        while swarm.status.entries_absorbed < 4 and time.monotonic() < give_up:
+            loop.step(swarm)
+        nn.functional.mse_loss(loop.model(torch.full((4, 8), float("nan"))), torch.zeros(4, 1)).backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        assert swarm.step(tokens=4, loss=float("nan"))
+        assert all(parameter.isfinite().all() for parameter in loop.model.parameters())
+        before = swarm.status.entries_absorbed
+        while swarm.status.entries_absorbed < before + 8 and time.monotonic() < give_up:
+            loop.step(swarm)
+    assert swarm.status.entries_absorbed >= before + 8
+    assert swarm.status.steps_undone == 1
+    assert swarm.status.loss is not None
+    (event,) = (event for event in events if event.topic == "not-finite")
+    assert "left 0.weight not finite (loss nan); continuing from the shared model" in event.text
+
+
 def test_the_machines_owner_pauses_slows_and_ends_a_custom_loop(tmp_path: Path) -> None:
     ada, run, folder = Loop(0), tmp_path / "run.toml", tmp_path / "ada"
     p2p_diloco.new_run(run, ada.model, rounds={"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2})

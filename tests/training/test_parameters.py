@@ -12,7 +12,7 @@ from torch import nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans
 from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, sizes
+from p2p_diloco.training.parameters import LocalParameters, first_not_finite, lay_end_to_end, sizes
 
 
 @pytest.fixture
@@ -220,3 +220,17 @@ def test_a_slice_across_separate_tensors_has_no_view(model: DecoderModel, local:
     longest = max(local.fragments, key=lambda fragment: len(fragment.tensors))
     assert len(longest.tensors) > 1
     assert local.on_device(longest.index, 0, longest.elements) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_the_first_tensor_that_is_not_finite_is_named(value: float) -> None:
+    tensors = {
+        "huge": torch.full((5, 3), 3e38),
+        "empty": torch.empty(0),
+        "small": torch.zeros(7),
+        "last": torch.ones(2),
+    }
+    assert first_not_finite(tensors) == "", "finite, although the norm of all overflows"
+    tensors["small"][3] = tensors["last"][1] = value
+    assert first_not_finite(tensors) == "small"
+    assert first_not_finite({}) == ""
