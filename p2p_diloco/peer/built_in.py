@@ -105,7 +105,7 @@ class BuiltInTraining(Training):
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
         # Wrappers of several ranks change the model, so a copy without values is evaluated.
         evaluated = model if self._island is None else model.skeleton()
-        self._make_watch = lambda text: HeldOutWatch(plan, evaluation_of(plan, evaluated, text))
+        self._make_watch = lambda text: HeldOutWatch(plan, evaluation_of(plan, evaluated, text, model.module))
         built = self._build(host, model, stream)
         loop, parameters = built.loop, self._parameters_of(plan, model)
         trace = Trace(host.folder) if settings.keep_trace else None

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from torch import nn
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.memory.slabs import passing_vector
@@ -28,16 +29,19 @@ class HeldOutLoss:
     local: float
 
 
-def evaluation_of(plan: RunPlan, model: TextModel | None, text: Text) -> AnchorEvaluation | WholeEvaluation:
+def evaluation_of(
+    plan: RunPlan, model: TextModel | None, text: Text, live: nn.Module | None = None
+) -> AnchorEvaluation | WholeEvaluation:
     """Return the evaluation of a run's model on the held-out part of a text.
 
     Args:
         model: the model; the built-in one may be None.
+        live: the module in training, if the model is a copy of it.
     """
     if plan.built_in is not None:
         return AnchorEvaluation(plan.built_in, plan.fragments, text)
     assert model is not None, "only the built-in model is evaluated part by part"
-    return WholeEvaluation(model, plan.fragments, text)
+    return WholeEvaluation(model, plan.fragments, text, live=live)
 
 
 class HeldOutWatch:

@@ -31,7 +31,7 @@ def files_of(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
     if learnt.plan.built_in is not None:
         return llama_files(learnt.plan.built_in, parameters, provenance, learnt.tokenizer)
     if model.kind != "hf":
-        return own_files(parameters, provenance, is_whole=False)
+        return own_files({**parameters, **learnt.buffers}, provenance, is_whole=False)
     assert model.config is not None, "plan_run has checked it"
     tokenizer = exported_files(learnt.tokenizer, learnt.plan.context)
     if model.lora_rank:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.evaluation import anchor_slice
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
+from p2p_diloco.storage.inner_state import saved_buffers
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
@@ -38,6 +39,7 @@ class LearntModel:
         rounds: number of rounds up to the latest whose update is included; 0: the initial model.
         refused: a sentence for each newer checkpoint that was refused.
         tokenizer: the files of its tokenizer; None if each byte is a token.
+        buffers: the model's buffers as this peer saved them last, by name; none if it does not train.
     """
 
     plan: RunPlan
@@ -45,6 +47,7 @@ class LearntModel:
     rounds: int
     refused: tuple[str, ...] = ()
     tokenizer: TokenizerFiles | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def manifest(self) -> RunManifest:
@@ -103,6 +106,7 @@ def learnt_model(plan: RunPlan, folder: Path, states: Mapping[SpanId, SpanState]
         },
         rounds=rounds,
         tokenizer=_tokenizer_of(folder, plan),
+        buffers=saved_buffers(folder),
     )
 
 

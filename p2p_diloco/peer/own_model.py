@@ -364,8 +364,7 @@ class OwnModel(Training):
         return first_not_finite({name: local_part(tensor) for name, tensor in self._floats().items()})
 
     def _floats(self) -> dict[str, Tensor]:
-        buffers = self._buffers.tensors().items()
-        return {**self._tensors, **{name: buffer for name, buffer in buffers if buffer.is_floating_point()}}
+        return {**self._tensors, **self._buffers.floats()}
 
     def number_of(self, name: str) -> int:
         """Return the number of a tensor, which is the same on all ranks, from 1 on; 0 for an empty name."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.errors import StateError
+from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.parameters import first_not_finite
 from p2p_diloco.training.shards import is_sharded, local_part, with_part
 
@@ -134,6 +135,17 @@ class InnerState:
             ) from None
 
 
+def saved_buffers(folder: Path) -> dict[str, Tensor]:
+    """Return the buffers of the model as this peer saved them last, by name; none without a readable file."""
+    try:
+        kept = torch.load(folder / INNER_FILE, map_location="cpu", weights_only=True, mmap=True)
+        states = [(part["kind"], part["state"]) for part in kept["parts"].values()]
+        named = [state if kind == _kind_of(Buffers) else state.get("buffers", {}) for kind, state in states]
+        return {name: tensor for buffers in named for name, tensor in buffers.items()}
+    except Exception:  # also a state of the user's own that is no dict
+        return {}
+
+
 def _taken(part: Stateful) -> dict[str, Any]:
     state = part.state_dict()
     if any(map(is_sharded, _tensors_of(part))):
@@ -208,7 +220,11 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _kind(part: Stateful) -> str:
-    return f"{type(part).__module__}.{type(part).__qualname__}"
+    return _kind_of(type(part))
+
+
+def _kind_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _shapes(part: Stateful) -> list[list[int]]:

@@ -33,10 +33,14 @@ class Buffers:
         """Return the buffers by name, as they are now: a module may replace one by another tensor."""
         return {name: getattr(module, key) for name, (module, key) in self._places.items()}
 
+    def floats(self) -> dict[str, Tensor]:
+        """Return those that are floating-point numbers."""
+        return {name: tensor for name, tensor in self.tensors().items() if tensor.is_floating_point()}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of all buffers, to which `clear_state` returns if all are finite."""
         copies = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
-        if not first_not_finite({name: copy for name, copy in copies.items() if copy.is_floating_point()}):
+        if not first_not_finite(self.floats()):
             self._sound = copies
         return copies
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from p2p_diloco.outer.fragments import Fragment
 from p2p_diloco.text.data import Text, held_out_windows
+from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.text_model import TextModel, WithLoss
@@ -126,6 +127,9 @@ class WholeEvaluation:
     All windows pass through the whole model, so all vectors are in memory at once. A model with frozen parameters is
     evaluated on their device, others on the CPU.
 
+    Args:
+        live: the module in training, whose buffers are used; None: that of the model.
+
     Attributes:
         batches: the held-out windows.
     """
@@ -136,6 +140,7 @@ class WholeEvaluation:
         fragments: Sequence[Fragment],
         corpus: Text,
         *,
+        live: nn.Module | None = None,
         num_tokens: int = EVALUATION_TOKENS,
     ) -> None:
         own = model.skeleton()
@@ -144,6 +149,7 @@ class WholeEvaluation:
         for module in own.module.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self._device))
+        self._buffers, self._live = Buffers(own.module), Buffers(live or model.module)
         self._shapes = {name: parameter.shape for name, parameter in trained(own.module).items()}
         self._scored = WithLoss(own)
         self._names = tuple(slot.name for fragment in fragments for slot in fragment.tensors)
@@ -164,6 +170,7 @@ class WholeEvaluation:
             self._own_names[name]: _as_tensor(vector_N).to(self._device).view(self._shapes[name])
             for name, vector_N in zip(self._names, tensors, strict=True)
         }
+        self._buffers.load_state_dict(self._live.tensors())
         total = 0.0
         for batch in self.batches:
             total += functional_call(self._scored, named, (batch.to(self._device),)).item() * len(batch)

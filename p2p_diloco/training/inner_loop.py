@@ -20,6 +20,7 @@ from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.rate import counted
 from p2p_diloco.text.data import Batches
 from p2p_diloco.training.blocks import Recompute, recompute_blocks
+from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
@@ -181,6 +182,7 @@ class InnerLoop:
             ranks.check_batch(stream.batch)
             self._loss = ranks.wrap(model, self.device)
         self._trained = trained(model.module)  # taken while no shard is gathered
+        self._buffers = Buffers(model.module)
         self.stream = stream
         self.rule = rule
         self.windows_at_once = stream.batch
@@ -229,7 +231,8 @@ class InnerLoop:
 
     def _first_not_finite(self) -> str:
         """Return the name of the first tensor of θ that is not finite, of all ranks; empty if there is none."""
-        broken = first_not_finite({name: local_part(tensor) for name, tensor in self._trained.items()})
+        local = {name: local_part(tensor) for name, tensor in self._trained.items()}
+        broken = first_not_finite(local | self._buffers.floats())
         if self._ranks is not None and self._ranks.has_shards and not self._ranks.least(int(not broken)):
             return broken or "a shard of another rank"
         return broken
@@ -367,16 +370,18 @@ class InnerLoop:
         for optimizer in self._optimizers:
             optimizer.state.clear()
         self._optimizer_steps = 0
+        self._buffers.clear_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a restart would lose: the optimisers and the position in the warm-up."""
+        """Return the state that a restart would lose: optimisers, position in the warm-up, and buffers."""
         states, groups, first = {}, [], 0
         for optimizer in self._optimizers:
             kept = optimizer.state_dict()
             states.update({first + at: state for at, state in kept["state"].items()})
             groups.append(kept["param_groups"])
             first += sum(len(group["params"]) for group in optimizer.param_groups)
-        return {"optimizer_steps": self._optimizer_steps, "groups": groups, "state": states}
+        steps, buffers = self._optimizer_steps, self._buffers.state_dict()
+        return {"optimizer_steps": steps, "groups": groups, "state": states, "buffers": buffers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
@@ -387,6 +392,8 @@ class InnerLoop:
             optimizer.load_state_dict({"state": own, "param_groups": groups})
             first = stop
         self._optimizer_steps = state["optimizer_steps"]
+        if "buffers" in state:  # versions before did not save them
+            self._buffers.load_state_dict(state["buffers"])
 
 
 def choose_device(name: str = "auto") -> torch.device:

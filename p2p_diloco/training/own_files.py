@@ -27,7 +27,7 @@ def own_files(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole
     Args:
         tensors: tensors by their names in the model's `state_dict`; none share memory.
         provenance: for the model card.
-        is_whole: whether this is the whole `state_dict`, or only the trained tensors.
+        is_whole: whether this is the whole `state_dict`, or only the trained tensors and buffers.
     """
     return {
         "model.safetensors": own_tensors(tensors, provenance),
@@ -38,7 +38,9 @@ def own_files(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole
 def _model_card(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole: bool) -> str:
     size = ("elements", f"{sum(tensor.numel() for tensor in tensors.values()):,} in {len(tensors):,} tensors")
     held = (
-        "the whole `state_dict`" if is_whole else "only the trained tensors of its `state_dict`, without the base model"
+        "the whole `state_dict`"
+        if is_whole
+        else "the trained tensors of its `state_dict` and the buffers of one peer, without frozen ones"
     )
     strict = "" if is_whole else ", strict=False"
     return f"""---

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from small_run import ORGANISER, start_states, update_of
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -21,7 +22,9 @@ from p2p_diloco.config.run_file import draft_manifest, read_run_toml, write_run_
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
+from p2p_diloco.peer.exported_model import files_of, provenance_of
 from p2p_diloco.peer.founding import make_start
+from p2p_diloco.peer.learnt_model import learnt_model
 from p2p_diloco.peer.own_model import OwnModel, check_model, describe_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.training import TrainingHost
@@ -493,3 +496,23 @@ def test_buffers_survive_a_restart_and_constants_that_are_infinite_are_left_alon
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(getattr(again.norm, name), getattr(model.norm, name))
     assert again.norm.num_batches_tracked == 1
+
+
+def test_an_exported_checkpoint_holds_the_buffers_that_the_peer_saved(
+    tmp_path: Path, hold: Callable[..., None]
+) -> None:
+    model = small()
+    plan = plan_run(manifest_for(model))
+    own = opened(model, plan, folder=tmp_path)
+    hold(own, plan, model)
+    model(torch.arange(8))
+    own.stepped(1, None)
+    own.close()
+    learnt = learnt_model(plan, tmp_path, start_states(plan, model), rounds=3)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(files_of(learnt, provenance_of(learnt, None))["model.safetensors"])
+    other = small(seed=1)
+    missing = other.load_state_dict(load_file(path), strict=False)
+    assert {name.partition(".")[0] for name in missing.missing_keys} == {"frozen", "head"}, "frozen, and tied"
+    assert not missing.unexpected_keys
+    assert torch.equal(other.norm.running_mean, model.norm.running_mean)

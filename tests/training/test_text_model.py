@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.text.data import Corpus
+from p2p_diloco.storage.inner_state import InnerState, saved_buffers
+from p2p_diloco.text.data import BatchStream, Corpus
 from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
+from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
 from p2p_diloco.training.model import ModelShape, build_model, token_loss
 from p2p_diloco.training.parameters import LocalParameters, sizes, trained
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
@@ -83,3 +88,53 @@ def test_an_evaluation_uses_the_given_vectors_and_leaves_the_model_alone(corpus:
     assert loss_of(tuple(vector * 0 for vector in own)) > 5.5  # a guess: log 256
     assert all(torch.equal(before[name], tensor) for name, tensor in model.module.named_parameters())
     assert all(tensor.device.type == "cpu" for tensor in trained(model.module).values())
+
+
+class Normed(nn.Module):
+    """A model whose evaluation depends on what its norm has seen in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.norm, self.head = nn.Embedding(256, 8), nn.BatchNorm1d(8), nn.Linear(8, 256)
+
+    def loss(self, windows_BT: Tensor) -> Tensor:
+        stream = self.norm(self.table(windows_BT[:, :-1]).flatten(0, 1))
+        return nn.functional.cross_entropy(self.head(stream), windows_BT[:, 1:].flatten())
+
+
+def test_buffers_are_evaluated_as_they_are_now_and_saved_with_the_optimiser(tmp_path: Path, corpus: Corpus) -> None:
+    def begun() -> tuple[TextModel, InnerLoop]:
+        model = TextModel(
+            module=Normed(), loss=lambda module, windows: module.loss(windows), context=12, vocabulary=256
+        )
+        stream = BatchStream(corpus, Digest(bytes(32)), PeerId(bytes(32)), batch=2, context=12)
+        return model, InnerLoop(model, stream, InnerRule(warmup_steps=1))
+
+    model, loop = begun()
+    fragments = plan_fragments(sizes(model.module), 2)
+    vectors = [vector_N.copy() for vector_N in LocalParameters(model.module, fragments).read_all()]
+    tensors = [
+        vectors[fragment][start:stop] for fragment, start, stop in WholeEvaluation(model, fragments, corpus).parts[0]
+    ]
+    evaluation = WholeEvaluation(model.skeleton(), fragments, corpus, live=model.module)
+    before = evaluation.take(tensors)
+    for _ in range(5):
+        loop.step()
+    assert evaluation.take(tensors) != before, "the same parameters, other statistics"
+    InnerState(tmp_path, {"the optimiser": loop}).save("noon")
+    again, restarted = begun()
+    assert InnerState(tmp_path, {"the optimiser": restarted}).load() == "noon"
+    buffers = dict(model.module.named_buffers())
+    assert (
+        buffers.keys()
+        == saved_buffers(tmp_path).keys()
+        == {
+            "norm.running_mean",
+            "norm.running_var",
+            "norm.num_batches_tracked",
+        }
+    )
+    for kept in (dict(again.module.named_buffers()), saved_buffers(tmp_path)):
+        assert all(torch.equal(kept[name], buffer) for name, buffer in buffers.items())
+    assert saved_buffers(tmp_path / "nowhere") == {}
