@@ -61,7 +61,7 @@ def open_fetched_text(data: DataSection, root: Path) -> Text:
     """
     if data.tokenizer is not None:
         return open_run_text(data, str(root))
-    return open_corpus(str(root), held_out_share=data.held_out)
+    return open_corpus(str(root), held_out_share=data.held_out, is_arriving=True)
 
 
 def keep_tokenizer(folder: Path, text: Text) -> None:

@@ -1,11 +1,10 @@
-"""The files of a text, in an order that depends only on their names, read through a few memory maps."""
+"""The files of a text, in an order that depends only on their names."""
 
 from __future__ import annotations
 
 import glob
 import os
 import sysconfig
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from p2p_diloco.text.documents import HEAD_BYTES, is_packed
 from p2p_diloco.text.token_shards import is_shard_folder
 
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
-_MAPPED_FILES = 64
-"""Maximum number of open maps: each needs a file descriptor, and a folder may have more files than that limit."""
 
 
 def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None] | None = None) -> tuple[Path, ...]:
@@ -123,56 +120,61 @@ def _refuse(path: Path, why: str, skip: Callable[[Path, str], None] | None) -> N
 class MappedFiles:
     """Concatenated files as one read-only text of bytes.
 
-    Only the last few maps are in memory. Not thread-safe. A file must not be truncated while it is in use: the
-    operating system kills a process that reads a map beyond the end of its file (SIGBUS).
+    A file is opened for each read, which costs some microseconds: a map of a file that becomes shorter kills the
+    process (SIGBUS), and shows other bytes once the file is overwritten.
+
+    Args:
+        is_arriving: the files have their lengths, but their bytes are still being fetched.
 
     Attributes:
         num_bytes: length of the text.
     """
 
-    def __init__(self, files: tuple[Path, ...]) -> None:
+    def __init__(self, files: tuple[Path, ...], *, is_arriving: bool = False) -> None:
         self._files = files
-        self._sizes = np.array([file.stat().st_size for file in files], dtype=np.int64)
-        self._stops = np.cumsum(self._sizes)
-        self._maps: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._is_arriving = is_arriving
+        self._stamps = [self._stamp(file.stat()) for file in files]
+        self._stops = np.cumsum(self.file_sizes, dtype=np.int64)
         self.num_bytes = int(self._stops[-1])
 
     @property
     def file_sizes(self) -> tuple[int, ...]:
         """Bytes of each file, in order."""
-        return tuple(int(size) for size in self._sizes)
+        return tuple(size for size, _ in self._stamps)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return a copy of bytes `start` to `stop`, which may span several files.
 
         Raises:
-            ConfigError: the size of a file has changed since it was opened.
+            ConfigError: a file has changed since it was opened, or cannot be read.
         """
         if not 0 <= start <= stop <= self.num_bytes:
             raise ValueError(f"bytes {start} to {stop} are not within a text of {self.num_bytes}")
-        pieces: list[NDArray[np.uint8]] = []
+        pieces: list[bytes] = []
         index = int(np.searchsorted(self._stops, start, side="right"))
         while start < stop:
-            file_start = int(self._stops[index] - self._sizes[index])
-            piece = self._map(index)[start - file_start : stop - file_start]
-            pieces.append(piece)
-            start += len(piece)
+            file_stop = int(self._stops[index])
+            file_start = file_stop - self._stamps[index][0]
+            pieces.append(self._read(index, start - file_start, min(stop, file_stop) - file_start))
+            start = file_stop
             index += 1
-        return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        return np.frombuffer(bytearray().join(pieces), np.uint8)
 
-    def _map(self, index: int) -> NDArray[np.uint8]:
-        """Return the map of file `index`; drop the least recently used map if there are too many."""
-        if (known := self._maps.get(index)) is not None:
-            self._maps.move_to_end(index)
-            return known
-        file, expected = self._files[index], int(self._sizes[index])
+    def _read(self, index: int, start: int, stop: int) -> bytes:
+        file, expected = self._files[index], self._stamps[index]
         try:
-            mapped: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:
+            with file.open("rb") as opened:
+                found = self._stamp(os.fstat(opened.fileno()))
+                opened.seek(start)
+                piece = opened.read(stop - start)
+        except OSError as error:
             raise ConfigError(f"text {file} cannot be read ({error}); make it readable and start again") from error
-        if len(mapped) != expected:
-            raise ConfigError(f"text {file} has {len(mapped)} bytes, {expected} when training began; start again")
-        self._maps[index] = mapped
-        if len(self._maps) > _MAPPED_FILES:
-            self._maps.popitem(last=False)
-        return mapped
+        if found != expected or len(piece) < stop - start:
+            raise ConfigError(
+                f"text {file} has another size or modification time than when training began ({expected[0]} bytes "
+                f"then, {found[0]} now); put the run's text back and start again"
+            )
+        return piece
+
+    def _stamp(self, found: os.stat_result) -> tuple[int, int]:
+        return found.st_size, 0 if self._is_arriving else found.st_mtime_ns

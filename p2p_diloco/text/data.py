@@ -131,13 +131,17 @@ def _inside(parts: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDAr
     return parts[is_inside]
 
 
-def open_corpus(path: str | Path | None = None, *, held_out_share: float = HELD_OUT_SHARE) -> Corpus:
+def open_corpus(
+    path: str | Path | None = None, *, held_out_share: float = HELD_OUT_SHARE, is_arriving: bool = False
+) -> Corpus:
     """Open the text at `path`; None is the source of the running Python's standard library.
 
+    Args:
+        is_arriving: its files have their lengths, but their bytes are still being fetched.
     Raises:
         ConfigError: the path does not exist, has no text, or the text is too short.
     """
-    return Corpus(MappedFiles(list_byte_files(path)), held_out_share=held_out_share)
+    return Corpus(MappedFiles(list_byte_files(path), is_arriving=is_arriving), held_out_share=held_out_share)
 
 
 class WindowIndex:

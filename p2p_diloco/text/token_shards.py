@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +31,6 @@ MOST_INDEX_BYTES = 16 * 1024 * 1024
 MOST_TOKENS_IN_SHARD = 1 << 26
 SHARDS_OF_A_BLOCK = 4
 """Shards that a peer draws windows from at a time."""
-_MAPPED_SHARDS = 64
 _SHARD_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DIGEST_TEXT = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}", re.ASCII)
 
@@ -176,8 +175,8 @@ class TokenText:
         parts = np.stack([self._stops - [shard.tokens for shard in self._shards], self._stops], axis=1)
         split = len(self._shards) - len(self.index.held_out)
         self.train_parts, self.held_out_parts = parts[:split], parts[split:]
-        self._maps: OrderedDict[int, NDArray[Any]] = OrderedDict()
-        self._verified: set[int] = set()
+        self._verified: dict[int, tuple[int, int]] = {}
+        """Size and modification time of each shard that was compared with the index."""
 
     @property
     def fingerprint(self) -> Digest:
@@ -190,9 +189,22 @@ class TokenText:
         Raises:
             ConfigError: the shard is missing, or its SHA-256 is not that of the index.
         """
-        number = int(np.searchsorted(self._stops, start, side="right"))
-        offset = int(self._stops[number]) - self._shards[number].tokens
-        return self._map(number)[start - offset : stop - offset].copy()
+        number, size = int(np.searchsorted(self._stops, start, side="right")), self.index.dtype.itemsize
+        offset, path = int(self._stops[number]) - self._shards[number].tokens, self._path(number)
+        try:
+            # Not mapped: a map of a file that becomes shorter kills the process (SIGBUS).
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if self._verified.get(number) != (found.st_size, found.st_mtime_ns):
+                    self._verify(number, file.read())
+                    self._verified[number] = found.st_size, found.st_mtime_ns
+                file.seek(size * (start - offset))
+                piece = file.read(size * (stop - start))
+        except OSError as error:
+            raise ConfigError(f"shard {path} cannot be read ({error}); copy it again from the organiser") from None
+        if len(piece) < size * (stop - start):
+            raise self._differs(number)
+        return np.frombuffer(bytearray(piece), self.index.dtype)
 
     def files_of(self, parts: NDArray[np.int64]) -> tuple[str, ...]:
         """Return the names of the files of these stretches, without repetition."""
@@ -250,30 +262,29 @@ class TokenText:
             first += len(source.shards)
         return found
 
-    def _map(self, number: int) -> NDArray[Any]:
-        if (known := self._maps.get(number)) is not None:
-            self._maps.move_to_end(number)
-            return known
-        shard, path = self._shards[number], self._folder / self._shards[number].name
-        try:
-            mapped: NDArray[Any] = np.memmap(path, dtype=self.index.dtype, mode="r")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"shard {path} cannot be read ({error}); copy it again from the organiser") from None
-        if number not in self._verified:
-            if len(mapped) != shard.tokens or sha256(mapped.tobytes()).hex() != shard.sha256:
-                raise ConfigError(
-                    f"shard {path} differs from the index, which expects SHA-256 {shard.sha256[:16]}…; copy it again "
-                    "from the organiser"
-                )
-            if int(mapped.max()) >= self.index.vocabulary:
-                raise ConfigError(
-                    f"shard {path} has token {int(mapped.max())}; expected less than {self.index.vocabulary}"
-                )
-            self._verified.add(number)
-        self._maps[number] = mapped
-        if len(self._maps) > _MAPPED_SHARDS:
-            self._maps.popitem(last=False)
-        return mapped
+    def _path(self, number: int) -> Path:
+        return self._folder / self._shards[number].name
+
+    def _verify(self, number: int, content: bytes) -> None:
+        """Compare a shard with the index.
+
+        Raises:
+            ConfigError: it differs.
+        """
+        shard = self._shards[number]
+        if len(content) != shard.tokens * self.index.dtype.itemsize or sha256(content).hex() != shard.sha256:
+            raise self._differs(number)
+        largest = int(np.frombuffer(content, self.index.dtype).max())
+        if largest >= self.index.vocabulary:
+            raise ConfigError(
+                f"shard {self._path(number)} has token {largest}; expected less than {self.index.vocabulary}"
+            )
+
+    def _differs(self, number: int) -> ConfigError:
+        return ConfigError(
+            f"shard {self._path(number)} differs from the index, which expects SHA-256 "
+            f"{self._shards[number].sha256[:16]}…; copy it again from the organiser"
+        )
 
 
 def _row(shard: Shard) -> list[Any]:

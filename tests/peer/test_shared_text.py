@@ -55,7 +55,7 @@ class Text:
     def stream(self, *, needs_all: bool = False, position: int = 0, peer: PeerId = ME) -> ArrivingText:
         return ArrivingText(
             self.shared,
-            open_whole=lambda: open_corpus(self.shared.root),
+            open_whole=lambda: open_corpus(self.shared.root, is_arriving=True),
             stream_of=stream_at,
             batch=BATCH,
             context=CONTEXT,

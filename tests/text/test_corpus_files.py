@@ -3,6 +3,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text import corpus_files
 from p2p_diloco.text.corpus_files import MappedFiles, list_byte_files, list_corpus_files
 
 
@@ -145,33 +146,52 @@ def test_reading_outside_the_text_is_a_bug_of_the_caller(tmp_path: Path) -> None
         files.read(2, 5)
 
 
-def test_few_maps_stay_open_for_any_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_files, "_MAPPED_FILES", 2)
-    files = MappedFiles(tuple(write_files(tmp_path, a=b"1", b=b"2", c=b"3", d=b"4")))
-    for _ in range(2):
-        assert files.read(0, 4).tobytes() == b"1234"
-    assert list(files._maps) == [2, 3]
-    files.read(2, 3)
-    files.read(0, 1)
-    assert list(files._maps) == [2, 0]
+def shorten(path: Path) -> None:
+    path.write_bytes(b"te")
 
 
-def test_a_file_whose_size_changed_is_named(tmp_path: Path) -> None:
-    (path,) = write_files(tmp_path, a=b"text")
-    files = MappedFiles((path,))
+def lengthen(path: Path) -> None:
     path.write_bytes(b"longer text")
-    with pytest.raises(ConfigError, match=r"a\.txt has 11 bytes, 4 when training began; start again"):
-        files.read(0, 1)
 
 
-@pytest.mark.parametrize("is_emptied", [True, False])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, is_emptied: bool) -> None:
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"TEXT")
+    os.utime(other, ns=(1, 1))
+    other.rename(path)
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"T")
+    os.utime(path, ns=(1, 1))  # a second write within a tick of the clock would show the same time
+
+
+@pytest.mark.parametrize(("change", "size"), [(shorten, 2), (lengthen, 11), (replace, 4), (overwrite, 4)])
+def test_a_file_that_was_changed_is_named(tmp_path: Path, change: Callable[[Path], None], size: int) -> None:
     (path,) = write_files(tmp_path, a=b"text")
     files = MappedFiles((path,))
-    if is_emptied:
-        path.write_bytes(b"")
-    else:
-        path.unlink()
+    assert files.read(0, 4).tobytes() == b"text"
+    change(path)
+    with pytest.raises(ConfigError, match=rf"a\.txt has another size .* \(4 bytes then, {size} now\); put"):
+        files.read(3, 4)
+
+
+def test_a_text_that_is_arriving_may_be_written_but_not_cut(tmp_path: Path) -> None:
+    (path,) = write_files(tmp_path, a=b"\0\0\0\0")
+    files = MappedFiles((path,), is_arriving=True)
+    replace(path)
+    assert files.read(0, 4).tobytes() == b"TEXT"
+    shorten(path)
+    with pytest.raises(ConfigError, match="has another size"):
+        files.read(0, 4)
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    (path,) = write_files(tmp_path, a=b"text")
+    files = MappedFiles((path,))
+    files.read(0, 1)
+    path.unlink()
     with pytest.raises(ConfigError, match=r"a\.txt cannot be read \(.+\); make it readable and start again"):
         files.read(0, 1)
 

@@ -185,6 +185,7 @@ def test_held_out_windows_are_fixed_spread_and_held_out(tmp_path: Path) -> None:
     windows = held_out_windows(corpus_of(tmp_path, bytes(text)), context=12, num_windows=50)
     assert windows.shape == (50, 13)
     assert (windows == 255).all()
+    plain = corpus_of(tmp_path, bytes(text))
     assert torch.equal(held_out_windows(plain, context=12, num_windows=50)[0], windows_at(plain, 0))
 
 

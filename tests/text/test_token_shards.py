@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,19 @@ def test_a_flipped_byte_is_noticed_before_its_shard_is_used(tmp_path: Path) -> N
     text.read(0, 10)
     with pytest.raises(ConfigError, match=r"s0-00003.bin differs from the index, which expects SHA-256 [0-9a-f]{16}…"):
         text.read(300, 310)
+
+
+def test_a_shard_that_is_cut_or_overwritten_during_training_is_noticed(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    text, path = TokenText(tmp_path), tmp_path / "s0-00000.bin"
+    content = path.read_bytes()
+    text.read(0, 2)
+    os.utime(path, ns=(1, 1))
+    assert text.read(0, 2).tobytes() == content[:8], "a copy of the same bytes is as good"
+    for other in (content[:-2], b"\1" + content[1:], b""):
+        path.write_bytes(other)
+        with pytest.raises(ConfigError, match=r"differs from the index, .*; copy it again from the organiser"):
+            text.read(0, 2)
 
 
 def test_a_missing_shard_and_a_token_out_of_range_are_named(tmp_path: Path) -> None:
