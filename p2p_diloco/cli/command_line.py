@@ -13,7 +13,7 @@ from typing import TypeAlias
 from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr
+from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr, take_any_text
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 
 STOPPED = 130
@@ -26,6 +26,7 @@ Nearest: TypeAlias = Callable[[str, str], str | None]
 
 def exit_code_of(program: str, run: Callable[[], int]) -> int:
     """Run a command line of a program and return its exit code; errors are printed."""
+    take_any_text()
     try:
         return _run_and_flush(run)
     except KeyboardInterrupt:

@@ -1,11 +1,24 @@
-"""Output that can no longer be written: its reader has closed it, or the disk is full."""
+"""Output that cannot be written: its reader has closed it, the disk is full, or its encoding lacks a character."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import TextIO
+
+
+def take_any_text() -> None:
+    """Let standard output print a question mark for a character that its encoding lacks, instead of failing.
+
+    A stream that was closed before the start reads nothing and discards what is written.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):  # standard error never fails: it escapes such characters
+        sys.stdout.reconfigure(errors="replace")
 
 
 def discard(stream: TextIO) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -67,9 +66,7 @@ def print_sample(options: SampleOptions) -> int:
         temperature=options.temperature,
         seed=secrets.randbits(63) if options.seed is None else options.seed,
     ):
-        # Characters outside the terminal's encoding are printed as question marks.
-        encoding = sys.stdout.encoding
-        print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+        print(text, end="", flush=True)
     print(end="" if text.endswith("\n") else "\n")
     return 0
 

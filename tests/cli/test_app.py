@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ import pytest
 
 from p2p_diloco.cli import status
 from p2p_diloco.cli.app import main
+from p2p_diloco.cli.peer_output import PeerOutput
 from p2p_diloco.errors import NetworkError, PeerError, StateError
+from p2p_diloco.status.event_log import PeerEvent
+from p2p_diloco.status.status_file import PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]
 PLAN = ["plan", "--parameters", "100M", "--islands", "4", "--uplink", "20mbit"]
@@ -291,3 +295,27 @@ def test_flags_may_have_underscores_and_an_invite_may_come_last(capsys: Captured
     arguments = ["join", "--initial_peers", f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}", INVITE.replace(RUN, "zz" * 32)]
     code, sentence = failed(arguments, capsys)
     assert (code, sentence) == (2, "the run id contains 'z'; expected only hexadecimal digits (0 to 9, a to f)")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_text_that_the_output_cannot_encode_ends_no_command(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, name = io.BytesIO(), "naïve…\udcff"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    write_status(tmp_path, PeerStatus(run=RUN, run_name=name, invite=INVITE))
+    assert main(["status", "--state-directory", str(tmp_path)]) == 0
+    with PeerOutput(tmp_path, announces_invite=False) as output:
+        output.event(PeerEvent(time=0.0, topic="roster", text=name))
+    assert raw.getvalue().count(b"?") >= 2
+
+
+@pytest.mark.parametrize("words", [["--help"], PLAN, ["status", "--state-directory", "nowhere"]])
+def test_streams_that_were_closed_before_the_start_are_not_an_error(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(words) == (2 if "nowhere" in words else 0)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.close()
