@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.api import AnySettings, OnEvent, Swarm, found, join
-from p2p_diloco.config.invite import SCHEME, parse_invite
+from p2p_diloco.config.invite import is_invite, parse_invite
 from p2p_diloco.errors import ConfigError, StateError
 
 Enter = Callable[..., Swarm]
@@ -109,7 +109,7 @@ def _enter(run: str | Path | Enter, settings: AnySettings, timeout: float | None
         if settings is not None or timeout is not None:
             raise ConfigError("settings and timeout have no effect on a function that enters a run; give them to it")
         return run
-    if str(run).startswith(SCHEME):
+    if is_invite(str(run)):
         parse_invite(str(run))
         return partial(join, str(run), settings=settings, timeout=timeout)
     if not Path(run).is_file():

@@ -27,7 +27,7 @@ from p2p_diloco.cli.flags import (
 )
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.refusals import Refusals
-from p2p_diloco.config.invite import SCHEME
+from p2p_diloco.config.invite import is_invite
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import ALIASES, EXPLAINED
 from p2p_diloco.config.settings import PeerSettings, split_arguments
@@ -464,7 +464,7 @@ def _folder(state_directory: str | None, around: Surroundings) -> Path:
 
 def _invite_first(words: Sequence[str]) -> list[str]:
     """Move an invite right after its command, so that a flag with many values cannot consume it."""
-    invites = [word for word in words[1:] if word.strip().lower().startswith(f"{SCHEME}://")]
+    invites = [word for word in words[1:] if is_invite(word)]
     return [*words[:1], *invites, *(word for word in words[1:] if word not in invites)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from p2p_diloco.cli.flags import EndFlags, SettingsFlags, Surroundings, settings_of
-from p2p_diloco.config.invite import SCHEME, parse_invite
+from p2p_diloco.config.invite import is_invite, parse_invite
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.run_file import KEY_FILE, read_run_toml
 from p2p_diloco.config.settings import PeerSettings
@@ -46,7 +46,7 @@ def request_bootstrap(
     Raises:
         ConfigError: an option is invalid.
     """
-    if run.lower().startswith(f"{SCHEME}://"):
+    if is_invite(run):
         if start is not None:
             raise ConfigError("--start only applies to a new run, and an invite is for an existing one; leave it out")
         own = _with_own_folder(settings_of(settings, around), own_folder)

@@ -8,6 +8,7 @@ valid when one leaves; `v` is their protocol version, `r` the newest roster know
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -24,6 +25,10 @@ MAX_BOOTSTRAPS = 16
 MOST_NAMED = 8
 """Maximum number of addresses in a printed invite."""
 MOST_PRINTED_CHARACTERS = 1400
+
+_AMPERSAND = re.compile(r"(?:&|%26)(?:amp;)+|%26(?=[vbr]=)", re.IGNORECASE)
+_AROUND = "\"'`\u201c\u201d\u2018\u2019«»<>()[].,;:!&"
+"""Quotes, brackets and the end of a sentence around an invite; it ends in a letter or a digit."""
 
 _EXAMPLE = f"{SCHEME}://<run id>?b=/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 
@@ -85,19 +90,23 @@ def worth_sharing(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or addresses
 
 
+def is_invite(text: str) -> bool:
+    """Return whether a text is an invite, valid or not, and not a path."""
+    return f"{SCHEME}://" in text.lower()
+
+
 def parse_invite(text: str) -> Invite:
-    """Parse an invite as users paste it; surrounding spaces and quotes are ignored.
+    """Parse an invite as users paste it: with what mail, chat and web pages add to it, or within its command.
 
     An invalid address among valid ones is skipped, with a complaint, since the others still lead to the run.
 
     Raises:
         ConfigError: it is not a valid invite.
     """
-    line = text.strip().strip("\"'").strip()
-    if len(line) > MAX_INVITE_CHARACTERS:
-        raise ConfigError(f"the invite has {len(line)} characters; expected at most {MAX_INVITE_CHARACTERS}")
-    if not line.isprintable() or " " in line:
-        raise ConfigError(f"the invite contains a space or a line break; expected one line: {_EXAMPLE}")
+    if len(text) > MAX_INVITE_CHARACTERS:
+        raise ConfigError(f"the invite has {len(text)} characters; expected at most {MAX_INVITE_CHARACTERS}")
+    visible = "".join(character for character in text if character.isprintable() and not character.isspace())
+    line = _AMPERSAND.sub("&", visible[max(0, visible.lower().find(f"{SCHEME}://")) :]).strip(_AROUND)
     scheme, found, rest = line.partition("://")
     if not found or scheme.lower() != SCHEME:
         raise ConfigError(f"{_shortened(line)!r} is not an invite; expected {_EXAMPLE}")

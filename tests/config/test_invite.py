@@ -55,7 +55,27 @@ def test_every_invite_survives_its_line_and_the_shell(run: bytes, bootstraps: li
     assert parse_invite(line) == invite
 
 
-@pytest.mark.parametrize("text", [f"  {LINE}\n", f'"{LINE}"', f"'{LINE}'", LINE.replace("p2pdiloco", "P2PDiLoCo")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"  {LINE}\n",
+        f'"{LINE}"',
+        f"'{LINE}'",
+        f"\u201c{LINE}\u201d.",
+        f"({LINE}),",
+        f"<{LINE}>",
+        LINE.replace("p2pdiloco", "P2PDiLoCo"),
+        LINE.replace("&", "&amp;"),
+        LINE.replace("&", "&amp;amp;"),
+        LINE.replace("&", "%26amp;"),
+        LINE.replace("&", "%26"),
+        LINE.replace("&", "\n&"),
+        LINE.replace("/p2p/", "/p2p/\r\n  "),
+        LINE.replace("/tcp/", "\u200b/tcp/"),
+        f"{LINE}&",
+        f'p2p-diloco join "{LINE}"',
+    ],
+)
 def test_additions_by_pasting_do_not_matter(text: str) -> None:
     assert parse_invite(text) == INVITE
 
@@ -83,7 +103,7 @@ def test_a_repeated_address_counts_once() -> None:
         ("hello", "'hello' is not an invite"),
         (LINE.replace("p2pdiloco", "https"), "is not an invite; expected p2pdiloco://"),
         (f"p2pdiloco://?b={FIRST}", "the run id has 0 characters, expected 64 digits"),
-        ("p2pdiloco://[", "is not an invite"),
+        ("p2pdiloco://[x", "is not an invite"),
         (f"p2pdiloco://{RUN.hex()[:40]}", "the run id has 40 characters, expected 64 digits; was the line cut off?"),
         (LINE.replace(RUN.hex(), "g" * 64), "the run id contains 'g'; expected only hexadecimal digits"),
         (f"p2pdiloco://{RUN.hex()}", "cut off, or pasted without its double quotes?"),
@@ -93,8 +113,6 @@ def test_a_repeated_address_counts_once() -> None:
         (f"{LINE}&t=secret", "the invite has 't', which this version does not know; expected v="),
         (f"p2pdiloco://{RUN.hex()}/x?b={FIRST}", "has '/x' after its run id"),
         (f"{LINE}#top", "has '#top' after its run id"),
-        (f"p2p-diloco join {LINE}", "contains a space or a line break; expected one line"),
-        (LINE.replace("&", "\n&"), "contains a space or a line break; expected one line"),
         (f"p2pdiloco://{RUN.hex()}?b=/ip4/203.0.113.7/tcp/31337", "has no peer id"),
         (
             LINE.replace(f"v={VERSION}", f"v={VERSION + 1}"),
