@@ -28,7 +28,7 @@ import uvloop
 from torch import Tensor, nn
 
 from p2p_diloco.bandwidth.forecast import month_sentence
-from p2p_diloco.config.invite import Invite, parse_invite
+from p2p_diloco.config.invite import Invite, is_invite, parse_invite
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
@@ -61,6 +61,8 @@ LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02
 _REST_SECONDS = 0.05
 _TIMED_STEPS = 256
+_MOST_TOKENS = 10**12
+"""Tokens of a step; sums of more would not fit into a message."""
 logger = logging.getLogger("p2p_diloco")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -99,7 +101,8 @@ def new_run(
     Raises:
         ConfigError: the file exists, a value is invalid, or a tensor of the model cannot be trained in a run.
     """
-    path, island = Path(path), island_of(model, RANK_SECONDS)
+    _check_model(model)
+    path, island = _run_path(path), island_of(model, RANK_SECONDS)
     conditions = None
     if step_seconds is not None:
         conditions = read_conditions(
@@ -273,11 +276,17 @@ class Swarm:
         Returns:
             Whether to continue; False once the run is over or this peer has left.
         Raises:
-            ConfigError: steps leave the model not finite again and again; a single one is undone.
+            ConfigError: an argument is not a number that it can be, this is within `anchor`, or steps leave the model
+                not finite again and again; a single one is undone.
             P2PDilocoError: the peer has failed, for example because of a full disk.
             StateError: another rank of this island has ended or does not answer. This island has ended.
         """
         began = time.perf_counter()
+        tokens, loss = _step_figures(tokens, loss)
+        if self._shows_anchor:
+            raise ConfigError(
+                "step was called inside anchor(), where the model holds the shared state; call it outside the block"
+            )
         if self._island is None:
             goes_on = self._step(tokens, loss, self._own.first_not_finite())
         elif self._island.is_over and self._island.lost is None:
@@ -613,9 +622,10 @@ def founder_plan(
     """Return the plan of `found` for this rank; from here on the model counts as in a run."""
 
     def founding() -> Founding:
-        path = Path(run)
+        path = _run_path(run)
+        manifest = read_run_toml(path)
         key = read_key_file(path.with_name(KEY_FILE))
-        return Founding(signed=read_run_toml(path).sign(key), organiser_key=key)
+        return Founding(signed=manifest.sign(key), organiser_key=key)
 
     return _plan_of(founding, model, optimizer, settings, state, until_round=until_round, timeout=rank_timeout)
 
@@ -630,6 +640,7 @@ def _plan_of(
     until_round: int | None,
     timeout: float,
 ) -> PeerPlan | RankPlan:
+    _check_model(model)
     island = island_of(model, timeout)
     plan: PeerPlan | RankPlan | None = None
     try:
@@ -735,14 +746,57 @@ def _leave_at_exit(swarm: Swarm) -> None:
     threading._register_atexit(leave)  # type: ignore[attr-defined]
 
 
+def _step_figures(tokens: Any, loss: Any) -> tuple[int, float | None]:
+    """Return the arguments of `step` as plain numbers; a loop may give tensors of one element.
+
+    Raises:
+        ConfigError: one is no such number.
+    """
+    try:
+        figure = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        whole = int(tokens)
+        if whole == tokens and 0 <= whole <= _MOST_TOKENS:
+            return whole, figure
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ConfigError(
+        f"step(tokens={tokens!r}, loss={loss!r}): tokens must be a whole number from 0 to {_MOST_TOKENS:,}, the tokens "
+        "since the last call, and loss a number or None"
+    )
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is of type {type(model).__name__}; expected a torch.nn.Module")
+
+
+def _run_path(run: object) -> Path:
+    """Return the path of a run file.
+
+    Raises:
+        ConfigError: it has no name.
+    """
+    if not isinstance(run, str | Path) or not Path(run).name:
+        raise ConfigError(f'the run is {run!r}; expected the path of a run file, such as "run.toml"')
+    if is_invite(str(run)):
+        raise ConfigError("this is an invite and not the path of a run file; join its run with p2p_diloco.join")
+    return Path(run)
+
+
 def _settings_of(settings: AnySettings) -> PeerSettings:
     """Return the settings, with absolute folders, since the program may change its working directory."""
+    if settings is not None and not isinstance(settings, PeerSettings | Mapping):
+        raise ConfigError(f'settings are of type {type(settings).__name__}; expected a dict, such as {{"port": 31337}}')
     own = settings if isinstance(settings, PeerSettings) else load_settings(flags=settings, flags_source="settings")
     scalars = own.tensorboard.absolute() if own.tensorboard is not None else None
     return own.model_copy(update={"state_directory": own.state_directory.absolute(), "tensorboard": scalars})
 
 
 def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        return []
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    listed = list(optimizer) if isinstance(optimizer, Sequence) else [] if optimizer is None else [optimizer]
+    for each in listed:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise ConfigError(
+                f"an optimiser is of type {type(each).__name__}; expected torch.optim.Optimizer, or a list of them"
+            )
+    return listed

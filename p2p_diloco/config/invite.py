@@ -103,6 +103,8 @@ def parse_invite(text: str) -> Invite:
     Raises:
         ConfigError: it is not a valid invite.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"the invite is of type {type(text).__name__}; expected a text: {_EXAMPLE}")
     if len(text) > MAX_INVITE_CHARACTERS:
         raise ConfigError(f"the invite has {len(text)} characters; expected at most {MAX_INVITE_CHARACTERS}")
     visible = "".join(character for character in text if character.isprintable() and not character.isspace())

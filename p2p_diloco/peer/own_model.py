@@ -51,6 +51,8 @@ CLEAR_STEPS = 4.0
 LONGEST_STEP_SECONDS = 30.0
 """Without a step for this long, the peer counts as not stepping: it follows and serves, but contributes nothing."""
 
+_META = "is on the meta device and has no values; materialise the model before it joins"
+
 _taking_part: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -88,6 +90,9 @@ def checked(model: nn.Module) -> dict[str, nn.Parameter]:
     tensors = trained(model)
     if not tensors:
         raise ConfigError("the model has no parameter that requires a gradient, so there is nothing to train")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise ConfigError(f"{plain_name(name)} {_META}")
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
         raise ConfigError(f"parameters are on {' and '.join(devices)}; put all trained parameters on one device")
@@ -132,11 +137,11 @@ def _check_rest(parts: Mapping[str, bytes], said: ModelSection) -> None:
 _SAME_MODEL = "build the same model as the organiser"
 
 
-def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Check that no optimiser overwrites merges.
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
+    """Check that no optimiser overwrites merges, and that they train the model.
 
     Raises:
-        ConfigError: an optimiser keeps a copy of θ.
+        ConfigError: an optimiser keeps a copy of θ, or none has one of its tensors.
     """
     for optimizer in optimizers:
         kind = type(optimizer)
@@ -144,6 +149,29 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             raise ConfigError(
                 f"{kind.__name__} keeps a copy of the parameters and would undo every merge; use an optimiser that "
                 "works on the model's own tensors, such as torch.optim.AdamW"
+            )
+    held = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+    missing = [name for name, tensor in tensors.items() if id(tensor) not in held]
+    if optimizers and missing:
+        raise ConfigError(
+            f"no optimiser has parameter {missing[0]} ({len(missing)} of {len(tensors)} are missing), so it would "
+            "never change; make the optimiser from the parameters of this model, or freeze others with "
+            "requires_grad_(False) before new_run"
+        )
+
+
+def _check_kept(kept: object) -> None:
+    """Check that all objects have a state.
+
+    Raises:
+        ConfigError: one has not.
+    """
+    named = kept if isinstance(kept, Mapping) else {"state": kept}
+    for name, each in named.items():
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise ConfigError(
+                f"{name} is of type {type(each).__name__}, without state_dict and load_state_dict; pass objects that "
+                'have both, by name: state={"schedule": scheduler}'
             )
 
 
@@ -176,7 +204,8 @@ class OwnModel(Training):
         if island is not None:
             reshard(model)
         self._tensors = checked(model)
-        check_optimizers(optimizers)
+        check_optimizers(optimizers, self._tensors)
+        _check_kept(kept or {})
         if model in _taking_part:
             raise ConfigError("this model is already in a run; leave that run first, or join with another model")
         _taking_part.add(model)
@@ -420,8 +449,6 @@ def island_of(model: nn.Module, timeout_seconds: float) -> Island | None:
 
 
 def _what_is_wrong(tensor: Tensor) -> str:
-    if tensor.device.type == "meta":
-        return "is on the meta device and has no values; materialise the model before it joins"
     if tensor.dtype != torch.float32:
         kind = str(tensor.dtype).removeprefix("torch.")
         return (

@@ -207,7 +207,7 @@ def transposed() -> nn.Module:
     [
         (lambda: nn.Linear(4, 4).requires_grad_(False), "the model has no parameter that requires a gradient"),
         (lambda: nn.Linear(4, 4).bfloat16(), "parameter weight is bfloat16; trained parameters must be float32"),
-        (lambda: nn.Linear(4, 4, device="meta"), "parameter weight is on the meta device and has no values"),
+        (lambda: nn.Linear(4, 4, device="meta"), "weight is on the meta device and has no values"),
         (transposed, "parameter weight is not contiguous in memory"),
     ],
     ids=["frozen", "bfloat16", "meta", "transposed"],

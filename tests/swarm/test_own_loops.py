@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from p2p_diloco.testing import local_swarm
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
 UNTIL_ROUND = 16
 PATIENCE_SECONDS = 90.0
+NOBODY = f"p2pdiloco://{'0' * 64}?b=/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
 
 class Loop:
@@ -283,6 +285,63 @@ def test_errors_name_settings_as_the_caller_writes_them(tmp_path: Path) -> None:
         p2p_diloco.found(run, model, settings={"state_directory": tmp_path / "ada", "dial_out_only": True})
     with pytest.raises(p2p_diloco.StateError, match=r"choose another place with state_directory$"):
         p2p_diloco.found(run, model, settings={"state_directory": run})
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"tokens": -5}, r"step\(tokens=-5, loss=None\): tokens must be a whole number from 0 to 1,000,000,000,000"),
+        ({"tokens": float("nan")}, r"step\(tokens=nan"),
+        ({"tokens": 2.5}, r"step\(tokens=2.5"),
+        ({"tokens": 2**70}, r"step\(tokens=1180591620717411303424"),
+        ({"tokens": "5"}, r"step\(tokens='5'"),
+        ({"tokens": 5, "loss": torch.ones(2)}, r"and loss a number or None"),
+    ],
+)
+def test_figures_that_are_none_are_refused_and_tensors_of_one_element_taken(
+    values: dict[str, object], expected: str
+) -> None:
+    loop = Loop(0)
+    with local_swarm() as local, local.found(loop.model) as swarm:
+        with pytest.raises(p2p_diloco.ConfigError, match=expected):
+            swarm.step(**values)  # type: ignore[arg-type]
+        assert swarm.step(torch.tensor(64), loop.loss())  # type: ignore[arg-type]
+        with swarm.anchor(), pytest.raises(p2p_diloco.ConfigError, match="step was called inside anchor"):
+            swarm.step(tokens=64)
+        swarm.leave()
+    assert swarm.status.tokens == 64
+    assert swarm.status.loss is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            lambda model: p2p_diloco.found("", model),
+            "the run is ''; expected the path of a run file, such as \"run.toml\"",
+        ),
+        (lambda model: p2p_diloco.found("nowhere/run.toml", model), "nowhere/run.toml"),
+        (lambda model: p2p_diloco.found("p2pdiloco://x", model), "this is an invite .*; join its run"),
+        (lambda model: p2p_diloco.new_run("", model), "the run is ''; expected the path"),
+        (lambda model: p2p_diloco.join("", model), "'' is not an invite"),
+        (lambda model: p2p_diloco.join(None, model), "the invite is of type NoneType; expected a text"),
+        (lambda model: p2p_diloco.join("p2pdiloco://x", None), "the model is of type NoneType"),
+        (lambda model: p2p_diloco.join(NOBODY, model, settings="x"), "settings are of type str; expected a dict"),
+        (lambda model: p2p_diloco.join(NOBODY, model, "adam"), "an optimiser is of type str; expected torch.optim"),
+        (lambda model: p2p_diloco.join(NOBODY, model, state={"a": 3}), "a is of type int, without state_dict"),
+        (
+            lambda model: p2p_diloco.join(NOBODY, model, torch.optim.SGD(Loop(0).model.parameters(), lr=0.1)),
+            r"no optimiser has parameter 0.weight \(4 of 4 are missing\), so it would never change; make the optimiser",
+        ),
+        (
+            lambda model: p2p_diloco.join(NOBODY, model, torch.optim.SGD(model[0].parameters(), lr=0.1)),
+            r"no optimiser has parameter 2.weight \(2 of 4 are missing\)",
+        ),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(call: Callable[[nn.Module], object], expected: str) -> None:
+    with pytest.raises(p2p_diloco.ConfigError, match=expected):
+        call(Loop(0).model)
 
 
 FORGETFUL = """
