@@ -1,8 +1,12 @@
-"""Format numbers for people: about three digits and a unit, or a dash for a missing value."""
+"""Format numbers for people: about three digits and a unit, or a dash for a missing value. And a line for pip."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
+import shlex
+import sys
+from pathlib import Path
 
 NOTHING = "–"
 _STEP = 1000.0
@@ -37,6 +41,19 @@ def format_seconds(value: float | None) -> str:
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def install_line(extra: str) -> str:
+    """Return the command that adds an extra of this package to the Python that runs.
+
+    The package is on no index. Where it is installed, pip needs none for it; elsewhere this names its folder.
+    """
+    try:
+        importlib.metadata.distribution("p2p-diloco")
+        package = ["p2p-diloco"]
+    except importlib.metadata.PackageNotFoundError:
+        package = ["-e", str(Path(__file__).parent.parent)]
+    return shlex.join([sys.executable, "-m", "pip", "install", *package[:-1], f"{package[-1]}[{extra}]"])
 
 
 def short_peer(text: str) -> str:

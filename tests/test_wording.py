@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
+from pathlib import Path
+
 import pytest
 
+import p2p_diloco
 from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
@@ -11,6 +16,7 @@ from p2p_diloco.wording import (
     format_loss,
     format_seconds,
     format_share,
+    install_line,
     short_peer,
 )
 
@@ -45,3 +51,16 @@ def test_missing_values_are_shown_as_a_dash(form: object) -> None:
 def test_short_ids_keep_the_last_characters() -> None:
     assert short_peer("12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp") == "..89SF58mp"
     assert short_peer("") == ""
+
+
+def test_an_extra_is_installed_into_this_python_and_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python")
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: name)
+    assert install_line("hf") == "'/opt/my python/bin/python' -m pip install 'p2p-diloco[hf]'"
+
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    checkout = Path(p2p_diloco.__file__).parent.parent
+    assert install_line("hf") == f"'/opt/my python/bin/python' -m pip install -e '{checkout}[hf]'"

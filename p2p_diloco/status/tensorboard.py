@@ -18,6 +18,7 @@ from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.reporter import PeerObserver
 from p2p_diloco.status.status_file import PeerStatus
+from p2p_diloco.wording import install_line
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -61,7 +62,7 @@ def with_tensorboard(folder: Path | None, observer: PeerObserver) -> Iterator[Pe
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             f"--tensorboard {folder} needs the package tensorboard, which is not installed; install it with "
-            "pip install tensorboard, or remove --tensorboard"
+            f"{install_line('track')}, or remove --tensorboard"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.model import token_loss
 from p2p_diloco.training.text_model import TextModel
+from p2p_diloco.wording import install_line
 
 _OF_ONE_FILE = ("auto_map", "_name_or_path", "transformers_version")
 """Keys that are left out of the manifest: they name code or a folder, or differ between versions."""
@@ -27,7 +28,7 @@ _REFUSED = frozenset(
 )
 """Keys of a configuration that make transformers load code, kernels or files; a joiner refuses them."""
 _MOST_LAYERS = 1 << 16
-_INSTALL = 'install the extra: pip install "p2p-diloco[hf]"'
+_INSTALL = f"install the extra: {install_line('hf')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
