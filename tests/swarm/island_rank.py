@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -174,6 +175,8 @@ def loop(order: dict[str, Any]) -> dict[str, Any]:
                         parameter.grad /= dist.get_world_size()
             optimizer.step()
             optimizer.zero_grad()
+            if (steps, rank) == (order.get("breaks_at"), order.get("dying")):
+                next(local_part(p) for p in model.parameters() if p.requires_grad).fill_(float("nan"))
             said["losses"].append(loss.item())
             steps += 1
             time.sleep(order.get("pause", 0.01))
@@ -197,6 +200,7 @@ def loop(order: dict[str, Any]) -> dict[str, Any]:
                 break
     status = swarm.status
     said |= {"digest": status.state_digest, "steps": steps, "tokens": status.tokens, "counted": status.inner_steps}
+    said |= {"undone": status.steps_undone, "finite": all(map(math.isfinite, said["losses"][-5:]))}
     said["restarts"] = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     said["progress"].append(swarm.progress)
     said["left"] = momentum_of(optimizer)

@@ -105,6 +105,20 @@ def test_own_exchange_of_gradients_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_one_rank_has_broken_is_undone_on_all(tmp_path: Path, kind: str) -> None:
+    order = {"run": str(new_run(tmp_path)), "kind": kind, "steps": 40, "breaks_at": 30, "dying": 1}
+    with rank_processes(tmp_path / "island", 2, "loop", **order) as island:
+        said = island.said()
+    assert said[0]["undone"] == 1
+    assert said[0]["counted"] in range(said[0]["steps"] - 4, said[0]["steps"]), "all others count, but the last"
+    assert said[0]["finite"]
+    assert said[1]["finite"]
+    assert kind == "fsdp" or said[0]["left"] == pytest.approx(said[1]["left"]), "equal moments"
+    assert kind == "fsdp" or said[0]["shared"] == said[1]["shared"]
+
+
+@pytest.mark.slow
 def test_a_sharded_model_of_one_rank_trains_without_a_network(tmp_path: Path) -> None:
     """As under `torchrun --nproc-per-node 1`."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
