@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.rate import format_part
+from p2p_diloco.rate import counted, format_part
 from p2p_diloco.status.status_file import PeerLine, PeerStatus
 from p2p_diloco.wording import (
     NOTHING,
@@ -42,7 +42,7 @@ def status_line(status: PeerStatus) -> str:
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(_total_sent(status))}",
         f"received {format_bytes(_total_received(status))}",
-        *filter(None, (status.trouble, status.pace, status.clock, *status.influence)),
+        *filter(None, (status.trouble, _undone(status), status.pace, status.clock, *status.influence)),
     ]
     return ", ".join(parts)
 
@@ -67,7 +67,7 @@ def _notes(status: PeerStatus) -> list[Text]:
     notes = [Text(status.reach, style="" if status.reachable else "yellow")] if status.reach else []
     return notes + [
         Text(note, style="bold yellow")
-        for note in (status.trouble, status.pace, status.clock, *status.influence, _disk_note(status))
+        for note in (status.trouble, _undone(status), status.pace, status.clock, *status.influence, _disk_note(status))
         if note
     ]
 
@@ -75,6 +75,12 @@ def _notes(status: PeerStatus) -> list[Text]:
 def _disk_note(status: PeerStatus) -> str:
     """Return what is not written to the disk any more; empty if everything is."""
     return "" if status.disk_saving == "all" else f"a limit of the disk is reached: writes {status.disk_saving}"
+
+
+def _undone(status: PeerStatus) -> str:
+    return (
+        f"{counted(status.steps_undone, 'step')} undone, because of a NaN or an infinity" if status.steps_undone else ""
+    )
 
 
 def _figures(status: PeerStatus) -> Table:

@@ -51,6 +51,12 @@ def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     assert "participation" in text
 
 
+def test_undone_steps_are_noted() -> None:
+    for shape in (shown, status_line):
+        assert "2 steps undone, because of a NaN or an infinity" in shape(replace(STATUS, steps_undone=2))
+        assert "undone" not in shape(STATUS)
+
+
 def test_degraded_rosters_are_shown() -> None:
     assert "(degraded rosters: 2)" in shown(replace(STATUS, degraded_rosters=2))
     assert "degraded" not in shown(STATUS)
