@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.wording import install_line
 
 PIECE_CHARACTERS = 1 << 18
 """Maximum length of the pieces that a long document is tokenised in."""
 _BLOCK_BYTES = 1 << 16
 _MOST_GUESSED_BYTES = 1 << 18
 HEAD_BYTES = 512
-_INSTALL = 'install the extra: pip install "p2p-diloco[hf]"'
+_INSTALL = f"install the extra: {install_line('hf')}"
 _PACKED_SUFFIXES = frozenset({".gz", ".bz2", ".xz", ".lzma", ".zst", ".zstd"})
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),

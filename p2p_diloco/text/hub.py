@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.documents import first_line
+from p2p_diloco.wording import install_line
 
 HUB = "hf:"
 _NAME = re.compile(
     r"(?P<place>[^:@\[\]]+)(@(?P<revision>[^:\[\]]+))?(:(?P<config>[^\[\]]+))?(\[(?P<split>[^\[\]]+)\])?"
 )
 _COMMIT = re.compile(r"@([0-9a-f]{40})\b")
-_INSTALL = 'install the extra: pip install "p2p-diloco[hf]"'
+_INSTALL = f"install the extra: {install_line('hf')}"
 
 
 class Rows(NamedTuple):

@@ -19,12 +19,14 @@ from p2p_diloco.text.tokenizer_files import (
     exported_files,
     read_tokenizer_folder,
 )
+from p2p_diloco.wording import install_line
 
 _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
+
 """Files that a `tokenizer.json` can be made from."""
 PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहक漢字한。€∑→—“😀"
 """Characters of many scripts, of which each must leave a token."""
-_INSTALL = 'install the extra: pip install "p2p-diloco[hf]"'
+_INSTALL = f"install the extra: {install_line('hf')}"
 
 
 class TextTokenizer:
