@@ -293,3 +293,20 @@ def test_what_is_neither_an_invite_nor_a_file_is_refused_at_once(tmp_path: Path)
         SwarmCallback(local.found, timeout=3.0)
     with pytest.raises(p2p_diloco.StateError, match="no swarm before the training begins"):
         _ = SwarmCallback(lambda *_: None).swarm
+
+
+def test_a_step_that_breaks_the_model_is_undone_and_the_trainer_goes_on(tmp_path: Path) -> None:
+    def spoil(state: Any, others: dict[str, Any]) -> None:
+        if state.global_step == 20:
+            with torch.no_grad():
+                others["model"].lm_head.weight[0, 0] = float("nan")
+
+    with local_swarm() as local:
+        callback = SwarmCallback(local.found)
+        spoiler = Watch(on_step_begin=spoil)
+        trainer = make_trainer(tmp_path, spoiler, callback, max_steps=60)
+        trainer.train()
+    assert callback.swarm.status.steps_undone == 1
+    assert callback.swarm.status.inner_steps == 59
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+    assert losses(trainer)[-1] < losses(trainer)[0]
