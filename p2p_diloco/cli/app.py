@@ -215,7 +215,7 @@ def make_app(around: Surroundings) -> App:
         Parameters
         ----------
         start
-            safetensors file with the initial values of the trained tensors, for a model of your own
+            export of a run, or safetensors file, with the initial values of the trained tensors
         """
         from p2p_diloco.cli.bootstrap import request_bootstrap
         from p2p_diloco.cli.peer_process import run_bootstrap_peer
