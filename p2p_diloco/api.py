@@ -29,14 +29,12 @@ from torch import Tensor, nn
 
 from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.config.invite import Invite, parse_invite
-from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.config.run_file import (
     KEY_FILE,
     check_new_run,
     draft_manifest,
-    read_run_toml,
     values_by_key,
     write_new_run,
 )
@@ -44,7 +42,7 @@ from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_setting
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
 from p2p_diloco.peer.own_model import OwnModel, describe_model, island_of
-from p2p_diloco.peer.peer_plan import Founding, PeerPlan
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan, read_founding
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
@@ -607,13 +605,15 @@ def founder_plan(
     rank_timeout: float = RANK_SECONDS,
 ) -> PeerPlan | RankPlan:
     """Return the plan of `found` for this rank; from here on the model counts as in a run."""
-
-    def founding() -> Founding:
-        path = Path(run)
-        key = read_key_file(path.with_name(KEY_FILE))
-        return Founding(signed=read_run_toml(path).sign(key), organiser_key=key)
-
-    return _plan_of(founding, model, optimizer, settings, state, until_round=until_round, timeout=rank_timeout)
+    return _plan_of(
+        lambda: read_founding(Path(run)),
+        model,
+        optimizer,
+        settings,
+        state,
+        until_round=until_round,
+        timeout=rank_timeout,
+    )
 
 
 def _plan_of(

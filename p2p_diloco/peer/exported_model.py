@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
-from p2p_diloco.peer.learnt_model import LearntModel
+from p2p_diloco.config.run_file import exported_run
+from p2p_diloco.peer.learnt_model import RUN_FILE, LearntModel
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.text.tokenizer_files import exported_files
 from p2p_diloco.training.hugging_face import ADAPTER, LoraShape
@@ -23,7 +24,11 @@ from p2p_diloco.training.tensor_bytes import tensor_bytes
 
 
 def files_of(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
-    """Return the files of an exported model, by name."""
+    """Return the files of an exported model, by name, with the run file that a new run can continue."""
+    return {**_model_files(learnt, provenance), RUN_FILE: exported_run(learnt.manifest)}
+
+
+def _model_files(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
     model, parameters = learnt.manifest.model, learnt.parameters
     if learnt.plan.built_in is not None:
         return llama_files(learnt.plan.built_in, parameters, provenance, learnt.tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,14 +36,32 @@ def make_start(
         own: as for `build_run_model`.
         parameters: parameters of an untrained model built that way, if there is one. The result may share its memory,
             so copy it (`genesis_states` does) before the first step.
+    Raises:
+        ConfigError: the model cannot be built, or the run starts from a file.
     """
+    if plan.manifest.model.start is not None:
+        raise ConfigError(
+            f'"{plan.manifest.name}" starts from a file, and neither that nor a sound checkpoint is here, {_RESTORE}'
+        )
     if parameters is None:
         parameters = LocalParameters(build_run_model(plan, own, founds=True).module, plan.fragments)
     return {span: parameters.view(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
 
 
 def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
-    """Read the initial φ from an export or a safetensors file; raises as `read_tensors`."""
+    """Read the initial φ from an export or a safetensors file.
+
+    Raises:
+        ConfigError: as `read_tensors`, or the file is not the one that the manifest names.
+    """
+    if (wanted := plan.manifest.model.start) is not None:
+        try:
+            with _tensors_file(path).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}; the run starts from it, {_RESTORE}") from None
+        if found != wanted:
+            raise ConfigError(f"{path} has SHA-256 {found[:16]}…, but the run starts from {wanted[:16]}…, {_RESTORE}")
     places = {slot.name: (fragment.index, slot) for fragment in plan.fragments for slot in fragment.tensors}
     fragments = [np.empty(fragment.elements, np.float32) for fragment in plan.fragments]
     for name, tensor in read_tensors(plan, path):
@@ -61,11 +80,7 @@ def read_tensors(plan: RunPlan, path: Path) -> Iterator[tuple[str, Tensor]]:
         ConfigError: the file cannot be read, a tensor is missing, has another shape or is not finite, or the
             configuration is another one.
     """
-    file_path = path
-    if path.is_dir():
-        file_path = next((path / name for name in EXPORTED_TENSORS if (path / name).is_file()), path)
-        if file_path == path:
-            raise ConfigError(f"{path} has no {' or '.join(EXPORTED_TENSORS)}; {_EXPORT}")
+    file_path = _tensors_file(path)
     try:
         with file_path.open("rb"), safe_open(file_path, framework="pt") as file:
             names = set(file.keys())
@@ -88,11 +103,22 @@ def read_tensors(plan: RunPlan, path: Path) -> Iterator[tuple[str, Tensor]]:
 
 EXPORTED_TENSORS = ("model.safetensors", "adapter_model.safetensors")
 _EXPORT = "name an export of a run of the same model, or a file that safetensors.torch.save_model wrote of it"
+_RESTORE = "so restore it next to the run file, or name it with bootstrap --start"
 _NOT_OF_THE_FUNCTION = frozenset(
     """architectures dtype torch_dtype transformers_version _name_or_path use_cache max_position_embeddings bos_token_id
     eos_token_id pad_token_id""".split()
 )
 """Keys of a configuration in which models of the same function may differ."""
+
+
+def _tensors_file(path: Path) -> Path:
+    """Return the file of tensors in the folder of an export, or `path` if it is no folder."""
+    if not path.is_dir():
+        return path
+    for name in EXPORTED_TENSORS:
+        if (path / name).is_file():
+            return path / name
+    raise ConfigError(f"{path} has no {' or '.join(EXPORTED_TENSORS)}; {_EXPORT}")
 
 
 def _stored_names(plan: RunPlan, name: str) -> tuple[str, ...]:

@@ -257,7 +257,9 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
     if founding is None:
         return {}
     run, start = plan_run(founding.signed.manifest), {}
-    if founding.start is not None:
+    if founding.start is not None and (
+        run.manifest.model.start is None or founding.start.exists() or not _has_founded(plan.settings, founding)
+    ):
         start = read_start(run, founding.start)
     elif run.manifest.model.is_own_loop and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(

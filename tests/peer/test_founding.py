@@ -207,9 +207,9 @@ def kind_plan(kind: str, **values: Any) -> RunPlan:
     )
 
 
-def exported(kind: str, folder: Path) -> dict[SpanId, Vector]:
+def exported(kind: str, folder: Path, **values: Any) -> dict[SpanId, Vector]:
     """Write the export of a run of random parameters, and return them."""
-    plan, generator = kind_plan(kind), np.random.default_rng(4)
+    plan, generator = kind_plan(kind, **values), np.random.default_rng(4)
     start = {span: generator.standard_normal(n).astype(np.float32) for span, n in plan.rules.span_elements.items()}
     learnt = learnt_model(
         plan, folder, genesis_states(start, found_roster(plan, FOUNDER, ORGANISER, sha256(b""), 0).roster), 3
