@@ -33,7 +33,6 @@ from p2p_diloco.config.run_file import (
 from p2p_diloco.config.settings import PeerSettings, load_settings
 from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import sha256
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.rate import check_count, check_positive, counted, format_rate, parse_rate
 
@@ -137,8 +136,7 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
 
 def _continued(options: NewRunOptions, source: Path, given: Document) -> tuple[Document, bytes]:
     """Return the values of a run that continues `source`, and the content of its file of initial values."""
-    from p2p_diloco.peer.learnt_model import load_source  # imported late: it imports PyTorch
-    from p2p_diloco.training.tensor_bytes import tensor_bytes
+    from p2p_diloco.peer.learnt_model import load_source, start_of  # imported late: it imports PyTorch
 
     learnt = load_source(source, options.run, "--continue")
     for sentence in learnt.refused:
@@ -162,8 +160,8 @@ def _continued(options: NewRunOptions, source: Path, given: Document) -> tuple[D
 
         values["model.code"] = code_digest(old.model.source)
         build_run_model(plan_run(_draft(values)), None, founds=True)  # refuses a module that now builds another model
-    start = tensor_bytes(learnt.parameters, {"run": old.digest().hex()})
-    return values | {"model.start": sha256(start).hex()}, start
+    start, digest = start_of(learnt)
+    return values | {"model.start": digest}, start
 
 
 def _check(options: NewRunOptions, given: Document) -> None:

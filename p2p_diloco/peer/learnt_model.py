@@ -26,6 +26,7 @@ from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
 from p2p_diloco.training.evaluation import Slice
+from p2p_diloco.training.tensor_bytes import tensor_bytes
 
 RUN_FILE = "run.toml"
 """Name of the run file in an export."""
@@ -88,6 +89,12 @@ def load_source(source: Path, run: str | None, named: str) -> LearntModel:
         )
     plan = plan_run(read_run_toml(source / RUN_FILE))
     return LearntModel(plan=plan, parameters=dict(read_tensors(plan, source)), rounds=0)
+
+
+def start_of(learnt: LearntModel) -> tuple[bytes, str]:
+    """Return the file of initial values of a run that continues this one, and its SHA-256 for the manifest."""
+    content = tensor_bytes(learnt.parameters, {"run": learnt.manifest.digest().hex()})
+    return content, sha256(content).hex()
 
 
 def load_learnt_model(state_directory: Path, run: str | None = None, *, needs_tokenizer: bool = True) -> LearntModel:
