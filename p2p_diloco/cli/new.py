@@ -102,7 +102,8 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     is_new_key = not key_path.exists()
     # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
-    _check_text(draft.data.path)
+    if not draft.model.is_own_loop:
+        _check_text(draft.data.path)
     described = (_describe_text(draft.data.path) if start is None else {}) | given
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
     if draft.model.kind in ("hf", "python") and start is None:
@@ -144,7 +145,12 @@ def _continued(options: NewRunOptions, source: Path, given: Document) -> tuple[D
     chosen = {*(CHOSEN_ROUNDS if options.chooses_rounds else ()), *(CHOSEN_END if options.hours is not None else ())}
     old = learnt.manifest
     values = continued_values(old, given, chosen)
-    if "data.path" in given and not old.model.is_own_loop:
+    if "data.path" not in given and not old.model.is_own_loop:
+        try:
+            _check_text(old.data.path)
+        except ConfigError:
+            raise ConfigError(f"the run's text is not at {old.data.path}; name your copy with --data.path") from None
+    elif not old.model.is_own_loop:
         _check_text(values["data.path"])
         text = _describe_text(values["data.path"])
         if text.get("data.tokenizer") != old.data.tokenizer:

@@ -251,11 +251,11 @@ def write_new_run(
         ConfigError: as `check_new_run`, or a value is invalid.
         StateError: a file cannot be written.
     """
-    key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
-    manifest = draft_manifest(organiser=key.peer, now_seconds=now_seconds, name=path.stem, values=values)
     if start is not None:
         write_new_file(start_file(path), start, mode=0o644)
     try:
+        key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
+        manifest = draft_manifest(organiser=key.peer, now_seconds=now_seconds, name=path.stem, values=values)
         write_run_toml(path, manifest)
     except BaseException:
         if start is not None:

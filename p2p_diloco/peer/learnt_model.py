@@ -69,17 +69,24 @@ def load_source(source: Path, run: str | None, named: str) -> LearntModel:
         run: first digits of the run id; None if the state directory holds only one run.
         named: what names the source, for errors, such as `--continue`.
     Raises:
-        ConfigError: it is none of these, the run is ambiguous, or the export is broken.
+        ConfigError: it is none of these, the run is ambiguous, nothing was learnt, or the export is broken.
         StateError: there is no checkpoint yet, or none can be read.
     """
     source = source.expanduser()
-    if not any((source / name).is_file() for name in EXPORTED_TENSORS):
+    is_state = any(source.glob(f"*/{CHECKPOINTS}"))  # a model may have been saved in the same folder
+    if is_state or not any((source / name).is_file() for name in EXPORTED_TENSORS):
         if _RUN_FOLDER.fullmatch(source.name) and any(source.glob(CHECKPOINTS)):
             source, run = source.parent, source.name
         try:
-            return load_learnt_model(source, run, needs_tokenizer=False)
+            learnt = load_learnt_model(source, run, needs_tokenizer=False)
         except (ConfigError, StateError) as error:
             raise type(error)(str(error).replace("--state-directory", named)) from None
+        if learnt.rounds == 0:  # all that a bootstrap peer has on its disk
+            raise ConfigError(
+                f"{source} holds only the start of the run, before anything was learnt; name the state directory of a "
+                "peer that trains, or an export"
+            )
+        return learnt
     if run is not None:
         raise ConfigError(f"--run chooses a run of a state directory, and {source} is an export; leave it out")
     if not (source / RUN_FILE).is_file():

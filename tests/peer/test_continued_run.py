@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import resource
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from small_run import ORGANISER, write_text
+from small_run import ORGANISER, start_states, write_text
 from test_founding import KINDS, exported, kind_plan
 from test_shared_text import Tokens
 
@@ -26,7 +31,7 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.storage.checkpoint import CheckpointFolder
+from p2p_diloco.storage.checkpoint import CheckpointFolder, save_checkpoint
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 from p2p_diloco.text.token_shards import TokenText
 
@@ -44,7 +49,10 @@ def kept(plan: RunPlan, start: dict[SpanId, Vector], state: str = "state", key: 
     folder = RunFolder(Path(state), plan.rules.run)
     folder.write(MANIFEST_FILE, plan.manifest.sign(key).encode())
     checkpoints = CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=3)
-    checkpoints.save({span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in start.items()})
+    states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in start.items()}
+    checkpoints.save(
+        {span: dataclasses.replace(s, head=dataclasses.replace(s.head, round=9)) for span, s in states.items()}
+    )
     return checkpoints.paths()[-1]
 
 
@@ -277,6 +285,22 @@ def newest_file() -> Path:
     return max(Path("state").rglob("checkpoint-*"))
 
 
+def test_the_start_of_a_run_which_a_bootstrap_peer_keeps_is_not_continued(capsys: Captured) -> None:
+    path = kept(PLAN, make_start(PLAN))
+    save_checkpoint(path, PLAN.rules.run, start_states(PLAN))
+    assert main(["new", "run2.toml", "--continue", "state"]) == 2
+    assert (
+        "state holds only the start of the run, before anything was learnt; name the state" in capsys.readouterr().err
+    )
+
+
+def test_a_model_saved_in_a_state_directory_does_not_hide_its_checkpoints() -> None:
+    start = exported("built-in", Path("state"))
+    kept(OTHER, make_start(OTHER))
+    assert main(["new", "run2.toml", "--continue", "state"]) == 0
+    assert genesis_digest(continued()[1]) == genesis_digest(make_start(OTHER)) != genesis_digest(start)
+
+
 def test_a_cut_checkpoint_is_reported_and_an_older_one_is_continued(capsys: Captured) -> None:
     start = exported("built-in", Path("export"))
     kept(PLAN, start)
@@ -324,3 +348,38 @@ def test_the_founder_needs_the_very_file_of_the_start() -> None:
         ConfigError, match=r"cannot read run2.start.safetensors: No such file or directory; the run starts"
     ):
         read_start(plan, path)
+
+
+def test_the_text_of_the_old_run_must_be_here_unless_another_is_named(tmp_path: Path, capsys: Captured) -> None:
+    text = write_text(tmp_path)
+    plan = kind_plan("built-in", **{"data.path": "words.txt"})
+    kept(plan, make_start(plan))
+    text.rename("moved.txt")
+    assert main(["new", "run2.toml", "--continue", "state"]) == 2
+    assert "error: the run's text is not at words.txt; name your copy with --data.path\n" in capsys.readouterr().err
+    assert main(["new", "run2.toml", "--continue", "state", "--data.path", "moved.txt"]) == 0
+    own = kind_plan("own", **{"data.path": "words.txt"})
+    kept(own, exported("own", Path("export")), "own")
+    assert main(["new", "run3.toml", "--continue", "own"]) == 0, "a loop of one's own reads its own text"
+
+
+def test_a_full_disk_leaves_no_files(capsys: Captured) -> None:
+    kept(PLAN, exported("built-in", Path("export")))
+    before = sorted(Path().rglob("*"))
+    with limited_files():
+        assert main(["new", "run2.toml", "--continue", "state"]) == 4
+    assert "cannot write run2.start.safetensors: File too large" in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+
+
+@contextmanager
+def limited_files() -> Iterator[None]:
+    """Let no file grow beyond one kilobyte, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
