@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
 import resource
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,25 +17,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from session_stage import Watcher
 from small_run import ORGANISER, start_states, write_text
 from test_founding import KINDS, exported, kind_plan
 from test_shared_text import Tokens
 
+from p2p_diloco import found, new_run
 from p2p_diloco.cli.app import main
-from p2p_diloco.config.key_file import read_key_file
+from p2p_diloco.config.key_file import create_key_file, read_key_file, write_key_file
 from p2p_diloco.config.manifest import RunManifest
-from p2p_diloco.config.run_file import changed_keys, read_run_toml
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import ZERO_DIGEST, SpanId
+from p2p_diloco.config.run_file import changed_keys, format_run_toml, read_run_toml
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError
+from p2p_diloco.ids import ZERO_DIGEST, SpanId, format_peer_id
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
+from p2p_diloco.peer.network import Libp2pNetwork
+from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.peer.start import run_peer
+from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.checkpoint import CheckpointFolder, save_checkpoint
+from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 from p2p_diloco.text.token_shards import TokenText
+from p2p_diloco.training.parameters import LocalParameters
 
 Captured = pytest.CaptureFixture[str]
 MODULE = "import torch\ndef build():\n    net = torch.nn.Linear(4, 6)\n    net.loss = net.forward\n    return net\n"
@@ -348,6 +360,135 @@ def test_the_founder_needs_the_very_file_of_the_start() -> None:
         ConfigError, match=r"cannot read run2.start.safetensors: No such file or directory; the run starts"
     ):
         read_start(plan, path)
+
+
+def edited(text: str, key: str, value: str) -> str:
+    """Return a run file with one value changed, as an editor does it."""
+    section, _, name = key.rpartition(".")
+    at = text.index(f"[{section}]") if section else 0
+    line = re.search(rf"^(# )?{name} =.*$", text[at:], re.MULTILINE)
+    assert line is not None
+    return text[:at] + text[at:].replace(line[0], f"{name} = {value}", 1)
+
+
+EDITS = [
+    ("inner.learning_rate", "0.5", "inner.learning_rate from 0.004 to 0.5", "--inner.learning_rate 0.5"),
+    ("rounds.fragments", "3", "rounds.fragments from 2 to 3", "--rounds.fragments 3"),
+    ("rounds.clock_start", "7.0", "rounds.clock_start from 1000000.0 to 7.0", "--rounds.clock_start 7.0"),
+    ("codec.entry", '"int8"', 'codec.entry from "int4" to "int8"', "--codec.entry int8"),
+    ("data.path", '"a b.txt"', 'data.path from "stdlib" to "a b.txt"', "--data.path 'a b.txt'"),
+    ("data.fingerprint", f'"{"ab" * 32}"', r"data.fingerprint from not set to", f"--data.fingerprint {'ab' * 32}"),
+    ("model.seed", "9", "model.seed from 0 to 9", None),
+    ("organiser", None, None, None),
+    ("name", '"other"', None, None),
+    ("created", "7", None, None),
+]
+
+
+class NoNetwork(Libp2pNetwork):
+    """Ends the start of a peer once all has been checked."""
+
+    TEXT = "no network today"
+
+    def online(self, *_: Any, **__: Any) -> Any:
+        raise NetworkError(self.TEXT)
+
+
+ARCHIVIST = ExportPlan(folder=Path("exports"), every=1, keep=1)
+
+
+def started(state: str = "state", exports: ExportPlan | None = ARCHIVIST) -> str:
+    """Found the run of `run.toml` with an archivist, or a bootstrap peer; return the error with which that ends."""
+    source = read_founding(Path("run.toml"))
+    settings = PeerSettings(state_directory=Path(state))
+    plan = PeerPlan(settings=settings, source=source, exports=exports, network=NoNetwork())
+    with pytest.raises(P2PDilocoError) as caught:
+        asyncio.run(run_peer(plan, Watcher(), StopRequest()))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value", "said", "flags"), EDITS)
+def test_an_edited_run_is_not_founded_beside_the_state_of_the_run(
+    key: str, value: str | None, said: str | None, flags: str | None
+) -> None:
+    kept(PLAN, make_start(PLAN))
+    write_key_file(Path("organiser.key"), ORGANISER)
+    text = format_run_toml(PLAN.manifest)
+    if value is None:  # another organiser
+        Path("organiser.key").unlink()
+        other = create_key_file(Path("organiser.key"))
+        value = f'"{format_peer_id(other.peer)}"'
+    Path("run.toml").write_text(edited(text, key, value))
+    before = sorted(Path().rglob("*"))
+    if said is None:  # the file of another run: it starts
+        assert started() == NoNetwork.TEXT
+        return
+    error = started()
+    assert f'values of "small" were changed after the run began in state ({said}' in error
+    assert error.endswith("or found another one with another --state-directory")
+    run = PLAN.rules.run.hex()[:16]
+    found = f"--continue state --run {run} {flags}), or found" if flags else "to go on with it, or found another one"
+    assert found in error
+    assert sorted(Path().rglob("*")) == before
+
+
+def founded_here() -> RunManifest:
+    """Write the file, the key and a checkpoint of a run that this peer has founded."""
+    write_key_file(Path("organiser.key"), ORGANISER)
+    Path("run.toml").write_text(format_run_toml(PLAN.manifest))
+    me = load_or_create_identity(Path("state/identity.key"))
+    manifest = PLAN.manifest.model_copy(update={"founder": format_peer_id(me.peer)})
+    kept(plan_run(manifest), make_start(PLAN))
+    return manifest
+
+
+def test_the_same_file_goes_on_with_its_run_and_another_state_directory_founds_afresh() -> None:
+    founded_here()
+    assert started() == started("another") == NoNetwork.TEXT
+    Path("run.toml").write_text(edited(Path("run.toml").read_text(), "outer.momentum", "0.9"))
+    assert "(outer.momentum from 0.3 to 0.9)" in started()
+    assert started("another") == NoNetwork.TEXT, "nothing has been learnt there"
+
+
+def test_a_run_is_not_founded_again_by_another_identity() -> None:
+    manifest = founded_here()
+    Path("state/identity.key").unlink()
+    assert started() == (
+        f'state holds the run "small" of this file, founded by {manifest.founder}, and this peer is a new one; start '
+        "it with that identity or with the run's invite, or found another run with another --state-directory"
+    )
+    other = load_or_create_identity(Path("state/identity.key"))
+    assert f"and this peer is {format_peer_id(other.peer)}; start it with that identity" in started()
+
+
+def test_the_offered_command_works(capsys: Captured) -> None:
+    founded_here()
+    Path("run.toml").write_text(edited(Path("run.toml").read_text(), "inner.warmup_steps", "7"))
+    words = shlex.split(re.search(r"continues it \((.*)\), or found", started())[1])  # type: ignore[index]
+    assert main(words[words.index("new") :]) == 0
+    assert continued()[0].inner.warmup_steps == 7
+    Path("run2.toml").rename("run.toml")
+    Path("run2.start.safetensors").rename("run.start.safetensors")
+    assert started() == NoNetwork.TEXT, "it is another run, though its name and state directory are the same"
+    Path("run2.toml").touch()
+    Path("run.toml").write_text(edited(format_run_toml(PLAN.manifest), "inner.warmup_steps", "7"))
+    assert "new run3.toml --continue state" in started()
+    assert re.search(
+        r"new run3.toml --continue STATE --run \w+ --\S+ 7; STATE: that of a peer that trains\), or",
+        started(exports=None),
+    )
+
+
+def test_own_loops_get_the_sentence_with_names_of_settings() -> None:
+    net = torch.nn.Linear(3, 2)
+    manifest = new_run("run.toml", net)
+    plan = plan_run(manifest)
+    kept(plan, make_start(plan, LocalParameters(net, plan.fragments)), key=read_key_file(Path("organiser.key")))
+    Path("run.toml").write_text(edited(Path("run.toml").read_text(), "data.path", '"words.txt"'))
+    with pytest.raises(
+        ConfigError, match=r"--data.path words.txt\), or found another one with another state_directory$"
+    ):
+        found("run.toml", net, settings={"state_directory": "state"})
 
 
 def test_the_text_of_the_old_run_must_be_here_unless_another_is_named(tmp_path: Path, capsys: Captured) -> None:
