@@ -29,22 +29,24 @@ from torch import Tensor, nn
 
 from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.config.invite import Invite, is_invite, parse_invite
-from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
 from p2p_diloco.config.run_file import (
+    CHOSEN_ROUNDS,
     KEY_FILE,
     check_new_run,
+    continued_values,
     draft_manifest,
-    read_run_toml,
+    exported_run,
     values_by_key,
     write_new_run,
 )
 from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.peer.own_model import OwnModel, describe_model, island_of
-from p2p_diloco.peer.peer_plan import Founding, PeerPlan
+from p2p_diloco.peer.learnt_model import RUN_FILE, load_source, start_of
+from p2p_diloco.peer.own_model import OwnModel, check_description, describe_model, island_of
+from p2p_diloco.peer.peer_plan import Founding, PeerPlan, read_founding
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
 from p2p_diloco.peer.stop import StopRequest
@@ -77,6 +79,7 @@ def new_run(
     model: nn.Module,
     *,
     ignore: Sequence[str] = (),
+    continue_from: str | Path | None = None,
     step_seconds: float | None = None,
     islands: int | None = None,
     uplink: str | None = None,
@@ -92,6 +95,8 @@ def new_run(
     Args:
         path: path of the new file, such as "run.toml".
         ignore: names of frozen tensors or buffers that may differ between peers; all others must be equal.
+        continue_from: state directory of a peer, folder of one run in it, or export, of a run of the same model. The
+            new run starts from what that one has learnt, and takes over its values where none are given here.
         step_seconds: duration of an optimiser step, to choose the length of rounds; None: the default rounds.
         islands: number of islands that train at a time; default: the size of one averaging group.
         uplink: upload rate of the slowest island; default: 20mbit.
@@ -113,7 +118,8 @@ def new_run(
             "islands, uplink, lan and traffic have no effect without step_seconds; give the duration of a step, such "
             "as 0.3"
         )
-    write = partial(_write_new_run, path, values=values, conditions=conditions)
+    source = None if continue_from is None else Path(continue_from)
+    write = partial(_write_new_run, path, values=values, conditions=conditions, source=source)
     if island is None:
         return write(describe_model(model, ignore))
     with island.together():
@@ -128,10 +134,20 @@ def _write_new_run(
     *,
     values: Mapping[str, object],
     conditions: Conditions | None,
+    source: Path | None,
 ) -> RunManifest:
-    key_path, now = path.with_name(KEY_FILE), time.time()
+    key_path, now, start = path.with_name(KEY_FILE), time.time(), None
     check_new_run(path, key_path)
     sections: Mapping[str, object] = {**values, "model": described}
+    if source is not None:
+        learnt = load_source(source, None, "continue_from")
+        for sentence in learnt.refused:
+            logger.warning("%s; using an older one", sentence)
+        check_description(described, learnt.manifest.model)
+        start, digest = start_of(learnt)
+        chosen_anew = CHOSEN_ROUNDS if conditions is not None else ()
+        given = continued_values(learnt.manifest, values_by_key(values, "the new run"), chosen_anew)
+        sections = given | {"model.start": digest, **{f"model.{key}": described[key] for key in ("rest", "ignored")}}
     draft = draft_manifest(now_seconds=now, name=path.stem, values=sections)
     given = values_by_key(sections, "the new run")
     if conditions is not None:
@@ -144,7 +160,7 @@ def _write_new_run(
         sections = given | {"rounds.fragments": fragments}
     sentence, _ = month_sentence(plan_run(draft_manifest(now_seconds=now, name=path.stem, values=sections)).rules)
     logger.info(sentence)
-    return write_new_run(path, key_path, now_seconds=now, values=sections)
+    return write_new_run(path, key_path, now_seconds=now, values=sections, start=start)
 
 
 def join(
@@ -199,7 +215,9 @@ def found(
     rank_timeout: float = RANK_SECONDS,
     on_event: OnEvent | None = None,
 ) -> Swarm:
-    """Found the run of a run file, starting from the model's current parameters. After a restart, continue the run.
+    """Found the run of a run file. After a restart, continue it.
+
+    The run starts from the model's current parameters; one that continues another, from what that has learnt.
 
     Args:
         run: the file that `new_run` wrote, with its key next to it; only rank 0 reads them.
@@ -343,7 +361,7 @@ class Swarm:
         self._together("save", lambda: write_new_file(Path(path), own_tensors(*self._shared()), mode=0o666))
 
     def export(self, folder: str | Path) -> None:
-        """Write the shared model to a new folder: the file that `save` writes, and a model card.
+        """Write the shared model to a new folder: the file that `save` writes, a model card, and the run's values.
 
         Raises:
             ConfigError: the folder exists.
@@ -352,7 +370,8 @@ class Swarm:
 
         def write() -> None:
             check_new_folder(Path(folder))
-            write_new_folder(Path(folder), own_files(*self._shared(), is_whole=True))
+            files = own_files(*self._shared(), is_whole=True)
+            write_new_folder(Path(folder), {**files, RUN_FILE: exported_run(self._held().local.plan.manifest)})
 
         self._together("export", write)
 
@@ -620,14 +639,15 @@ def founder_plan(
     rank_timeout: float = RANK_SECONDS,
 ) -> PeerPlan | RankPlan:
     """Return the plan of `found` for this rank; from here on the model counts as in a run."""
-
-    def founding() -> Founding:
-        path = _run_path(run)
-        manifest = read_run_toml(path)
-        key = read_key_file(path.with_name(KEY_FILE))
-        return Founding(signed=manifest.sign(key), organiser_key=key)
-
-    return _plan_of(founding, model, optimizer, settings, state, until_round=until_round, timeout=rank_timeout)
+    return _plan_of(
+        lambda: read_founding(_run_path(run)),
+        model,
+        optimizer,
+        settings,
+        state,
+        until_round=until_round,
+        timeout=rank_timeout,
+    )
 
 
 def _plan_of(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import p2p_diloco
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import sha256
+from p2p_diloco.testing import local_swarm
 
 
 def model() -> nn.Module:
@@ -83,3 +88,51 @@ def test_an_invalid_condition_is_refused_by_name(tmp_path: Path, conditions: dic
     with pytest.raises(ConfigError, match=answer):
         p2p_diloco.new_run(tmp_path / "run.toml", model(), **conditions)
     assert list(tmp_path.iterdir()) == []
+
+
+def own_state(tmp_path: Path, net: nn.Module, **values: Any) -> Path:
+    """Train a run of `net` for some rounds in this process, export it, and return the export."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with local_swarm(**values) as local:
+        swarm = local.found(net, optimizer, until_round=8)
+        while True:
+            net(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+            if not swarm.step(tokens=4):
+                break
+        swarm.export(tmp_path / "export")
+    return tmp_path / "export"
+
+
+def test_an_own_loop_continues_an_export(tmp_path: Path) -> None:
+    export = own_state(tmp_path, model(), outer={"momentum": 0.5})
+    other = model()
+    with local_swarm(continue_from=export, outer={"learning_rate": 0.3}) as local:
+        local.found(other)
+        learnt = load_file(export / "model.safetensors")
+        assert all(torch.equal(tensor, learnt[name]) for name, tensor in other.state_dict().items())
+    manifest = p2p_diloco.new_run(tmp_path / "run2.toml", model(), continue_from=export, rounds={"fragments": 2})
+    assert (manifest.outer.momentum, manifest.rounds.fragments, manifest.rounds.round_seconds) == (0.5, 2, 0.5)
+    assert sha256((tmp_path / "run2.start.safetensors").read_bytes()).hex() == manifest.model.start
+    faster = p2p_diloco.new_run(tmp_path / "run3.toml", model(), continue_from=export, step_seconds=0.5, islands=2)
+    assert (faster.outer.momentum, faster.rounds.round_seconds, faster.rounds.planned_steps) == (0.5, 4.0, 8)
+
+
+def test_a_model_that_is_not_the_one_to_continue_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    export = own_state(tmp_path, net)
+    refused = partial(p2p_diloco.new_run, tmp_path / "run2.toml", continue_from=export)
+    with pytest.raises(ConfigError, match=r"tensor 0.weight has shape \(5, 8\) here and \(4, 8\) in the run"):
+        refused(nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5)))
+    net.load_state_dict(load_file(export / "model.safetensors"))
+    with pytest.raises(
+        ConfigError, match="frozen parameters or buffers of this model differ from those of the run that"
+    ):
+        refused(net)
+    with pytest.raises(
+        ConfigError, match=r"no peer has run with the state directory .*; name another with continue_from"
+    ):
+        refused(net, continue_from=tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    ignored = [f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
+    assert refused(net, ignore=ignored).model.ignored == tuple(ignored)

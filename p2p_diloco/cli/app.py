@@ -108,6 +108,8 @@ def make_app(around: Surroundings) -> App:
         device: str | None = None,
         threads: str | None = None,
         organiser_key: KeyFlag = None,
+        source: Annotated[Path | None, Parameter(name="--continue")] = None,
+        run: str | None = None,
     ) -> int:
         """Write a new run, and make the key that signs it.
 
@@ -135,6 +137,10 @@ def make_app(around: Surroundings) -> App:
             device to measure the step on: auto, cpu, cuda, cuda:<number> or mps
         threads
             CPU threads that training may use
+        source
+            state directory of a peer, or export, of a run whose model and values the new run takes over
+        run
+            first digits of that run's id, if the state directory holds several
         """
         from p2p_diloco.cli.new import NewRunOptions, make_run
 
@@ -149,6 +155,8 @@ def make_app(around: Surroundings) -> App:
             device=device,
             threads=threads,
             key_path=organiser_key,
+            source=source,
+            run=run,
         )
         return make_run(path, options, around)
 
@@ -215,7 +223,7 @@ def make_app(around: Surroundings) -> App:
         Parameters
         ----------
         start
-            safetensors file with the initial values of the trained tensors, for a model of your own
+            export of a run, or safetensors file, with the initial values of the trained tensors
         """
         from p2p_diloco.cli.bootstrap import request_bootstrap
         from p2p_diloco.cli.peer_process import run_bootstrap_peer

@@ -7,24 +7,11 @@ from pathlib import Path
 
 from p2p_diloco.cli.flags import EndFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.config.invite import is_invite, parse_invite
-from p2p_diloco.config.key_file import read_key_file
-from p2p_diloco.config.run_file import KEY_FILE, read_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.peer_plan import ExportPlan, Founding, PeerPlan
+from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding
 
 BOOTSTRAP_FOLDER, ARCHIVE_FOLDER, EXPORTS_FOLDER = "bootstrap", "archive", "exports"
-
-
-def run_to_found(path: Path, key_path: Path | None, around: Surroundings, start: Path | None = None) -> Founding:
-    """Read the run at `path` and sign it with its organiser's key: `key_path`, or the key file next to the run.
-
-    Raises:
-        ConfigError: the file or the key is missing or wrong.
-    """
-    manifest = read_run_toml(path, around.overrides)
-    key = read_key_file(key_path or path.with_name(KEY_FILE))
-    return Founding(signed=manifest.sign(key), organiser_key=key, start=start)
 
 
 def request_bootstrap(
@@ -40,7 +27,7 @@ def request_bootstrap(
     """Read all that a bootstrap peer needs; `run` is a run file, or the invite of an existing run.
 
     Args:
-        start: file with the initial tensors of the run.
+        start: export or file with the initial tensors of the run.
         own_folder: folder of this peer in the state directory, unless the user names a state directory.
 
     Raises:
@@ -52,7 +39,7 @@ def request_bootstrap(
         own = _with_own_folder(settings_of(settings, around), own_folder)
         return PeerPlan(settings=own, source=parse_invite(run), until_round=flags.until_round)
     own = _with_own_folder(settings_of(settings, around.without_overrides()), own_folder)
-    founding = run_to_found(Path(run), key_path, around, start)
+    founding = read_founding(Path(run), key_path, around.overrides, start)
     return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
 
 

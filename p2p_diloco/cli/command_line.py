@@ -109,7 +109,7 @@ def _sentence(error: CycloptsError, app: App, nearest: Nearest) -> str:
 
 
 def _nearest_flag(word: str, names: Sequence[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, [name for name in names if name.startswith("--")], n=1)), None)
+    return next(iter(difflib.get_close_matches(word, [name for name in names if name.startswith("--")], 1, 0.65)), None)
 
 
 def _report(program: str, error: Exception) -> int:

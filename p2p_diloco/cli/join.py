@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2p_diloco.cli.bootstrap import run_to_found
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
 from p2p_diloco.cli.peer_process import run_trainer
 from p2p_diloco.cli.rank_group import ranks_to_start, run_ranks
 from p2p_diloco.cli.rank_process import place_among_ranks
 from p2p_diloco.config.invite import parse_invite
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.peer_plan import PeerPlan
+from p2p_diloco.peer.peer_plan import PeerPlan, read_founding
 
 
 def request_join(
@@ -38,7 +37,7 @@ def request_join(
     if invite is not None:
         raise ConfigError("an invite joins an existing run, and --found starts a new one; use only one of them")
     own = settings_of(settings, around.without_overrides())
-    founding = run_to_found(found, key_path, around)
+    founding = read_founding(found, key_path, around.overrides)
     data = founding.signed.manifest.data
     if data.share and own.data is None:
         own = own.model_copy(update={"data": data.path})  # of this user's own file, so it may be opened

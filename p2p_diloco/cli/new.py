@@ -16,9 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection, RunManifest
 from p2p_diloco.config.own_command import own_command
-from p2p_diloco.config.run_file import KEY_FILE, check_new_run, draft_manifest, values_by_key, write_new_run
+from p2p_diloco.config.run_file import (
+    CHOSEN_END,
+    CHOSEN_ROUNDS,
+    KEY_FILE,
+    check_new_run,
+    continued_values,
+    draft_manifest,
+    start_file,
+    values_by_key,
+    write_new_run,
+)
 from p2p_diloco.config.settings import PeerSettings, load_settings
 from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
@@ -47,6 +58,8 @@ class NewRunOptions:
         traffic: maximum that a machine sends and receives, like `10GB/day`; None: no maximum.
         device, threads: used to measure the step, as in the settings of a machine.
         key_path: the organiser's key; None: next to the run file.
+        source: state directory or export of the run to continue; None: start a run that has learnt nothing.
+        run: first digits of that run's id; None if the state directory holds only one run.
     """
 
     name: str | None = None
@@ -59,6 +72,14 @@ class NewRunOptions:
     device: str | None = None
     threads: str | None = None
     key_path: Path | None = None
+    source: Path | None = None
+    run: str | None = None
+
+    @property
+    def chooses_rounds(self) -> bool:
+        """Whether the rounds are chosen here, and not those of a run to continue."""
+        conditions = (self.islands, self.uplink, self.step_seconds, self.traffic)
+        return self.source is None or self.lan or any(condition is not None for condition in conditions)
 
 
 def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
@@ -71,14 +92,21 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     key_path = options.key_path or path.with_name(KEY_FILE)
     check_new_run(path, key_path)
     given = _values_of(around) | ({} if options.name is None else {"name": options.name})
+    _check(options, given)
+    start = None
+    if options.source is not None:
+        given, start = _continued(options, options.source, given)
+    elif options.run is not None:
+        raise ConfigError("--run chooses the run to continue, but there is no --continue; leave it out")
     given = _with_files(given)
     is_new_key = not key_path.exists()
     # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
-    _check_text(draft.data.path)
-    described = _describe_text(draft) | given
+    if not draft.model.is_own_loop:
+        _check_text(draft.data.path)
+    described = (_describe_text(draft.data.path) if start is None else {}) | given
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
-    if draft.model.kind in ("hf", "python"):
+    if draft.model.kind in ("hf", "python") and start is None:
         from p2p_diloco.peer.run_model import describe_source  # imported late: it imports PyTorch
 
         found = describe_source(draft.model)
@@ -90,20 +118,56 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
         from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
 
         plan_run(draft)  # refuses more fragments than the model has tensors, and a step of half a window
-    _check(options, given)
     flags = {"device": options.device, "threads": options.threads}
     settings = load_settings(flags=flags, environment=around.environment)
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if sys.stdin.isatty() and sys.stdout.isatty() and start is None:
         options = _ask_for_more(options, given)
     values, notes = _with_rounds(draft, described, options, settings)
     notes = (*notes, _traffic_of(values))
-    write_new_run(path, key_path, now_seconds=time.time(), values=values)
+    write_new_run(path, key_path, now_seconds=time.time(), values=values, start=start)
     print(f"wrote {path}; edit it before the first peer joins")
+    if start is not None:
+        print(f"wrote {start_file(path)}: what {options.source} has learnt; only the founder needs it")
     for note in notes:
         print(note)
     print(f"{'wrote' if is_new_key else 'using'} {key_path}; it signs the run, so keep it secret and keep a copy")
     print(f"next: {_next_command(path, key_path, draft.data)}")
     return 0
+
+
+def _continued(options: NewRunOptions, source: Path, given: Document) -> tuple[Document, bytes]:
+    """Return the values of a run that continues `source`, and the content of its file of initial values."""
+    from p2p_diloco.peer.learnt_model import load_source, start_of  # imported late: it imports PyTorch
+
+    learnt = load_source(source, options.run, "--continue")
+    for sentence in learnt.refused:
+        print_to_stderr(f"p2p-diloco: {sentence}; using an older one")
+    chosen = {*(CHOSEN_ROUNDS if options.chooses_rounds else ()), *(CHOSEN_END if options.hours is not None else ())}
+    old = learnt.manifest
+    values = continued_values(old, given, chosen)
+    if "data.path" not in given and not old.model.is_own_loop:
+        try:
+            _check_text(old.data.path)
+        except ConfigError:
+            raise ConfigError(f"the run's text is not at {old.data.path}; name your copy with --data.path") from None
+    elif not old.model.is_own_loop:
+        _check_text(values["data.path"])
+        text = _describe_text(values["data.path"])
+        if text.get("data.tokenizer") != old.data.tokenizer:
+            raise ConfigError(
+                f"the tokens of {values['data.path']} are not those of the run; a run that continues another keeps its "
+                "tokenizer, so make the text with that one (p2p-diloco tokenize)"
+            )
+        values = text | values
+    if old.model.kind == "python":
+        from p2p_diloco.peer.run_model import build_run_model
+        from p2p_diloco.peer.run_plan import plan_run
+        from p2p_diloco.training.python_model import code_digest
+
+        values["model.code"] = code_digest(old.model.source)
+        build_run_model(plan_run(_draft(values)), None, founds=True)  # refuses a module that now builds another model
+    start, digest = start_of(learnt)
+    return values | {"model.start": digest}, start
 
 
 def _check(options: NewRunOptions, given: Document) -> None:
@@ -174,7 +238,7 @@ def _with_rounds(
 
     values, notes = dict(given), []
     step_seconds = options.step_seconds
-    if step_seconds is None:
+    if step_seconds is None and options.chooses_rounds:
         step_seconds, note = _measure(draft, settings)
         notes += note
     if step_seconds is not None:
@@ -266,13 +330,13 @@ def _next_command(path: Path, key_path: Path, data: DataSection) -> str:
 def _values_of(around: Surroundings) -> Document:
     """Return the values that differ from the defaults, by dotted key; later files override earlier, flags override all.
 
-    A file may be from another run: its organiser and its start time are not copied.
+    A file may be from another run: its organiser, founder and start time are not copied.
     """
     values: Document = {}
     for file in around.files:
         layer = values_by_key(read_toml(file), str(file))
         if _OF_ONE_RUN & layer.keys():
-            layer = {key: value for key, value in layer.items() if key not in {*_OF_ONE_RUN, _CLOCK_START}}
+            layer = {key: value for key, value in layer.items() if key not in {*_OF_ONE_RUN, _CLOCK_START, "founder"}}
         values |= layer
     return values | values_by_key(around.overrides, "the command line")
 
@@ -294,12 +358,12 @@ def _check_text(path: str) -> None:
         ) from None
 
 
-def _describe_text(draft: RunManifest) -> Document:
+def _describe_text(path: str) -> Document:
     """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
     from p2p_diloco.text.token_shards import TokenText, is_shard_folder  # imported late: it imports NumPy
 
-    folder = Path(draft.data.path).expanduser()
-    if draft.data.path == STANDARD_LIBRARY or not is_shard_folder(folder):
+    folder = Path(path).expanduser()
+    if path == STANDARD_LIBRARY or not is_shard_folder(folder):
         return {}
     text = TokenText(folder)
     return {

@@ -166,6 +166,10 @@ class ModelSection(Section):
     ignored: tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...] = Field(
         (), description="frozen tensors that may differ between peers"
     )
+    start: DigestText | None = Field(
+        None,
+        description="SHA-256 of *.start.safetensors, with the initial values",
+    )
 
     @property
     def kind(self) -> ModelKind:
@@ -438,6 +442,8 @@ class RunManifest(Section):
     def canonical_bytes(self) -> bytes:
         """Return the canonical JSON: sorted keys, no spaces, shortest floats, ASCII."""
         document = self.model_dump(mode="json")
+        if self.model.start is None:
+            del document["model"]["start"]  # so runs of versions without this key keep their id
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     def digest(self) -> Digest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from p2p_diloco.config.key_file import create_key_file, is_key_file, read_key_file
-from p2p_diloco.config.manifest import MANIFEST_FORMAT, SUITED_RATES, RunManifest, format_sentence
+from p2p_diloco.config.manifest import MANIFEST_FORMAT, STANDARD_LIBRARY, SUITED_RATES, RunManifest, format_sentence
 from p2p_diloco.config.new_file import write_new_file
 from p2p_diloco.config.toml_document import Document, check_keys, given_keys, read_toml, validated, with_value
 from p2p_diloco.errors import ConfigError
@@ -26,6 +26,8 @@ from p2p_diloco.training.shape import MODEL_SIZES
 
 KEY_FILE = "organiser.key"
 """File name of the key that signs a run, in the same folder by default."""
+TEXT_LEFT_OUT = "(left out of the export)"
+"""Replaces the path of a text in the run file of an export, because the path is private to the organiser."""
 
 # Names that torchft, OpenDiLoCo and similar projects use for the same thing.
 ALIASES: Mapping[str, str] = {
@@ -55,6 +57,13 @@ EXPLAINED: Mapping[str, str] = {
     "fragment_sync_delay": "counts inner steps, but here an exchange ends by the clock; set rounds.round_seconds",
 }
 
+_OF_ONE_RUN = frozenset({"format", "organiser", "founder", "created", "rounds.clock_start", "model.start"})
+"""Keys that a run does not take over from the one that it continues."""
+CHOSEN_ROUNDS = frozenset(
+    f"rounds.{key}" for key in ("round_seconds", "fragments", "spans_per_fragment", "planned_steps", "retained_cycles")
+)
+CHOSEN_END = frozenset({"rounds.planned_cycles", "inner.schedule", "outer.final_share"})
+"""Keys that the planned length of a run sets; those above follow from its islands, uplink and step."""
 _SUITED_WINDOWS = 4
 """Windows of an inner step of a new run."""
 _UNKNOWN_ORGANISER = SigningKey(bytes(32)).peer
@@ -172,14 +181,55 @@ def canonical_key(key: str, source: str) -> str:
     return target if section in ("", target.partition(".")[0]) else key
 
 
+def changed_keys(old: RunManifest, new: RunManifest) -> dict[str, tuple[Any, Any]]:
+    """Return the old and the new value of each key in which two runs differ, by dotted key."""
+    before, after = (dict(_leaves(manifest.model_dump(mode="json"))) for manifest in (old, new))
+    return {key: (value, after[key]) for key, value in before.items() if value != after[key]}
+
+
+def continued_values(old: RunManifest, given: Mapping[str, Any], chosen_anew: Collection[str] = ()) -> Document:
+    """Return the values of a run that continues `old`, by dotted key: `given`, and the old ones where none are given.
+
+    Args:
+        chosen_anew: keys that are chosen to suit the new run, unless they are given.
+    Raises:
+        ConfigError: `given` changes the model, or the text is not known.
+    """
+    without = {*_OF_ONE_RUN, *chosen_anew}
+    if "data.path" in given:
+        without |= {"data.fingerprint", "data.tokenizer"}
+    if given.keys() & {"data.path", "data.share"}:
+        without.add("data.files")
+    taken = {key: value for key, value in _leaves(old.model_dump(mode="json")) if value is not None}
+    for key, value in given.items():
+        if key.startswith("model.") and key not in _OF_ONE_RUN and value != taken.get(key):
+            raise ConfigError(f"a run that continues another keeps its model; leave {key} out, or do not continue it")
+    if taken["data.path"] == TEXT_LEFT_OUT and "data.path" not in given and not old.model.is_own_loop:
+        raise ConfigError("an export does not name the text of its run; name your copy with --data.path PATH")
+    return {key: value for key, value in taken.items() if key not in without} | dict(given)
+
+
+def start_file(path: Path) -> Path:
+    """Return the file beside the run file `path` that holds the initial values of a run that continues another."""
+    return path.with_name(f"{path.stem}.start.safetensors")
+
+
+def exported_run(manifest: RunManifest) -> bytes:
+    """Return the run file of an export, which a new run can continue: without the path of the text."""
+    if manifest.data.path != STANDARD_LIBRARY:
+        manifest = manifest.model_copy(update={"data": manifest.data.model_copy(update={"path": TEXT_LEFT_OUT})})
+    return format_run_toml(manifest).encode()
+
+
 def check_new_run(path: Path, key_path: Path) -> None:
     """Check up front that `write_new_run` can write, before its values are computed.
 
     Raises:
         ConfigError: `path` exists, a folder is missing, or the existing key is invalid.
     """
-    if path.exists():
-        raise ConfigError(f"{path} already exists and is never overwritten; move it away, or name another file")
+    for file in (path, start_file(path)):
+        if file.exists():
+            raise ConfigError(f"{file} already exists and is never overwritten; move it away, or name another file")
     for file in (path, key_path):
         if not file.parent.is_dir():
             raise ConfigError(f"there is no folder {file.parent} for {file.name}; create it, or name another place")
@@ -187,20 +237,30 @@ def check_new_run(path: Path, key_path: Path) -> None:
         read_key_file(key_path)
 
 
-def write_new_run(path: Path, key_path: Path, *, now_seconds: float, values: Mapping[str, Any]) -> RunManifest:
+def write_new_run(
+    path: Path, key_path: Path, *, now_seconds: float, values: Mapping[str, Any], start: bytes | None = None
+) -> RunManifest:
     """Write the run of `values` to a new file; create the key that signs it, unless it exists from an earlier run.
 
     Args:
         path: path of the run file; its stem is the name of the run, unless `values` has one.
         key_path: path of the organiser's key.
         now_seconds, values: as for `draft_manifest`.
+        start: content of the file of initial values, whose digest is in `values`; None: the run needs none.
     Raises:
         ConfigError: as `check_new_run`, or a value is invalid.
         StateError: a file cannot be written.
     """
-    key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
-    manifest = draft_manifest(organiser=key.peer, now_seconds=now_seconds, name=path.stem, values=values)
-    write_run_toml(path, manifest)
+    if start is not None:
+        write_new_file(start_file(path), start, mode=0o644)
+    try:
+        key = read_key_file(key_path) if key_path.exists() else create_key_file(key_path)
+        manifest = draft_manifest(organiser=key.peer, now_seconds=now_seconds, name=path.stem, values=values)
+        write_run_toml(path, manifest)
+    except BaseException:
+        if start is not None:
+            start_file(path).unlink(missing_ok=True)
+        raise
     return manifest
 
 

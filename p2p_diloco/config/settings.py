@@ -65,7 +65,7 @@ _LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
 _NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once", "ranks", "nice", "gpu_duty"})
 _SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_trace"})
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
-_FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*")
+_FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*(?!\w|-|\.\w)")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
 
 

@@ -12,21 +12,23 @@ from typing import Any
 from torch import Tensor
 
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
-from p2p_diloco.peer.learnt_model import LearntModel
+from p2p_diloco.config.run_file import exported_run
+from p2p_diloco.peer.learnt_model import RUN_FILE, LearntModel
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.text.tokenizer_files import exported_files
-from p2p_diloco.training.hugging_face import LoraShape
+from p2p_diloco.training.hugging_face import ADAPTER, LoraShape
 from p2p_diloco.training.llama import llama_files
 from p2p_diloco.training.own_files import own_files
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
 
-_ADAPTER = ".default."
-"""peft's name of the adapter in the names of its parameters, which its files leave out."""
-
 
 def files_of(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
-    """Return the files of an exported model, by name."""
+    """Return the files of an exported model, by name, with the run file that a new run can continue."""
+    return {**_model_files(learnt, provenance), RUN_FILE: exported_run(learnt.manifest)}
+
+
+def _model_files(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
     model, parameters = learnt.manifest.model, learnt.parameters
     if learnt.plan.built_in is not None:
         return llama_files(learnt.plan.built_in, parameters, provenance, learnt.tokenizer)
@@ -93,7 +95,7 @@ def adapter_files(
         base: folder or hub id of the base model, which is not part of the files.
     """
     targets = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in tensors if ".lora_" in name})
-    named = {name.replace(_ADAPTER, "."): tensor for name, tensor in tensors.items()}
+    named = {name.replace(ADAPTER, "."): tensor for name, tensor in tensors.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -109,7 +111,7 @@ def adapter_files(
         "adapter_model.safetensors": tensor_bytes(named, {"run": provenance.run}),
         "adapter_config.json": _json(config),
         **tokenizer,
-        "README.md": _card(tensors, provenance, "LoRA adapters of a causal language model", _USE_ADAPTERS).encode(),
+        "README.md": _card(tensors, provenance, "LoRA adapters of a causal language model", _USEADAPTERS).encode(),
     }
 
 
@@ -118,7 +120,7 @@ _USE_MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
 prompt = tokenizer("Once", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(prompt, do_sample=True, max_new_tokens=50)[0]))"""
-_USE_ADAPTERS = """from peft import AutoPeftModelForCausalLM
+_USEADAPTERS = """from peft import AutoPeftModelForCausalLM
 
 model = AutoPeftModelForCausalLM.from_pretrained(".")  # loads the base model that adapter_config.json names"""
 

@@ -1,4 +1,4 @@
-"""The trained model of a run, read from a peer's newest checkpoint.
+"""The trained model of a run, read from a peer's newest checkpoint or from an export.
 
 This only reads, so that it works while the peer trains.
 """
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config.manifest import RunManifest, decode_kept_manifest
+from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.evaluation import anchor_slice
+from p2p_diloco.peer.founding import EXPORTED_TENSORS, read_tensors
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.storage.inner_state import saved_buffers
@@ -25,7 +27,10 @@ from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
 from p2p_diloco.training.evaluation import Slice
+from p2p_diloco.training.tensor_bytes import tensor_bytes
 
+RUN_FILE = "run.toml"
+"""Name of the run file in an export."""
 _RUN_FOLDER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -60,10 +65,53 @@ class LearntModel:
         return self.rounds / self.manifest.rounds.fragments
 
 
-def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntModel:
+def load_source(source: Path, run: str | None, named: str) -> LearntModel:
+    """Load what a new run continues: a state directory, one run's folder in it, or an export; its rounds are then 0.
+
+    Args:
+        run: first digits of the run id; None if the state directory holds only one run.
+        named: what names the source, for errors, such as `--continue`.
+    Raises:
+        ConfigError: it is none of these, the run is ambiguous, nothing was learnt, or the export is broken.
+        StateError: there is no checkpoint yet, or none can be read.
+    """
+    source = source.expanduser()
+    is_state = any(source.glob(f"*/{CHECKPOINTS}"))  # a model may have been saved in the same folder
+    if is_state or not any((source / name).is_file() for name in EXPORTED_TENSORS):
+        if _RUN_FOLDER.fullmatch(source.name) and any(source.glob(CHECKPOINTS)):
+            source, run = source.parent, source.name
+        try:
+            learnt = load_learnt_model(source, run, needs_tokenizer=False)
+        except (ConfigError, StateError) as error:
+            raise type(error)(str(error).replace("--state-directory", named)) from None
+        if learnt.rounds == 0:  # all that a bootstrap peer has on its disk
+            raise ConfigError(
+                f"{source} holds only the start of the run, before anything was learnt; name the state directory of a "
+                "peer that trains, or an export"
+            )
+        return learnt
+    if run is not None:
+        raise ConfigError(f"--run chooses a run of a state directory, and {source} is an export; leave it out")
+    if not (source / RUN_FILE).is_file():
+        raise ConfigError(
+            f"{source} is an export without {RUN_FILE}, which tells what to continue; make a run of the same model, "
+            f"and found it with p2p-diloco bootstrap {RUN_FILE} --start {source}"
+        )
+    plan = plan_run(read_run_toml(source / RUN_FILE))
+    return LearntModel(plan=plan, parameters=dict(read_tensors(plan, source)), rounds=0)
+
+
+def start_of(learnt: LearntModel) -> tuple[bytes, str]:
+    """Return the file of initial values of a run that continues this one, and its SHA-256 for the manifest."""
+    content = tensor_bytes(learnt.parameters, {"run": learnt.manifest.digest().hex()})
+    return content, sha256(content).hex()
+
+
+def load_learnt_model(state_directory: Path, run: str | None = None, *, needs_tokenizer: bool = True) -> LearntModel:
     """Load the newest checkpoint in a state directory.
 
     Args:
+        needs_tokenizer: whether the tokenizer of a model of tokens is loaded too.
         state_directory: state directory of a peer, which may be running.
         run: first digits of the run id; None if there is only one run.
     Raises:
@@ -79,16 +127,19 @@ def load_learnt_model(state_directory: Path, run: str | None = None) -> LearntMo
     checkpoints = CheckpointFolder(folder, run=plan.rules.run, elements=plan.rules.span_elements, keep=1)
     states, refused = checkpoints.read_newest()
     if states is None:
-        raise StateError(refused[0]) if refused else _no_checkpoint(state_directory)
+        broken = (
+            f"{refused[0]}; there is no sound one in {folder}, so name the state of another peer" if refused else ""
+        )
+        raise StateError(broken) if refused else _no_checkpoint(state_directory)
     rounds = max(0, *(state.head.round + 1 for state in states.values()))
-    return replace(learnt_model(plan, folder, states, rounds), refused=refused)
+    return replace(learnt_model(plan, folder if needs_tokenizer else None, states, rounds), refused=refused)
 
 
-def learnt_model(plan: RunPlan, folder: Path, states: Mapping[SpanId, SpanState], rounds: int) -> LearntModel:
+def learnt_model(plan: RunPlan, folder: Path | None, states: Mapping[SpanId, SpanState], rounds: int) -> LearntModel:
     """Return the model whose anchor is in `states`.
 
     Args:
-        folder: the run's folder of a peer, with the tokenizer of a run that has one.
+        folder: the run's folder of a peer, with the tokenizer of a run that has one; None: it is not needed.
         rounds: number of rounds up to the latest whose update is included.
     Raises:
         StateError: the tokenizer is missing, or another one.
@@ -105,8 +156,8 @@ def learnt_model(plan: RunPlan, folder: Path, states: Mapping[SpanId, SpanState]
             for name, shape in plan.shapes.items()
         },
         rounds=rounds,
-        tokenizer=_tokenizer_of(folder, plan),
-        buffers=saved_buffers(folder),
+        tokenizer=_tokenizer_of(folder, plan) if folder is not None else None,
+        buffers=saved_buffers(folder) if folder is not None else {},
     )
 
 

@@ -109,12 +109,31 @@ def check_model(model: nn.Module, said: ModelSection) -> None:
     Raises:
         ConfigError: it differs; the text names the first tensor that does.
     """
-    _check_shapes(checked(model), said)
+    _check_shapes(_shapes_of(checked(model)), said)
     _check_rest(_parts_of_rest(model, said.ignored), said)
 
 
-def _check_shapes(tensors: Mapping[str, Tensor], said: ModelSection) -> None:
-    own = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def check_description(described: Mapping[str, Any], said: ModelSection) -> None:
+    """Check that what `describe_model` returned matches a run that is to be continued.
+
+    Frozen tensors and buffers may differ if other ones are ignored than in that run, which nobody does by mistake.
+
+    Raises:
+        ConfigError: it differs; the text names the first trained tensor that does.
+    """
+    _check_shapes({name: tuple(shape) for name, shape, _ in described["tensors"]}, said)
+    if described["rest"] != said.rest and tuple(described["ignored"]) == said.ignored:
+        raise ConfigError(
+            "frozen parameters or buffers of this model differ from those of the run that it continues; load the same "
+            "ones, or list those that may differ from now on in ignore"
+        )
+
+
+def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _check_shapes(own: Mapping[str, tuple[int, ...]], said: ModelSection) -> None:
     agreed = {name: tuple(shape) for name, shape, _ in said.tensors}
     for name, shape in agreed.items():
         if name not in own:
@@ -239,7 +258,7 @@ class OwnModel(Training):
             if self._models is None:
                 check_model(self.model, manifest.model)
             else:
-                _check_shapes(self._tensors, manifest.model)
+                _check_shapes(_shapes_of(self._tensors), manifest.model)
                 _check_rest(self._models.rest(manifest.model.ignored), manifest.model)
         elif sorted(self._tensors) != sorted(plan_run(manifest).shapes):
             raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')

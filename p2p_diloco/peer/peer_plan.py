@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from p2p_diloco.config.invite import Invite
+from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import SignedManifest
+from p2p_diloco.config.run_file import KEY_FILE, read_run_toml, start_file
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.guest.sensors import Sensors
@@ -29,7 +31,7 @@ class Founding:
     Attributes:
         signed: signed manifest of the run.
         organiser_key: signs the founding roster.
-        start: file of initial tensors; None: the model trained here, or the built-in one's seed.
+        start: file or export of initial tensors; None: the model trained here, or the built-in one's seed.
         names_founder: write this peer into the manifest as the only founder. A second bootstrap started with the same
             run file then founds another run, with another id, and never a second history of this one.
     """
@@ -59,6 +61,24 @@ class Founding:
         if manifest.founder is not None or not self.names_founder:
             return self
         return replace(self, signed=manifest.model_copy(update={"founder": own}).sign(self.organiser_key))
+
+
+def read_founding(
+    path: Path, key_path: Path | None = None, overrides: Mapping[str, Any] | None = None, start: Path | None = None
+) -> Founding:
+    """Read the run at `path` and sign it with its organiser's key: `key_path`, or the key file next to the run.
+
+    Args:
+        overrides: values by dotted key in place of those in the file.
+        start: initial tensors; None: of a run that continues another, the file next to the run.
+    Raises:
+        ConfigError: the file or the key is missing or wrong.
+    """
+    manifest = read_run_toml(path, overrides)
+    key = read_key_file(key_path or path.with_name(KEY_FILE))
+    if start is None and manifest.model.start is not None:
+        start = start_file(path)
+    return Founding(signed=manifest.sign(key), organiser_key=key, start=start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> Te
     if section.lora_rank:
         lora = LoraShape(rank=section.lora_rank, alpha=section.lora_alpha, targets=section.lora_targets)
     weights = None
-    if section.weights == "loaded" and (founds or lora is not None):
+    if section.weights == "loaded" and ((founds and section.start is None) or lora is not None):
         # A path of the organiser's may also name a folder here, which was never meant for this run.
         is_on_hub = HUB_ID.fullmatch(source) is not None and not Path(source).exists()
         if own is None and not founds and not is_on_hub:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections import deque
@@ -10,12 +11,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
+from p2p_diloco.config.own_command import own_command
+from p2p_diloco.config.run_file import changed_keys
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
 from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
@@ -39,7 +46,7 @@ from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE
-from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, RunFolder, run_folder
+from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS_FILE, RunFolder, run_folder
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
@@ -256,8 +263,12 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
     founding = plan.founding
     if founding is None:
         return {}
+    if not _has_founded(plan.settings, founding):
+        _check_unchanged(plan, founding)
     run, start = plan_run(founding.signed.manifest), {}
-    if founding.start is not None:
+    if founding.start is not None and (
+        run.manifest.model.start is None or founding.start.exists() or not _has_founded(plan.settings, founding)
+    ):
         start = read_start(run, founding.start)
     elif run.manifest.model.is_own_loop and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(
@@ -270,6 +281,58 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
             "remove --dial-out-only"
         )
     return start
+
+
+def _check_unchanged(plan: PeerPlan, founding: Founding) -> None:
+    """Refuse a run file that was edited after the run was founded here: it would silently found another run.
+
+    A run has one organiser, name and time of writing; a file that differs in these is of another run.
+    """
+    new, state, identity = founding.signed.manifest, plan.settings.state_directory, plan.settings.identity_file
+    if identity.exists():
+        new = founding.by(load_or_create_identity(identity).peer).signed.manifest
+    for path in sorted(state.glob(f"*/{MANIFEST_FILE}")):
+        try:
+            old = decode_kept_manifest(path.read_bytes(), path, "").manifest
+        except (OSError, StateError):
+            continue  # of another version, or broken: not known to be of this run
+        is_same = (old.organiser, old.name, old.created) == (new.organiser, new.name, new.created)
+        has_begun = (path.parent / ROSTERS_FILE).exists() or any(path.parent.glob(CHECKPOINTS))
+        if is_same and has_begun and (changed := changed_keys(old, new)):
+            raise _edited_run(old, changed, path.parent, holds_learnt=plan.keeps_state)
+
+
+def _edited_run(
+    old: RunManifest, changed: dict[str, tuple[Any, Any]], folder: Path, *, holds_learnt: bool
+) -> ConfigError:
+    state = folder.parent
+    before, after = changed.pop("founder", (None, None))
+    if not changed:
+        return ConfigError(
+            f'{state} holds the run "{old.name}" of this file, founded by {before}, and this peer is '
+            f"{after or 'a new one'}; start it with that identity or with the run's invite, or found another run with "
+            "another --state-directory"
+        )
+    edits = ", ".join(f"{key} from {_shown(before)} to {_shown(after)}" for key, (before, after) in changed.items())
+    remedy = ""
+    if not any(key.startswith("model.") for key in changed):  # a run that continues another keeps its model
+        flags = [word for key, (_, new) in changed.items() if new is not None for word in (f"--{key}", _typed(new))]
+        path = next(name for name in (f"run{number}.toml" for number in count(2)) if not os.path.exists(name))
+        source, where = (str(state), "") if holds_learnt else ("STATE", "; STATE: that of a peer that trains")
+        command = own_command("new", path, "--continue", source, "--run", folder.name, *flags)
+        remedy = f"make a run that continues it ({command}{where}), "
+    return ConfigError(
+        f'values of "{old.name}" were changed after the run began in {state} ({edits}), and a run keeps its values; '
+        f"undo that to go on with it, {remedy}or found another one with another --state-directory"
+    )
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else shorten(json.dumps(value, ensure_ascii=False), 60, placeholder=" …")
+
+
+def _typed(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _brings_model(plan: PeerPlan) -> bool:

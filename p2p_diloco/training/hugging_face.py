@@ -27,6 +27,8 @@ _REFUSED = frozenset(
     use_kernels kernel_config quantization_config name_or_path _name_or_path""".split()
 )
 """Keys of a configuration that make transformers load code, kernels or files; a joiner refuses them."""
+ADAPTER = ".default."
+"""peft's name of the adapter in the names of its parameters, which its files leave out."""
 _MOST_LAYERS = 1 << 16
 _INSTALL = f"install the extra: {install_line('hf')}"
 

@@ -46,9 +46,9 @@ def llama_tensors(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters under Llama's names."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in parameters.items():
-        block, names = _llama_names(name)
+        names = llama_names(name)
         pieces = tensor.detach().chunk(len(names))
-        tensors |= {f"{block}{own}": piece.contiguous() for own, piece in zip(names, pieces, strict=True)}
+        tensors |= {own: piece.contiguous() for own, piece in zip(names, pieces, strict=True)}
     return tensors
 
 
@@ -67,12 +67,12 @@ _BLOCK = {
 }
 
 
-def _llama_names(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the prefix of a tensor's block, and the names of its equal parts from top to bottom."""
+def llama_names(name: str) -> tuple[str, ...]:
+    """Return Llama's names for the equal parts of a tensor, from top to bottom."""
     if name in _WHOLE_MODEL:
-        return "", (_WHOLE_MODEL[name],)
+        return (_WHOLE_MODEL[name],)
     _, index, own = name.split(".", 2)
-    return f"model.layers.{index}.", _BLOCK[own]
+    return tuple(f"model.layers.{index}.{part}" for part in _BLOCK[own])
 
 
 def llama_config(shape: ModelShape) -> dict[str, Any]:

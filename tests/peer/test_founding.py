@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from torch import nn
 
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError, PeerError
-from p2p_diloco.ids import sha256
+from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.log.head import GENESIS_ROUND
+from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.exported_model import files_of
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
+from p2p_diloco.peer.learnt_model import learnt_model
 from p2p_diloco.peer.own_model import describe_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.protocol.membership.roster_book import RosterBook
@@ -25,6 +29,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters
+from p2p_diloco.training.provenance import Provenance
 
 FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, counts=True)
 
@@ -146,7 +151,7 @@ def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tens
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda tensors: without(tensors, "2.weight"), "has no tensor 2.weight, which the run trains; write it with"),
+        (lambda tensors: without(tensors, "2.weight"), "has no tensor 2.weight, which the run trains; name an export"),
         (
             lambda tensors: tensors | {"0.bias": torch.zeros(34)},
             r"tensor 0.bias has shape \(34,\) in .* and \(33,\) in the run",
@@ -174,3 +179,88 @@ def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"weights")
     with pytest.raises(ConfigError, match="is not a safetensors file"):
         read_start(small_plan(), path)
+
+
+# -- initial parameters from an export
+
+TABLE = [["layers.0.q.weight", [6, 4], "radial"], ["layers.0.norm", [4], "radial"], ["head.weight", [8, 4], "plain"]]
+ADAPTERS = [
+    ["layers.0.q.lora_A.default.weight", [2, 4], "radial"],
+    ["layers.0.q.lora_B.default.weight", [6, 2], "radial"],
+]
+HUGGING_FACE = {"model.source": "hf:base", "model.config": '{"model_type":"gpt2","n_head":2}', "model.context": 8}
+LORA = {"model.weights": "loaded", "model.lora_rank": 2, "model.tensors": ADAPTERS, "model.vocabulary": 8}
+KINDS: dict[str, dict[str, Any]] = {
+    "built-in": {},
+    "own": {"model.tensors": TABLE},
+    "hf": HUGGING_FACE | {"model.tensors": TABLE},
+    "lora": HUGGING_FACE | LORA,
+}
+
+
+def kind_plan(kind: str, **values: Any) -> RunPlan:
+    own = {"layers": None, "width": None, "heads": None, "feed_forward": None}
+    return (
+        small_plan(values)
+        if kind == "built-in"
+        else small_plan({f"model.{key}": own[key] for key in own} | KINDS[kind] | values)
+    )
+
+
+def exported(kind: str, folder: Path, **values: Any) -> dict[SpanId, Vector]:
+    """Write the export of a run of random parameters, and return them."""
+    plan, generator = kind_plan(kind, **values), np.random.default_rng(4)
+    start = {span: generator.standard_normal(n).astype(np.float32) for span, n in plan.rules.span_elements.items()}
+    learnt = learnt_model(
+        plan, folder, genesis_states(start, found_roster(plan, FOUNDER, ORGANISER, sha256(b""), 0).roster), 3
+    )
+    origin = Provenance(run_name="old", run=plan.rules.run.hex(), text=None, rounds=3, cycles=1.5)
+    folder.mkdir()
+    for name, content in files_of(learnt, origin).items():
+        (folder / name).write_bytes(content)
+    return start
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_starts_from_the_export_of_another(tmp_path: Path, kind: str) -> None:
+    start = exported(kind, tmp_path / "model")
+    read = read_start(kind_plan(kind), tmp_path / "model")
+    assert all(np.array_equal(read[span], start[span]) for span in start)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (
+            "built-in",
+            {"model.feed_forward": 32},
+            r"tensor model.layers.0.mlp.gate_proj.weight has shape \(24, 16\) in .* and \(32, 16\) in the run",
+        ),
+        ("built-in", {"model.heads": 4}, "num_attention_heads is 2 in .*config.json and 4 in the run; name an export"),
+        ("hf", {"model.config": '{"model_type":"gpt2","n_head":4}'}, "n_head is 2 in .*config.json and 4 in the run"),
+        ("lora", {"model.lora_alpha": 32.0}, r"lora_alpha is 16.0 in .*adapter_config.json and 32.0 in the run"),
+        ("own", {"model.tensors": [["head.weight", [8, 5], "plain"]], "rounds.fragments": 1}, r"has shape \(8, 4\) in"),
+    ],
+)
+def test_an_export_of_another_model_is_refused(tmp_path: Path, kind: str, values: dict[str, Any], said: str) -> None:
+    exported(kind, tmp_path / "model")
+    with pytest.raises(ConfigError, match=said):
+        read_start(kind_plan(kind, **values), tmp_path / "model")
+
+
+def test_an_export_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    plan, folder = kind_plan("built-in"), tmp_path / "model"
+    exported("built-in", folder)
+    for broken in ("{", '["llama"]', "3"):
+        (folder / "config.json").write_text(broken)
+        with pytest.raises(ConfigError, match=r"cannot read .*config.json \(.*\); name an export of a run"):
+            read_start(plan, folder)
+    (folder / "config.json").unlink()
+    read_start(plan, folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ConfigError, match=r"model.safetensors is not a safetensors file \("):
+        read_start(plan, folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no model.safetensors or adapter_model.safetensors; name an export"):
+        read_start(plan, folder)

@@ -16,8 +16,11 @@ import torch
 from p2p_diloco.config.manifest import ModelSection
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.exported_model import adapter_files, model_files
-from p2p_diloco.peer.founding import make_start
+from p2p_diloco.ids import ZERO_DIGEST
+from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.peer.exported_model import adapter_files, files_of, model_files
+from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
+from p2p_diloco.peer.learnt_model import learnt_model
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.text.tokenizer_files import exported_files
@@ -280,3 +283,22 @@ def test_a_config_that_would_exhaust_or_open_this_machine_is_refused_at_once(
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_run_model(changed, None, founds=False)
     assert time.monotonic() - began < 20.0
+
+
+@pytest.mark.parametrize("values", [{}, {"weights": "loaded"}, {"weights": "loaded", "lora_rank": 2}])
+def test_a_run_starts_from_an_export_and_then_needs_no_weights_of_its_source(
+    llama: Path, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    needs("peft")
+    plan = plan_for(llama, **values)
+    start = make_start(plan)
+    states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in start.items()}
+    (tmp_path / "export").mkdir()
+    for name, content in files_of(learnt_model(plan, None, states, 3), ORIGIN).items():
+        (tmp_path / "export" / name).write_bytes(content)
+    assert genesis_digest(read_start(plan, tmp_path / "export")) == genesis_digest(start)
+    section = plan.manifest.model.model_copy(update={"start": "ab" * 32})
+    continued = plan_run(plan.manifest.model_copy(update={"model": section}))
+    if not section.lora_rank:
+        (llama / "model.safetensors").unlink()
+    build_run_model(continued, None, founds=True)

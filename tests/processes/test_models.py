@@ -106,3 +106,26 @@ def test_islands_continue_from_weights_and_adapt_them_with_lora(machines: Machin
         machines.run("export", f"out-{kind}", "--state-directory", str(machines.state(names[1])))
     assert (machines.folder / "out-lora" / "adapter_model.safetensors").exists()
     assert sent["lora"] < sent["weights"] / 5
+
+
+@pytest.mark.parametrize("words", [[], ["--model", "hf:llama", "--data.path", "tokens"]])
+def test_a_run_with_half_the_rate_continues_where_the_other_ended(machines: Machines, words: list[str]) -> None:
+    machines.run("new", *words, "--inner.learning_rate", "0.004", *ROUNDS)
+    flags = [*(["--data", "tokens"] if words else []), "--evaluate-seconds", "5", "--until-round"]
+    machines.start("ann", "join", "--found", "run.toml", *flags, "16")
+    wait_for_end(machines, ["ann"])
+    last = machines.status("ann").anchor_loss
+    shutil.rmtree(machines.folder / "llama")  # nobody needs it any more
+    machines.run("export", "out", "--state-directory", str(machines.state("ann")))
+    for source, names, rounds in ((str(machines.state("ann")), ["bob", "cay"], "30"), ("out", ["dan"], "16")):
+        machines.run("new", f"{names[0]}.toml", "--continue", source, "--inner.learning_rate", "0.002", *words[2:])
+        machines.start(names[0], "join", "--found", f"{names[0]}.toml", *flags, rounds)
+        for name in names[1:]:
+            machines.start(name, "join", machines.invite(names[0]), *flags, rounds)
+        wait_for_end(machines, names)
+        first, end = first_loss(machines, names[0]), machines.status(names[-1]).anchor_loss
+        print(
+            f"{words[1:2]} {source}: the old run ends with {last:.4f}, the new one goes from {first:.4f} to {end:.4f}"
+        )
+        assert first == pytest.approx(last, rel=0.01)
+        assert end <= first
