@@ -96,7 +96,8 @@ def own_state(tmp_path: Path, net: nn.Module, **values: Any) -> Path:
     with local_swarm(**values) as local:
         swarm = local.found(net, optimizer, until_round=8)
         while True:
-            net(torch.rand(4, 8)).sum().backward()
+            optimizer.zero_grad()
+            net(torch.rand(4, 8)).square().mean().backward()
             optimizer.step()
             if not swarm.step(tokens=4):
                 break
