@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -24,6 +24,10 @@ from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.rate import check_count, check_positive, counted, format_rate, parse_rate
+
+if TYPE_CHECKING:  # they import NumPy
+    from p2p_diloco.text.data import Text
+    from p2p_diloco.text.tokenizer_files import TokenizerFiles
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
 """Matches the id of a dataset on a model hub, such as `owner/name` or `wikitext`."""
@@ -76,27 +80,26 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
     _check_text(draft.data.path)
-    described = _describe_text(draft) | given
+    text = _open_text(draft.data)
+    described = _describe_text(text) | given
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
+    notes: tuple[str, ...] = ()
     if draft.model.kind in ("hf", "python"):
         from p2p_diloco.peer.run_model import describe_source  # imported late: it imports PyTorch
 
-        found = describe_source(draft.model)
+        found, notes = describe_source(draft.model, _tokenizer_of(text))
         described |= {f"model.{key}": value for key, value in found.items() if value is not None}
         if len(found["tensors"]) < draft.rounds.fragments:  # a fragment consists of whole tensors
             described.setdefault("rounds.fragments", len(found["tensors"]))
         draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
-    if given.keys() & {"rounds.fragments", "inner.step_tokens"}:
-        from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
-
-        plan_run(draft)  # refuses more fragments than the model has tensors, and a step of half a window
+    notes = (*notes, *_check_amount(draft, text))
     _check(options, given)
     flags = {"device": options.device, "threads": options.threads}
     settings = load_settings(flags=flags, environment=around.environment)
     if sys.stdin.isatty() and sys.stdout.isatty():
         options = _ask_for_more(options, given)
-    values, notes = _with_rounds(draft, described, options, settings)
-    notes = (*notes, _traffic_of(values))
+    values, of_rounds = _with_rounds(draft, described, options, settings)
+    notes = (*notes, *of_rounds, _traffic_of(values))
     write_new_run(path, key_path, now_seconds=time.time(), values=values)
     print(f"wrote {path}; edit it before the first peer joins")
     for note in notes:
@@ -294,19 +297,51 @@ def _check_text(path: str) -> None:
         ) from None
 
 
-def _describe_text(draft: RunManifest) -> Document:
-    """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
-    from p2p_diloco.text.token_shards import TokenText, is_shard_folder  # imported late: it imports NumPy
+def _open_text(data: DataSection) -> Text:
+    from p2p_diloco.text.data import open_corpus  # imported late: it imports NumPy
+    from p2p_diloco.text.token_shards import TokenText, is_shard_folder
 
-    folder = Path(draft.data.path).expanduser()
-    if draft.data.path == STANDARD_LIBRARY or not is_shard_folder(folder):
+    if data.path == STANDARD_LIBRARY:
+        return open_corpus(held_out_share=data.held_out)
+    folder = Path(data.path).expanduser()
+    return TokenText(folder) if is_shard_folder(folder) else open_corpus(data.path, held_out_share=data.held_out)
+
+
+def _describe_text(text: Text) -> Document:
+    """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
+    from p2p_diloco.text.token_shards import TokenText  # imported late: it imports NumPy
+
+    if not isinstance(text, TokenText):
         return {}
-    text = TokenText(folder)
     return {
         "data.fingerprint": text.fingerprint.hex(),
         "data.tokenizer": text.index.tokenizer,
         "model.vocabulary": text.index.vocabulary,
     }
+
+
+def _tokenizer_of(text: Text) -> TokenizerFiles | None:
+    from p2p_diloco.text.token_shards import TokenText  # imported late: it imports NumPy
+    from p2p_diloco.text.tokenizer_files import decode_tokenizer
+
+    return decode_tokenizer(text.tokenizer(), "the text's tokenizer") if isinstance(text, TokenText) else None
+
+
+def _check_amount(draft: RunManifest, text: Text) -> list[str]:
+    """Refuse a run without a plan, and a text without a window to train on or to evaluate; note a short text."""
+    from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
+    from p2p_diloco.text.data import WindowIndex
+
+    plan = plan_run(draft)
+    for parts, what in ((text.train_parts, "training"), (text.held_out_parts, "held-out")):
+        WindowIndex(parts, plan.context + 1, what)
+    tokens = int((text.train_parts[:, 1] - text.train_parts[:, 0]).sum())
+    if draft.model.weights == "loaded" or tokens >= plan.num_parameters:
+        return []
+    return [
+        f"the text has {tokens:,} tokens to train on and the model {plan.num_parameters:,} parameters, so it will "
+        "learn the text by heart; take more text or a smaller model"
+    ]
 
 
 def _with_files(given: Document) -> Document:

@@ -26,6 +26,14 @@ from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.provenance import Provenance
 
 ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
 WINDOWS = torch.arange(34).view(2, 17) % 256
 
 
@@ -38,15 +46,7 @@ def llama(tmp_path: Path) -> Path:
     """Return the folder of a small Llama with weights."""
     transformers = needs("transformers")
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=256,
-        max_position_embeddings=64,
-    )
+    config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
@@ -55,7 +55,7 @@ def plan_for(folder: Path | str, **values: Any) -> RunPlan:
     """Return the plan of a run of a model, as `new` makes it."""
     source = f"hf:{folder}" if isinstance(folder, Path) else folder
     section = ModelSection.model_validate({"source": source, **values})
-    described = {key: value for key, value in describe_source(section).items() if value is not None}
+    described = {key: value for key, value in describe_source(section)[0].items() if value is not None}
     model = {"model": {"source": source, **values, **described}}
     return plan_run(draft_manifest(now_seconds=1.0, values=model | {"rounds.fragments": 1}))
 
@@ -280,3 +280,70 @@ def test_a_config_that_would_exhaust_or_open_this_machine_is_refused_at_once(
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_run_model(changed, None, founds=False)
     assert time.monotonic() - began < 20.0
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            {"model_type": "bert", "is_decoder": False},
+            'looks ahead: its first .* so it cannot be trained as a causal language model; set "is_decoder": true',
+        ),
+        ({"model_type": "t5"}, "t5 is an encoder-decoder and cannot be trained as a causal language model; name a"),
+        (
+            {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"is quantised \(quantization_config in config.json\), and a run trains float32; name the model",
+        ),
+        (
+            {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672},
+            "parameters, which take 3.* GB, and .* GB of this machine's memory are free; choose a smaller model",
+        ),
+        ({"model_type": "no_such"}, "cannot read the model"),
+        ({"model_type": "llama", "vocab_size": 100}, "the model has 100 tokens, the text 256; tokenise the text"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_here_is_refused_by_the_organiser(
+    tmp_path: Path, config: dict[str, Any], text: str
+) -> None:
+    needs("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | config))
+    with pytest.raises(ConfigError, match=text):
+        plan_for(tmp_path)
+
+
+def test_weights_that_do_not_fit_or_are_not_finite_are_refused(llama: Path) -> None:
+    safetensors = needs("safetensors.torch")
+    path = llama / "model.safetensors"
+    tensors = safetensors.load_file(path)
+    norm = tensors.pop("model.norm.weight")
+    safetensors.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"lack 1 tensors of the model, such as model.norm.weight; name weights of the"
+    ):
+        plan_for(llama, weights="loaded")
+    safetensors.save_file({**tensors, "model.norm.weight": norm * float("nan")}, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"parameter model.norm.weight of .* is not finite; load other weights"):
+        plan_for(llama, weights="loaded")
+
+
+def test_a_configuration_names_the_tokens_of_the_runs_tokenizer_and_any_may_be_trained(llama: Path) -> None:
+    """Those of the source belong to another tokenizer; a padding token would get no gradient."""
+    config = json.loads((llama / "config.json").read_text()) | {"pad_token_id": 97, "eos_token_id": [2, 3]}
+    (llama / "config.json").write_text(json.dumps(config))
+    plan = plan_for(llama)
+    held = json.loads(plan.manifest.model.config or "")
+    assert [held[f"{kind}_token_id"] for kind in ("bos", "eos", "pad")] == [None, None, None]
+    older = plan.manifest.model.model_copy(update={"config": json.dumps({**held, "pad_token_id": 97})})
+    model = build_run_model(plan_run(plan.manifest.model_copy(update={"model": older})), None, founds=False)
+    model.loss(model.module, torch.full((1, 5), 97)).backward()
+    rows = model.module.get_input_embeddings().weight.grad
+    assert rows[97].abs().sum() > 0
+
+
+def test_an_infinity_in_a_configuration_survives_the_manifest(tmp_path: Path) -> None:
+    needs("transformers")
+    config = {"model_type": "mamba2", "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | config | {"time_step_limit": [0.0, float("inf")]}))
+    plan = plan_for(tmp_path, context=16)
+    model = build_run_model(plan, None, founds=False)
+    assert model.module.config.time_step_limit[1] == float("inf")
