@@ -55,6 +55,10 @@ StateDirectoryFlag = Annotated[
     str | None, Parameter(help="state directory of the peer whose newest checkpoint is read; the peer may be running")
 ]
 RunFlag = Annotated[str | None, Parameter(help="first digits of the run id, if the directory holds several runs")]
+OwnModelFlag = Annotated[
+    str | None,
+    Parameter(help="your copy of the base model of a LoRA, or the python:<module>:<function> that you agree to run"),
+]
 KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default: organiser.key next to the run file]")]
 
 
@@ -380,12 +384,13 @@ def make_app(around: Surroundings) -> App:
         *,
         state_directory: StateDirectoryFlag = None,
         run: RunFlag = None,
+        model: OwnModelFlag = None,
     ) -> int:
         """Write the run's model as files that transformers and other programs load."""
-        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
+        settings = settings_of(SettingsFlags(state_directory=state_directory, model=model), around)
         from p2p_diloco.cli.sample import export_model
 
-        return export_model(folder, state_directory=settings.state_directory, run=run)
+        return export_model(folder, state_directory=settings.state_directory, run=run, model=settings.model)
 
     @app.command
     def fingerprint(

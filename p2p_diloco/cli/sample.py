@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.config.new_file import check_new_folder, write_new_folder
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.exported_model import files_of, provenance_of
+from p2p_diloco.peer.exported_model import check_export, files_of, provenance_of, why_not_reloaded
 from p2p_diloco.peer.learnt_model import LearntModel, load_learnt_model
 from p2p_diloco.status.status_file import read_status
 from p2p_diloco.training.model import model_of
@@ -94,19 +95,23 @@ def sample_text(learnt: LearntModel, prompt: bytes, *, num_bytes: int, temperatu
     return filter(None, readable_text(chain(prompt, islice(written, num_bytes))))
 
 
-def export_model(folder: Path, *, state_directory: Path, run: str | None) -> int:
+def export_model(folder: Path, *, state_directory: Path, run: str | None, model: str | None = None) -> int:
     """Write the newest checkpoint in `state_directory` to a new `folder`; return the exit code.
 
+    Args:
+        model: this machine's copy of the base model of a LoRA, with which the export is reloaded.
     Raises:
         ConfigError: the folder exists, no peer has run in `state_directory`, or the run is ambiguous.
-        StateError: there is no readable checkpoint, or the folder cannot be written.
+        StateError: there is no readable checkpoint, the folder cannot be written, or what transformers loads from it is
+            not the run's model.
     """
     check_new_folder(folder)
     learnt = load_learnt_model(state_directory, run)
     warn_about(learnt)
     files = files_of(learnt, provenance_of(learnt, read_status(state_directory)))
-    write_new_folder(folder, files)
+    write_new_folder(folder, files, check=partial(check_export, learnt, model))
     print(f"wrote {folder}: {', '.join(files)}")
+    print(why_not_reloaded(learnt.plan, model) or "reloaded with transformers: the logits are those of the run's model")
     print("README.md is the model card; it names no licence, so add yours before you publish")
     return 0
 

@@ -11,14 +11,16 @@ import psutil
 
 from p2p_diloco.config.manifest import HUGGING_FACE, ModelSection
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.learnt_model import LearntModel
 from p2p_diloco.peer.own_model import check_model, describe_model
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.text.tokenizer_files import NUM_BYTES, TokenizerFiles
+from p2p_diloco.training.config_files import token_ids
 from p2p_diloco.training.hugging_face import LoraShape, config_text, hugging_face_model, read_config
-from p2p_diloco.training.model import build_model
+from p2p_diloco.training.model import build_model, model_of
+from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.python_model import code_digest, python_model
 from p2p_diloco.training.text_model import TextModel, check_text_model, decoder_text_model
-from p2p_diloco.training.token_ids import token_ids
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 """Matches the id of a model on the Hugging Face hub, `owner/name`. A single word may be a folder of the organiser's."""
@@ -49,6 +51,23 @@ def build_run_model(plan: RunPlan, own: str | None, *, founds: bool) -> TextMode
         case "python":
             model = _python(section, own, founds=founds)
     check_model(model.module, section)
+    return model
+
+
+def build_learnt_model(learnt: LearntModel, own: str | None) -> TextModel:
+    """Build the model of a run with its trained values, which are not copied.
+
+    Args:
+        own: the setting `model` of this machine, as `build_run_model` takes it.
+    Raises:
+        ConfigError: the model cannot be built here, or differs from the run's.
+    """
+    if learnt.plan.built_in is not None:
+        return decoder_text_model(model_of(learnt.plan.shape, learnt.parameters))
+    model = build_run_model(learnt.plan, own, founds=False)
+    for name, tensor in trained(model.module).items():
+        tensor.data = learnt.parameters[name]  # the parameter stays, so what is tied to it gets them too
+    model.module.eval()
     return model
 
 

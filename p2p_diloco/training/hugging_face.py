@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -176,6 +177,23 @@ def hugging_face_model(
     return TextModel(module=module, loss=_loss, context=context, vocabulary=int(parsed.vocab_size))
 
 
+def load_folder(folder: Path, base: TextModel | None) -> nn.Module:
+    """Load an exported model as other programs do; its values are float32 on the processor.
+
+    Args:
+        base: a model with new LoRA adapters, if the folder holds others for the same base; it is changed.
+    """
+    loaded: nn.Module
+    if base is None:
+        loaded = _transformers().AutoModelForCausalLM.from_pretrained(folder)
+    else:
+        import peft
+
+        adapted: Any = base.module
+        loaded = peft.PeftModel.from_pretrained(adapted.unload(), folder)
+    return loaded
+
+
 def _special_float(value: dict[str, Any]) -> Any:
     """Return the number that transformers writes as an object, because JSON has no infinity."""
     return float(value["__float__"]) if value.keys() == {"__float__"} else value
@@ -276,6 +294,7 @@ def _transformers() -> Any:
     except ImportError:
         raise ConfigError(f"this run trains a Hugging Face model and needs transformers; {_INSTALL}") from None
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # its warnings are for those who call it
     return transformers
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -38,15 +39,19 @@ def run(tmp_path: Path) -> Digest:
     return founded(tmp_path, {**SMALL, "data.path": "/home/ada/secret.txt"})
 
 
-def founded(tmp_path: Path, values: dict[str, Any], tokenizer: bytes | None = None) -> Digest:
-    """Write the initial state of a run of the built-in model into the state directory."""
+def founded(tmp_path: Path, values: dict[str, Any], tokenizer: bytes | None = None, *, noise: float = 0.0) -> Digest:
+    """Write the initial state of a run of the built-in model, and some noise, into the state directory."""
     manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="night", values=values)
     plan = plan_run(manifest)
     folder = RunFolder(tmp_path / "state", plan.rules.run)
     if tokenizer is not None:
         folder.write("tokenizer-files.json", tokenizer)
     folder.write(MANIFEST_FILE, manifest.sign(ORGANISER).encode())
-    states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in make_start(plan).items()}
+    random = np.random.default_rng(5)
+    states = {
+        span: genesis_state(start_N + noise * random.standard_normal(len(start_N), np.float32), ZERO_DIGEST)
+        for span, start_N in make_start(plan).items()
+    }
     CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=1).save(states)
     return plan.rules.run
 
@@ -182,3 +187,35 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path, capsys: Captured)
     assert main(["export", "out"]) == 2
     assert "out is not empty, and nothing in it is overwritten; name a new folder" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["precious"]
+
+
+def test_an_export_names_the_tokens_of_its_tokenizer_alone(tmp_path: Path) -> None:
+    tokens = ["<s>", "</s>", "<|end_of_turn|>", "<far>"]
+    texts = {
+        "tokenizer.json": {"added_tokens": [{"content": one, "id": number} for number, one in enumerate(tokens)]},
+        "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<far>"},
+        "generation_config.json": {"eos_token_id": [1, 2], "bos_token_id": 7, "do_sample": True},
+    }
+    files = TokenizerFiles({name: json.dumps(text) for name, text in texts.items()}).encode()
+    values = {"data.path": "tokens", "data.fingerprint": "ab" * 32, "data.tokenizer": sha256(files).hex()}
+    founded(tmp_path, {**SMALL, **values, "model.vocabulary": 3}, files)
+    assert main(["export", "out"]) == 0
+    config, generation = (
+        json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("config", "generation_config")
+    )
+    expected = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": None}  # <far> is beyond the vocabulary
+    assert {key: config[key] for key in expected} == expected
+    assert generation == {"bos_token_id": 0, "eos_token_id": [1, 2]}
+
+
+def test_an_export_that_loads_as_another_model_is_not_written(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason='pip install "p2p-diloco[hf]" brings it')
+    founded(tmp_path, SMALL, noise=0.3)
+    assert main(["export", "right"]) == 0
+    assert "reloaded with transformers: the logits are those of the run's model" in capsys.readouterr().out
+    monkeypatch.setattr("p2p_diloco.training.llama.ROTARY_BASE", 3.0)
+    assert main(["export", "wrong"]) == 4
+    assert "the export was not written: loaded with transformers, its logits differ" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"state", "right"}

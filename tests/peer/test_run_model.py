@@ -20,7 +20,6 @@ from p2p_diloco.peer.exported_model import adapter_files, model_files
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.text.tokenizer_files import exported_files
 from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.provenance import Provenance
@@ -90,7 +89,7 @@ def test_an_exported_model_has_the_logits_of_the_run(llama: Path, tmp_path: Path
     plan = plan_for(llama, weights="loaded")
     model = build_run_model(plan, None, founds=True)
     assert plan.manifest.model.config is not None
-    files = model_files(plan.manifest.model.config, trained(model.module), ORIGIN, exported_files(None, 64))
+    files = model_files(plan.manifest.model.config, trained(model.module), ORIGIN, None)
     write(tmp_path / "out", files)
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
@@ -111,7 +110,7 @@ def test_tied_weights_are_trained_once(tmp_path: Path) -> None:
     tokens, positions = model.roles().embedding
     assert tokens is model.module.transformer.wte.weight
     assert positions is model.module.transformer.wpe.weight
-    roundtrip = model_files(str(plan.manifest.model.config), trained(model.module), ORIGIN, exported_files(None, 32))
+    roundtrip = model_files(str(plan.manifest.model.config), trained(model.module), ORIGIN, None)
     write(tmp_path / "out", roundtrip)
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():

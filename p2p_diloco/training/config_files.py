@@ -1,10 +1,12 @@
-"""The ids of the tokens with a meaning, as transformers names them in the files of a model."""
+"""`config.json` and `generation_config.json` of an export, with the tokens of the run's tokenizer."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from p2p_diloco.text.tokenizer_files import TokenizerFiles
+from p2p_diloco.text.tokenizer_files import GENERATION_CONFIG, TokenizerFiles
 
 
 def token_ids(tokenizer: TokenizerFiles | None, vocabulary: int) -> dict[str, Any]:
@@ -27,3 +29,18 @@ def token_ids(tokenizer: TokenizerFiles | None, vocabulary: int) -> dict[str, An
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
         "pad_token_id": pad,
     }
+
+
+def config_files(config: Mapping[str, Any], tokenizer: TokenizerFiles | None) -> dict[str, bytes]:
+    """Return both files, by name.
+
+    Args:
+        config: the configuration of the model, with its `vocab_size`; its own ids are replaced.
+        tokenizer: the files of the run's tokenizer; None: each byte is a token.
+    """
+    ids = token_ids(tokenizer, config["vocab_size"])
+    files = {
+        "config.json": {**config, **ids},
+        GENERATION_CONFIG: {key: one for key, one in ids.items() if one is not None},
+    }
+    return {name: f"{json.dumps(document, indent=2)}\n".encode() for name, document in files.items()}
