@@ -352,19 +352,20 @@ def make_app(around: Surroundings) -> App:
         seed: int | None = None,
         state_directory: StateDirectoryFlag = None,
         run: RunFlag = None,
+        model: OwnModelFlag = None,
     ) -> int:
         """Generate text with the model of a run.
 
         Parameters
         ----------
         bytes
-            number of bytes to generate
+            length of the generated text, unless the model ends it before
         temperature
-            0 = always the most likely byte; higher = more random
+            0 = always the most likely token; higher = more random
         seed
             the same seed gives the same text [default: a new one each time]
         """
-        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
+        settings = settings_of(SettingsFlags(state_directory=state_directory, model=model), around)
         from p2p_diloco.cli.sample import SampleOptions, print_sample
 
         options = SampleOptions(
@@ -374,6 +375,7 @@ def make_app(around: Surroundings) -> App:
             seed=seed,
             state_directory=settings.state_directory,
             run=run,
+            model=settings.model,
         )
         return print_sample(options)
 

@@ -90,11 +90,17 @@ def describe_source(
         read = read_config(section.source.removeprefix(HUGGING_FACE))
         vocabulary = in_text if section.vocabulary and section.weights == "new" else read.document.get("vocab_size", 0)
         config = {**read.document, "vocab_size": vocabulary, **token_ids(tokenizer, vocabulary)}
-        values = {
-            "config": section.config or config_text(config),
-            "context": section.context or min(read.positions or LONGEST_CONTEXT, LONGEST_CONTEXT),
-        }
-        model = _hugging_face(section.model_copy(update=values), None, founds=True)
+        context = section.context or min(read.positions or LONGEST_CONTEXT, LONGEST_CONTEXT)
+        values = {"config": section.config or config_text(config), "context": context}
+        try:
+            model = _hugging_face(section.model_copy(update=values), None, founds=True)
+        except ConfigError:
+            # Some architectures count positions from their padding token, and need the one that they come with.
+            pad = read.document.get("pad_token_id")
+            if section.config or not isinstance(pad, int) or not 0 <= pad < vocabulary:
+                raise
+            values["config"] = config_text({**config, "pad_token_id": pad})
+            model = _hugging_face(section.model_copy(update=values), None, founds=True)
         values["vocabulary"] = model.vocabulary
         if in_text > model.vocabulary:
             raise ConfigError(

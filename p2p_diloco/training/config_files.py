@@ -35,12 +35,14 @@ def config_files(config: Mapping[str, Any], tokenizer: TokenizerFiles | None) ->
     """Return both files, by name.
 
     Args:
-        config: the configuration of the model, with its `vocab_size`; its own ids are replaced.
+        config: the configuration of the model, with its `vocab_size`. Its begin and end tokens are replaced; a padding
+            token is kept, because some architectures count positions from it.
         tokenizer: the files of the run's tokenizer; None: each byte is a token.
     """
     ids = token_ids(tokenizer, config["vocab_size"])
+    structural = {key: config[key] for key in ("pad_token_id",) if config.get(key) is not None}
     files = {
-        "config.json": {**config, **ids},
+        "config.json": {**config, **ids, **structural},
         GENERATION_CONFIG: {key: one for key, one in ids.items() if one is not None},
     }
     return {name: f"{json.dumps(document, indent=2)}\n".encode() for name, document in files.items()}

@@ -99,9 +99,10 @@ def read_config(place: str) -> ReadConfig:
             f"{config.model_type} is an encoder-decoder and cannot be trained as a causal language model; name a "
             "decoder-only model, such as one of the families gpt2, llama or qwen3"
         )
+    positions = getattr(text, "max_position_embeddings", None)
     return ReadConfig(
-        document={key: value for key, value in document.items() if key not in _OF_ONE_FILE},
-        positions=getattr(text, "max_position_embeddings", None),
+        document=_without_places(document),
+        positions=positions if isinstance(positions, int) and positions > 0 else None,
         notes=()
         if text is config
         else (f"the run trains only the text part of {config.model_type}, {text.model_type}",),
@@ -145,6 +146,8 @@ def hugging_face_model(
     build = transformers.AutoModelForCausalLM.from_config
     try:
         parsed = transformers.AutoConfig.for_model(kind, **document)
+        if kind == "rwkv":
+            parsed.rescale_every = 0  # would change the weights in place for float16, when evaluated
         with torch.device("meta"), _limited(most_elements):  # first without memory: one tensor may be too large
             _check_size(build(parsed, dtype=dtype, trust_remote_code=False), most_bytes)
         with _limited(most_elements):
@@ -163,10 +166,15 @@ def hugging_face_model(
     except ConfigError:
         raise
     except Exception as error:  # the classes of transformers raise any
+        if str(error).startswith("Unrecognized configuration class"):
+            raise ConfigError(
+                f"{kind} is no causal language model of transformers {transformers.__version__}; name a decoder-only "
+                "model, such as one of the families gpt2, llama or qwen3"
+            ) from None
         where = f"from {weights}" if weights is not None else f"with transformers {transformers.__version__}"
         raise ConfigError(f"cannot build the run's {kind} model {where}: {_first_line(error)}") from None
     longest = getattr(parsed, "max_position_embeddings", None)
-    if isinstance(longest, int) and context > longest:
+    if isinstance(longest, int) and 0 < longest < context:
         raise ConfigError(f"model.context is {context}; this {kind} model has {longest} positions")
     for each in module.modules():
         if isinstance(each, nn.Embedding):
@@ -192,6 +200,13 @@ def load_folder(folder: Path, base: TextModel | None) -> nn.Module:
         adapted: Any = base.module
         loaded = peft.PeftModel.from_pretrained(adapted.unload(), folder)
     return loaded
+
+
+def _without_places(value: Any) -> Any:
+    """Return a configuration without the keys that name code or a folder, also in its parts."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_places(inner) for key, inner in value.items() if key not in _OF_ONE_FILE}
 
 
 def _special_float(value: dict[str, Any]) -> Any:
@@ -299,4 +314,5 @@ def _transformers() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

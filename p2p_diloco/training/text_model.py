@@ -99,8 +99,9 @@ def logits_of(module: nn.Module, tokens_BT: Tensor) -> Tensor | None:
     The shape is (B, T, V), or (B, 1, V) of a module that gives the last position alone. Modules of transformers give
     them as `logits`, others by themselves or first in a tuple.
     """
+    options = {"use_cache": False} if hasattr(module, "generate") else {}  # of transformers
     try:
-        output: Any = module(tokens_BT)
+        output: Any = module(tokens_BT, **options)
     except Exception:  # of a Python model, which may be called in another way
         return None
     logits: Any = getattr(output, "logits", output[0] if isinstance(output, tuple) and output else output)
@@ -155,9 +156,10 @@ def _check_order(model: TextModel, tokens_1T: Tensor, name: str) -> None:
     allowed = max(_ROUNDING, 4 * torch.finfo(first.dtype).eps) * first.abs().max()
     if kept and bool(difference.max() > allowed):
         config = getattr(model.module, "config", None)
+        setting = next((name for name in ("is_decoder", "causal") if getattr(config, name, None) is False), None)
         remedy = (
-            'set "is_decoder": true in its config.json'
-            if getattr(config, "is_decoder", None) is False
+            f'set "{setting}": true in its config.json'
+            if setting is not None
             else "name a decoder-only model, such as one of the families gpt2, llama or qwen3"
         )
         raise ConfigError(
