@@ -395,6 +395,28 @@ def make_app(around: Surroundings) -> App:
         return export_model(folder, state_directory=settings.state_directory, run=run, model=settings.model)
 
     @app.command
+    def publish(
+        folder: Annotated[Path, Parameter(help="folder that export or an archivist wrote")],
+        repository: Annotated[str, Parameter(help="owner/name on the Hub; created if it does not exist")],
+        /,
+        *,
+        public: Annotated[bool, Parameter(negative="")] = False,
+        dry_run: Annotated[bool, Parameter(negative="")] = False,
+    ) -> int:
+        """Upload an export with its model card to the Hugging Face Hub. The token is in the variable HF_TOKEN.
+
+        Parameters
+        ----------
+        public
+            everybody may see it [default: only its owner]
+        dry_run
+            print the files and their sizes, and upload nothing
+        """
+        from p2p_diloco.cli.publish import publish_export
+
+        return publish_export(folder, repository, is_public=public, is_dry_run=dry_run)
+
+    @app.command
     def fingerprint(
         path: Annotated[str, Parameter(help="text of a run: a file, a folder or a glob")],
         /,
