@@ -6,6 +6,8 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +16,17 @@ import pytest
 import torch
 
 from p2p_diloco.config.manifest import ModelSection
+from p2p_diloco.config.new_file import write_new_folder
 from p2p_diloco.config.run_file import draft_manifest
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.exported_model import adapter_files, model_files
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.peer.exported_model import check_export, files_of, model_files
 from p2p_diloco.peer.founding import make_start
-from p2p_diloco.peer.run_model import build_run_model, describe_source
+from p2p_diloco.peer.learnt_model import LearntModel
+from p2p_diloco.peer.run_model import build_learnt_model, build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.sampling import continue_text
 
 ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
 SMALL = {
@@ -130,13 +134,29 @@ def test_lora_trains_only_its_adapters_on_the_same_base(llama: Path, tmp_path: P
     with torch.no_grad():
         for tensor in trained(model.module).values():
             tensor.normal_(generator=torch.Generator().manual_seed(4))
-    lora = LoraShape(rank=2, alpha=plan.manifest.model.lora_alpha)
-    files = adapter_files(lora, str(llama), trained(model.module), ORIGIN, {})
-    write(tmp_path / "out", files)
+    learnt = LearntModel(plan=plan, parameters=trained(model.module), rounds=3)
+    files = files_of(learnt, ORIGIN)
+    write_new_folder(tmp_path / "out", files, check=lambda draft: check_export(learnt, str(llama), draft))
+    halved = replace(learnt, parameters={name: tensor / 2 for name, tensor in learnt.parameters.items()})
+    with pytest.raises(StateError, match="the export was not written: loaded with transformers, its logits differ"):
+        check_export(halved, str(llama), tmp_path / "out")
+    tokens = islice(
+        continue_text(build_learnt_model(learnt, str(llama)), b"def ", tokens=256, temperature=0.0, seed=0), 8
+    )
+    assert list(tokens) == greedy(model.module, b"def ", 8)
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
         difference = loaded(WINDOWS).logits - model.module.eval()(WINDOWS).logits
     assert difference.abs().max() <= 1e-5
+
+
+def greedy(module: Any, prompt: bytes, num_tokens: int) -> list[int]:
+    """Return the likeliest tokens after a prompt, each from a pass over all before it."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            ids.append(int(module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
 
 
 def test_lora_on_another_base_is_refused(llama: Path, tmp_path: Path) -> None:
