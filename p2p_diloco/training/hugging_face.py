@@ -198,7 +198,9 @@ def load_folder(folder: Path, base: TextModel | None) -> nn.Module:
         import peft
 
         adapted: Any = base.module
-        loaded = peft.PeftModel.from_pretrained(adapted.unload(), folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # as in _with_adapters
+            loaded = peft.PeftModel.from_pretrained(adapted.unload(), folder)
     return loaded
 
 

@@ -51,7 +51,9 @@ def continue_text(
         )
     if not 0 <= seed < 1 << 63:
         raise ConfigError(f"the seed is {seed}; expected 0 to 2^63 - 1")
-    drawn = _drawn_tokens(model, prompt, tokens, temperature, torch.Generator().manual_seed(seed))
+    reader = _Reader(model)
+    logits_V = reader.read(prompt[-model.context :])  # before anything is printed, because this may fail
+    drawn = _drawn_tokens(reader, logits_V, tokens, temperature, torch.Generator().manual_seed(seed))
     return takewhile(lambda token: token not in ends, drawn)
 
 
@@ -131,14 +133,12 @@ def _loaded(tokenizer: TokenizerFiles) -> Any:
 
 
 def _drawn_tokens(
-    model: TextModel, prompt: Sequence[int], tokens: int, temperature: float, generator: torch.Generator
+    reader: _Reader, logits_V: Tensor, tokens: int, temperature: float, generator: torch.Generator
 ) -> Iterator[int]:
-    reader = _Reader(model)
-    logits_V = reader.read(prompt[-model.context :])[:tokens]
     while True:
-        token = _draw(logits_V, temperature, generator)
+        token = _draw(logits_V[:tokens], temperature, generator)
         yield token
-        logits_V = reader.read((token,))[:tokens]
+        logits_V = reader.read((token,))
 
 
 class _Reader:
