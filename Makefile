@@ -46,7 +46,7 @@
 # make wheel-test builds wheel and sdist, installs them into an empty environment elsewhere, and trains there; 2 minutes
 # make extras     installs the packages of the extras (transformers, Lightning, TensorBoard, notebooks) into .venv-extras
 # make examples   runs every example with the commands of its README, every notebook, and the tests that need the extras
-# make models     models and texts that one organiser brings, in real processes, and all tests of them; 8 minutes
+# make models     models and texts that one organiser brings, in real processes, and all tests of them; 12 minutes
 # make files      every kind of file that people have, and models of many families, five of them in real processes; 15 minutes
 # make archive-test  archivists in real processes, one of them killed and restarted; 4 minutes
 # make export-test  loads what `p2p-diloco export` writes with transformers
@@ -281,7 +281,7 @@ examples: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(EXTRAS_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py tests/processes/test_demo.py $(TEST_FLAGS)
 
-MODEL_TESTS := tests/text $(addprefix tests/training/test_,micro_batch.py blocks.py) tests/peer/test_run_model.py
+MODEL_TESTS := tests/text $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py) $(addprefix tests/peer/test_,run_model.py model_families.py)
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)

@@ -55,6 +55,10 @@ StateDirectoryFlag = Annotated[
     str | None, Parameter(help="state directory of the peer whose newest checkpoint is read; the peer may be running")
 ]
 RunFlag = Annotated[str | None, Parameter(help="first digits of the run id, if the directory holds several runs")]
+OwnModelFlag = Annotated[
+    str | None,
+    Parameter(help="your copy of the base model of a LoRA, or the python:<module>:<function> that you agree to run"),
+]
 KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default: organiser.key next to the run file]")]
 
 
@@ -365,19 +369,20 @@ def make_app(around: Surroundings) -> App:
         seed: int | None = None,
         state_directory: StateDirectoryFlag = None,
         run: RunFlag = None,
+        model: OwnModelFlag = None,
     ) -> int:
         """Generate text with the model of a run.
 
         Parameters
         ----------
         bytes
-            number of bytes to generate
+            length of the generated text, unless the model ends it before
         temperature
-            0 = always the most likely byte; higher = more random
+            0 = always the most likely token; higher = more random
         seed
             the same seed gives the same text [default: a new one each time]
         """
-        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
+        settings = settings_of(SettingsFlags(state_directory=state_directory, model=model), around)
         from p2p_diloco.cli.sample import SampleOptions, print_sample
 
         options = SampleOptions(
@@ -387,6 +392,7 @@ def make_app(around: Surroundings) -> App:
             seed=seed,
             state_directory=settings.state_directory,
             run=run,
+            model=settings.model,
         )
         return print_sample(options)
 
@@ -397,12 +403,35 @@ def make_app(around: Surroundings) -> App:
         *,
         state_directory: StateDirectoryFlag = None,
         run: RunFlag = None,
+        model: OwnModelFlag = None,
     ) -> int:
         """Write the run's model as files that transformers and other programs load."""
-        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
+        settings = settings_of(SettingsFlags(state_directory=state_directory, model=model), around)
         from p2p_diloco.cli.sample import export_model
 
-        return export_model(folder, state_directory=settings.state_directory, run=run)
+        return export_model(folder, state_directory=settings.state_directory, run=run, model=settings.model)
+
+    @app.command
+    def publish(
+        folder: Annotated[Path, Parameter(help="folder that export or an archivist wrote")],
+        repository: Annotated[str, Parameter(help="owner/name on the Hub; created if it does not exist")],
+        /,
+        *,
+        public: Annotated[bool, Parameter(negative="")] = False,
+        dry_run: Annotated[bool, Parameter(negative="")] = False,
+    ) -> int:
+        """Upload an export with its model card to the Hugging Face Hub. The token is in the variable HF_TOKEN.
+
+        Parameters
+        ----------
+        public
+            everybody may see it [default: only its owner]
+        dry_run
+            print the files and their sizes, and upload nothing
+        """
+        from p2p_diloco.cli.publish import publish_export
+
+        return publish_export(folder, repository, is_public=public, is_dry_run=dry_run)
 
     @app.command
     def fingerprint(

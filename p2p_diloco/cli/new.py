@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -35,6 +35,10 @@ from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.rate import check_count, check_positive, counted, format_rate, parse_rate
+
+if TYPE_CHECKING:  # they import NumPy
+    from p2p_diloco.text.data import Text
+    from p2p_diloco.text.tokenizer_files import TokenizerFiles
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
 """Matches the id of a dataset on a model hub, such as `owner/name` or `wikitext`."""
@@ -102,28 +106,28 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     is_new_key = not key_path.exists()
     # Check the values before making a key, so that a typo leaves no files.
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=given)
+    text = None
     if not draft.model.is_own_loop:
         _check_text(draft.data.path)
-    described = (_describe_text(draft.data.path) if start is None else {}) | given
+        text = _open_text(draft.data.path, draft.data.held_out)
+    described = (_describe_text(text) if start is None else {}) | given
     draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
+    notes: tuple[str, ...] = ()
     if draft.model.kind in ("hf", "python") and start is None:
         from p2p_diloco.peer.run_model import describe_source  # imported late: it imports PyTorch
 
-        found = describe_source(draft.model)
+        found, notes = describe_source(draft.model, _tokenizer_of(text))
         described |= {f"model.{key}": value for key, value in found.items() if value is not None}
         if len(found["tensors"]) < draft.rounds.fragments:  # a fragment consists of whole tensors
             described.setdefault("rounds.fragments", len(found["tensors"]))
         draft = draft_manifest(now_seconds=time.time(), name=path.stem, values=described)
-    if given.keys() & {"rounds.fragments", "inner.step_tokens"}:
-        from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
-
-        plan_run(draft)  # refuses more fragments than the model has tensors, and a step of half a window
+    notes = (*notes, *_check_amount(draft, text))
     flags = {"device": options.device, "threads": options.threads}
     settings = load_settings(flags=flags, environment=around.environment)
     if sys.stdin.isatty() and sys.stdout.isatty() and start is None:
         options = _ask_for_more(options, given)
-    values, notes = _with_rounds(draft, described, options, settings)
-    notes = (*notes, _traffic_of(values))
+    values, of_rounds = _with_rounds(draft, described, options, settings)
+    notes = (*notes, *of_rounds, _traffic_of(values))
     write_new_run(path, key_path, now_seconds=time.time(), values=values, start=start)
     print(f"wrote {path}; edit it before the first peer joins")
     if start is not None:
@@ -152,7 +156,7 @@ def _continued(options: NewRunOptions, source: Path, given: Document) -> tuple[D
             raise ConfigError(f"the run's text is not at {old.data.path}; name your copy with --data.path") from None
     elif not old.model.is_own_loop:
         _check_text(values["data.path"])
-        text = _describe_text(values["data.path"])
+        text = _describe_text(_open_text(values["data.path"], old.data.held_out))
         if text.get("data.tokenizer") != old.data.tokenizer:
             raise ConfigError(
                 f"the tokens of {values['data.path']} are not those of the run; a run that continues another keeps its "
@@ -358,19 +362,53 @@ def _check_text(path: str) -> None:
         ) from None
 
 
-def _describe_text(path: str) -> Document:
-    """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
-    from p2p_diloco.text.token_shards import TokenText, is_shard_folder  # imported late: it imports NumPy
+def _open_text(path: str, held_out: float) -> Text:
+    from p2p_diloco.text.data import open_corpus  # imported late: it imports NumPy
+    from p2p_diloco.text.token_shards import TokenText, is_shard_folder
 
+    if path == STANDARD_LIBRARY:
+        return open_corpus(held_out_share=held_out)
     folder = Path(path).expanduser()
-    if path == STANDARD_LIBRARY or not is_shard_folder(folder):
+    return TokenText(folder) if is_shard_folder(folder) else open_corpus(path, held_out_share=held_out)
+
+
+def _describe_text(text: Text | None) -> Document:
+    """Return the values that describe a folder of tokens, by dotted key; none for a text of bytes."""
+    from p2p_diloco.text.token_shards import TokenText  # imported late: it imports NumPy
+
+    if not isinstance(text, TokenText):
         return {}
-    text = TokenText(folder)
     return {
         "data.fingerprint": text.fingerprint.hex(),
         "data.tokenizer": text.index.tokenizer,
         "model.vocabulary": text.index.vocabulary,
     }
+
+
+def _tokenizer_of(text: Text | None) -> TokenizerFiles | None:
+    from p2p_diloco.text.token_shards import TokenText  # imported late: it imports NumPy
+    from p2p_diloco.text.tokenizer_files import decode_tokenizer
+
+    return decode_tokenizer(text.tokenizer(), "the text's tokenizer") if isinstance(text, TokenText) else None
+
+
+def _check_amount(draft: RunManifest, text: Text | None) -> list[str]:
+    """Refuse a run without a plan, and a text without a window to train on or to evaluate; note a short text."""
+    from p2p_diloco.peer.run_plan import plan_run  # imported late: it imports PyTorch
+    from p2p_diloco.text.data import WindowIndex
+
+    plan = plan_run(draft)
+    if text is None:
+        return []
+    for parts, what in ((text.train_parts, "training"), (text.held_out_parts, "held-out")):
+        WindowIndex(parts, plan.context + 1, what)
+    tokens = int((text.train_parts[:, 1] - text.train_parts[:, 0]).sum())
+    if draft.model.weights == "loaded" or tokens >= plan.num_parameters:
+        return []
+    return [
+        f"the text has {tokens:,} tokens to train on and the model {plan.num_parameters:,} parameters, so it will "
+        "learn the text by heart; take more text or a smaller model"
+    ]
 
 
 def _with_files(given: Document) -> Document:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from p2p_diloco.errors import ConfigError, StateError
@@ -47,7 +47,13 @@ def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
             draft.unlink(missing_ok=True)
 
 
-def write_new_folder(path: Path, files: Mapping[str, bytes], *, draft_name: str | None = None) -> None:
+def write_new_folder(
+    path: Path,
+    files: Mapping[str, bytes],
+    *,
+    draft_name: str | None = None,
+    check: Callable[[Path], None] = lambda draft: None,
+) -> None:
     """Write files to a folder that must be empty or not exist; parent folders are created.
 
     Args:
@@ -55,6 +61,7 @@ def write_new_folder(path: Path, files: Mapping[str, bytes], *, draft_name: str 
         files: contents by file name.
         draft_name: name of the folder beside it in which the files are collected, for a caller that removes what a
             crash leaves of it; None: a random one.
+        check: called with the folder in which the files are collected; if it raises an error, no file is left.
     Raises:
         ConfigError: `path` exists and is not an empty folder; it is not changed.
         StateError: the folder cannot be created or written, or the disk is full; no file is left.
@@ -67,6 +74,7 @@ def write_new_folder(path: Path, files: Mapping[str, bytes], *, draft_name: str 
         draft.mkdir()
         for name, content in files.items():
             _write_draft(draft / name, content, 0o666)
+        check(draft)
         draft.rename(folder)  # fails if files have been added meanwhile
     except OSError as error:
         raise StateError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, RunManifest
@@ -17,7 +18,7 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.peer.evaluation import anchor_slice, evaluation_of
-from p2p_diloco.peer.exported_model import files_of, provenance_of
+from p2p_diloco.peer.exported_model import check_export, files_of, provenance_of, why_not_reloaded
 from p2p_diloco.peer.learnt_model import learnt_model
 from p2p_diloco.peer.peer_plan import ExportPlan
 from p2p_diloco.peer.run_model import build_run_model
@@ -177,7 +178,9 @@ class Archivist:
         folder, sentences = await asyncio.to_thread(open_folder)
         self._say(*sentences)
         cycles = counted(exports.every, "cycle") if exports.every > 1 else "cycle"
-        self._say(f"exports go to {exports.folder} every {cycles}; the newest {exports.keep} are kept")
+        unchecked = why_not_reloaded(parts.plan, parts.settings.model)
+        kept = f"exports go to {exports.folder} every {cycles}; the newest {exports.keep} are kept"
+        self._say(kept + (f"; {unchecked}" if unchecked is not None else ""))
         self._folder = folder
 
     async def _open_text(self) -> None:
@@ -285,7 +288,8 @@ class Archivist:
         learnt = learnt_model(plan, parts.folder, states, rounds)
         del states  # as large as the model twice
         facts = replace(provenance_of(learnt, None), state=state, held_out_loss=loss)
-        return _Done(state=state, loss=loss, sentences=folder.write(cycle, files_of(learnt, facts), state))
+        check = partial(check_export, learnt, parts.settings.model)
+        return _Done(state=state, loss=loss, sentences=folder.write(cycle, files_of(learnt, facts), state, check))
 
     def _rebuild(self, rounds: int, tips: Mapping[SpanId, Digest]) -> dict[SpanId, SpanState]:
         """Return all spans as they were after this number of rounds."""

@@ -5,22 +5,32 @@ A Hugging Face model is written in the layout that `from_pretrained` loads, or i
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
 from p2p_diloco.config.run_file import exported_run
-from p2p_diloco.peer.learnt_model import RUN_FILE, LearntModel
+from p2p_diloco.errors import StateError
+from p2p_diloco.peer.learnt_model import RUN_FILE, LearntModel, build_learnt_model
+from p2p_diloco.peer.run_model import build_run_model
+from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.status.status_file import PeerStatus
-from p2p_diloco.text.tokenizer_files import exported_files
-from p2p_diloco.training.hugging_face import ADAPTER, LoraShape
+from p2p_diloco.text.tokenizer_files import TokenizerFiles, exported_files
+from p2p_diloco.training.config_files import config_files
+from p2p_diloco.training.hugging_face import ADAPTER, LoraShape, load_folder
 from p2p_diloco.training.llama import llama_files
 from p2p_diloco.training.own_files import own_files
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
+from p2p_diloco.training.text_model import logits_of
+
+_CHECKED_TOKENS, _MOST_DIFFERENCE = 16, 1e-4
 
 
 def files_of(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes]:
@@ -35,11 +45,68 @@ def _model_files(learnt: LearntModel, provenance: Provenance) -> dict[str, bytes
     if model.kind != "hf":
         return own_files({**parameters, **learnt.buffers}, provenance, is_whole=False)
     assert model.config is not None, "plan_run has checked it"
-    tokenizer = exported_files(learnt.tokenizer, learnt.plan.context)
     if model.lora_rank:
         lora = LoraShape(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
+        tokenizer = exported_files(learnt.tokenizer, _positions_of(json.loads(model.config)))
         return adapter_files(lora, model.source.removeprefix(HUGGING_FACE), parameters, provenance, tokenizer)
-    return model_files(model.config, parameters, provenance, tokenizer)
+    return model_files(model.config, parameters, provenance, learnt.tokenizer)
+
+
+def why_not_reloaded(plan: RunPlan, own: str | None) -> str | None:
+    """Return why `check_export` cannot check an export; None if it can.
+
+    Args:
+        own: the setting `model` of this machine.
+    """
+    model = plan.manifest.model
+    if plan.built_in is None and model.kind != "hf":
+        return "only the program of the model can load this export, so it was not reloaded"
+    if model.lora_rank and own is None:
+        return "the adapters were not reloaded on their base model; name its folder or hub id with --model to do so"
+    if importlib.util.find_spec("transformers") is None:
+        return 'the export was not reloaded, because transformers is not installed: pip install "p2p-diloco[hf]"'
+    return None
+
+
+def check_export(learnt: LearntModel, own: str | None, folder: Path) -> None:
+    """Reload an export with transformers, if possible, and refuse it unless its logits are those of the run's model.
+
+    The run's model uses the caller's parameters, so only the reloaded one takes more memory.
+
+    Args:
+        own: the setting `model` of this machine, for the base of a LoRA.
+        folder: the export.
+    Raises:
+        StateError: it cannot be loaded, or differs.
+        ConfigError: the run's model cannot be built here.
+    """
+    if why_not_reloaded(learnt.plan, own) is not None:
+        return
+    model = build_learnt_model(learnt, own)
+    length, generator = min(model.context, _CHECKED_TOKENS), torch.Generator().manual_seed(0)
+    tokens_1T = torch.randint(model.vocabulary, (1, length), generator=generator)
+    expected = _logits(model.module, tokens_1T)
+    del model  # only one is held at a time
+    try:
+        base = build_run_model(learnt.plan, own, founds=False) if learnt.manifest.model.lora_rank else None
+        found = _logits(load_folder(folder, base), tokens_1T)
+    except Exception as error:  # the classes of transformers raise any
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise StateError(f"transformers cannot load the export ({reason}), so it was not written") from error
+    difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
+    if not difference <= _MOST_DIFFERENCE * max(1.0, largest):
+        raise StateError(
+            f"the export was not written: loaded with transformers, its logits differ from the model's by "
+            f"{difference:.2g}, the largest of which is {largest:.2g}; if these are finite, please report it"
+        )
+
+
+def _logits(module: nn.Module, tokens_1T: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits = logits_of(module.eval(), tokens_1T)
+    if logits is None:
+        raise StateError("its forward pass gives no logits")
+    return logits.float()
 
 
 def provenance_of(learnt: LearntModel, status: PeerStatus | None) -> Provenance:
@@ -69,21 +136,28 @@ def _describe(data: DataSection) -> str:
 
 
 def model_files(
-    config: str, tensors: Mapping[str, Tensor], provenance: Provenance, tokenizer: Mapping[str, bytes]
+    config: str, tensors: Mapping[str, Tensor], provenance: Provenance, tokenizer: TokenizerFiles | None
 ) -> dict[str, bytes]:
     """Return the files of a folder that `AutoModelForCausalLM` and `AutoTokenizer` can load, by name.
 
     Args:
         config: the configuration as JSON.
         tensors: parameters by the model's own names.
-        tokenizer: files of the tokenizer, by name.
+        tokenizer: the files of its tokenizer; None if each byte is a token.
     """
+    document = json.loads(config)
     return {
         "model.safetensors": tensor_bytes(tensors, {"run": provenance.run}),
-        "config.json": _json({**json.loads(config), "dtype": "float32"}),
-        **tokenizer,
+        **config_files({**document, "dtype": "float32"}, tokenizer),
+        **exported_files(tokenizer, _positions_of(document)),
         "README.md": _card(tensors, provenance, "A causal language model", _USE_MODEL).encode(),
     }
+
+
+def _positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return the longest input that a configuration allows; the context of the training may be shorter."""
+    found = config.get("max_position_embeddings", config.get("n_positions"))
+    return found if isinstance(found, int) else None
 
 
 def adapter_files(

@@ -20,6 +20,7 @@ from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.evaluation import anchor_slice
 from p2p_diloco.peer.founding import EXPORTED_TENSORS, read_tensors
+from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
 from p2p_diloco.storage.inner_state import saved_buffers
@@ -27,7 +28,10 @@ from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
 from p2p_diloco.training.evaluation import Slice
+from p2p_diloco.training.model import model_of
+from p2p_diloco.training.parameters import plain_name, trained
 from p2p_diloco.training.tensor_bytes import tensor_bytes
+from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 RUN_FILE = "run.toml"
 """Name of the run file in an export."""
@@ -159,6 +163,26 @@ def learnt_model(plan: RunPlan, folder: Path | None, states: Mapping[SpanId, Spa
         tokenizer=_tokenizer_of(folder, plan) if folder is not None else None,
         buffers=saved_buffers(folder) if folder is not None else {},
     )
+
+
+def build_learnt_model(learnt: LearntModel, own: str | None) -> TextModel:
+    """Build the model of a run with its trained values, which are not copied.
+
+    Args:
+        own: the setting `model` of this machine, as `build_run_model` takes it.
+    Raises:
+        ConfigError: the model cannot be built here, or differs from the run's.
+    """
+    if learnt.plan.built_in is not None:
+        return decoder_text_model(model_of(learnt.plan.shape, learnt.parameters))
+    model = build_run_model(learnt.plan, own, founds=False)
+    for name, tensor in trained(model.module).items():
+        tensor.data = learnt.parameters[name]  # the parameter stays, so what is tied to it gets them too
+    for name, buffer in model.module.named_buffers():
+        if (saved := learnt.buffers.get(plain_name(name))) is not None:
+            buffer.copy_(saved)
+    model.module.eval()
+    return model
 
 
 def _tokenizer_of(folder: Path, plan: RunPlan) -> TokenizerFiles | None:

@@ -13,10 +13,12 @@ from p2p_diloco.config.manifest import HUGGING_FACE, ModelSection
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.own_model import check_model, describe_model
 from p2p_diloco.peer.run_plan import RunPlan
+from p2p_diloco.text.tokenizer_files import NUM_BYTES, TokenizerFiles
+from p2p_diloco.training.config_files import token_ids
 from p2p_diloco.training.hugging_face import LoraShape, config_text, hugging_face_model, read_config
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.python_model import code_digest, python_model
-from p2p_diloco.training.text_model import TextModel, decoder_text_model
+from p2p_diloco.training.text_model import TextModel, check_text_model, decoder_text_model
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 """Matches the id of a model on the Hugging Face hub, `owner/name`. A single word may be a folder of the organiser's."""
@@ -50,33 +52,50 @@ def build_run_model(plan: RunPlan, own: str | None, *, founds: bool) -> TextMode
     return model
 
 
-def describe_source(section: ModelSection) -> dict[str, Any]:
+def describe_source(
+    section: ModelSection, tokenizer: TokenizerFiles | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the values that describe a Hugging Face or Python model in a new run's manifest, by key of the section.
 
+    Also return sentences about what the run leaves out of the model.
+
+    Args:
+        tokenizer: the files of the text's tokenizer; None if each byte is a token.
     Raises:
         ConfigError: the model cannot be built here, or cannot be trained in a run.
     """
+    in_text = section.vocabulary or NUM_BYTES
+    values: dict[str, Any]
+    notes: tuple[str, ...] = ()
     if section.kind == "hf":
-        config, longest = read_config(section.source.removeprefix(HUGGING_FACE))
-        if section.vocabulary is not None and section.weights == "new":
-            config["vocab_size"] = section.vocabulary
-        values: dict[str, Any] = {
-            "config": section.config or config_text(config),
-            "context": section.context or min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT),
-        }
-        model = _hugging_face(section.model_copy(update=values), None, founds=True)
+        read = read_config(section.source.removeprefix(HUGGING_FACE))
+        vocabulary = in_text if section.vocabulary and section.weights == "new" else read.document.get("vocab_size", 0)
+        config = {**read.document, "vocab_size": vocabulary, **token_ids(tokenizer, vocabulary)}
+        context = section.context or min(read.positions or LONGEST_CONTEXT, LONGEST_CONTEXT)
+        values = {"config": section.config or config_text(config), "context": context}
+        try:
+            model = _hugging_face(section.model_copy(update=values), None, founds=True)
+        except ConfigError:
+            # Some architectures count positions from their padding token, and need the one that they come with.
+            pad = read.document.get("pad_token_id")
+            if section.config or not isinstance(pad, int) or not 0 <= pad < vocabulary:
+                raise
+            values["config"] = config_text({**config, "pad_token_id": pad})
+            model = _hugging_face(section.model_copy(update=values), None, founds=True)
         values["vocabulary"] = model.vocabulary
-        if section.vocabulary is not None and section.vocabulary > model.vocabulary:
+        if in_text > model.vocabulary:
             raise ConfigError(
-                f"the model has {model.vocabulary:,} tokens, the text {section.vocabulary:,}; tokenise the text with "
-                "the model's own tokenizer"
+                f"the model has {model.vocabulary:,} tokens, the text {in_text:,}; tokenise the text with the model's "
+                "own tokenizer"
             )
+        notes = read.notes
     else:
         if section.context is None:
             raise ConfigError(f"set the context length of {section.source}, such as --model.context 256")
-        values = {"code": code_digest(section.source), "vocabulary": section.vocabulary or 256}
+        values = {"code": code_digest(section.source), "vocabulary": in_text}
         model = _python(section.model_copy(update=values), None, founds=True)
-    return values | describe_model(model.module, section.ignored)
+    check_text_model(model, section.source)
+    return values | describe_model(model.module, section.ignored), notes
 
 
 def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> TextModel:
@@ -96,8 +115,8 @@ def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> Te
                 "your copy with --model PATH"
             )
         weights = (own or source).removeprefix(HUGGING_FACE)
-    most = None if founds else _most_elements(section)
-    return hugging_face_model(section.config, context=section.context, weights=weights, lora=lora, most_elements=most)
+    limits = {"most_bytes": psutil.virtual_memory().available} if founds else {"most_elements": _most_elements(section)}
+    return hugging_face_model(section.config, context=section.context, weights=weights, lora=lora, **limits)
 
 
 def _most_elements(section: ModelSection) -> int:

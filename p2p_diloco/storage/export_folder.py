@@ -11,7 +11,7 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -129,9 +129,17 @@ class ExportFolder:
             self._write(tidied)
         return self._remove_old()
 
-    def write(self, cycle: int, files: Mapping[str, bytes], state: str) -> tuple[str, ...]:
+    def write(
+        self,
+        cycle: int,
+        files: Mapping[str, bytes],
+        state: str,
+        check: Callable[[Path], None] = lambda draft: None,
+    ) -> tuple[str, ...]:
         """Write an export, then remove the oldest ones; return a sentence about each that stays.
 
+        Args:
+            check: called with the folder before it appears under its name; an error keeps it from appearing.
         Raises:
             StateError: the export cannot be written, or its folder exists; earlier exports are unchanged.
         """
@@ -140,7 +148,7 @@ class ExportFolder:
         export = Export(path=path, files=tuple(files), cycle=cycle, word=word)
         try:
             self._write(replace(before, kept=(*before.kept, export)))
-            write_new_folder(path, files, draft_name=self._draft(path).name)
+            write_new_folder(path, files, draft_name=self._draft(path).name, check=check)
         except (ConfigError, StateError) as error:
             with contextlib.suppress(StateError):
                 self._write(before)

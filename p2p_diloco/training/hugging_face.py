@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,13 +50,29 @@ class LoraShape:
     targets: Sequence[str] = ()
 
 
-def read_config(place: str) -> tuple[dict[str, Any], int | None]:
-    """Read the configuration of a model, and its number of positions if that is limited.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadConfig:
+    """The configuration of a causal language model, as a manifest can hold it.
+
+    Attributes:
+        document: its values; without those that name code or files.
+        positions: longest input in tokens; None: not limited, or not known.
+        notes: sentences about what is left out of the model.
+    """
+
+    document: dict[str, Any]
+    positions: int | None
+    notes: tuple[str, ...]
+
+
+def read_config(place: str) -> ReadConfig:
+    """Read the configuration of a model. Of one that also sees or hears, only the text part is taken.
 
     Args:
         place: a folder, or the id of a model on the hub.
     Raises:
-        ConfigError: transformers is not installed, there is no such model, or it needs code of its own.
+        ConfigError: transformers is not installed, there is no such model, or it cannot be trained as a causal language
+            model: it needs code of its own, is quantised, or is an encoder-decoder.
     """
     transformers = _transformers()
     try:
@@ -65,15 +82,34 @@ def read_config(place: str) -> tuple[dict[str, Any], int | None]:
                 f"the model at {place} needs its own code (auto_map in config.json); expected an architecture of "
                 "transformers, since no code is loaded with a model"
             )
+        if raw.get("quantization_config"):
+            raise ConfigError(
+                f"the model at {place} is quantised (quantization_config in config.json), and a run trains float32; "
+                "name the model that it was made from"
+            )
         config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        text = config.get_text_config()
+        document: dict[str, Any] = json.loads(text.to_json_string(use_diff=True))
+    except ConfigError:
+        raise
+    except Exception as error:  # the classes of transformers raise any
         raise ConfigError(
             f"cannot read the model {place} ({_first_line(error)}); expected a folder with config.json or the id of a "
             "model on the Hugging Face hub"
         ) from None
-    document: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
-    kept = {key: value for key, value in document.items() if key not in _OF_ONE_FILE}
-    return kept, getattr(config, "max_position_embeddings", None)
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"{config.model_type} is an encoder-decoder and cannot be trained as a causal language model; name a "
+            "decoder-only model, such as one of the families gpt2, llama or qwen3"
+        )
+    positions = getattr(text, "max_position_embeddings", None)
+    return ReadConfig(
+        document=_without_places(document),
+        positions=positions if isinstance(positions, int) and positions > 0 else None,
+        notes=()
+        if text is config
+        else (f"the run trains only the text part of {config.model_type}, {text.model_type}",),
+    )
 
 
 def config_text(config: dict[str, Any]) -> str:
@@ -88,6 +124,7 @@ def hugging_face_model(
     weights: str | None = None,
     lora: LoraShape | None = None,
     most_elements: int | None = None,
+    most_bytes: int | None = None,
 ) -> TextModel:
     """Build a causal language model from the configuration in a manifest.
 
@@ -97,12 +134,13 @@ def hugging_face_model(
         weights: folder or hub id to load the weights from; None: random weights.
         lora: adapters to train instead of all weights.
         most_elements: maximum elements of all parameters that are assigned while it is built; None: no limit.
+        most_bytes: maximum size of all parameters; None: no limit.
     Raises:
         ConfigError: the configuration loads code or describes a larger model, transformers or peft is missing, or the
             model cannot be built or loaded.
     """
     transformers = _transformers()
-    document = json.loads(config)
+    document = json.loads(config, object_hook=_special_float)
     _check_config(document)
     kind = document.pop("model_type", None)
     if not isinstance(kind, str):
@@ -111,28 +149,93 @@ def hugging_face_model(
     build = transformers.AutoModelForCausalLM.from_config
     try:
         parsed = transformers.AutoConfig.for_model(kind, **document)
-        if most_elements is not None:
-            with torch.device("meta"), _limited(most_elements):  # first without memory: one tensor may be too large
-                build(parsed, dtype=dtype, trust_remote_code=False)
+        if kind == "rwkv":
+            parsed.rescale_every = 0  # would change the weights in place for float16, when evaluated
+        with torch.device("meta"), _limited(most_elements):  # first without memory: one tensor may be too large
+            _check_size(build(parsed, dtype=dtype, trust_remote_code=False), most_bytes)
         with _limited(most_elements):
             if weights is None:
                 module = build(parsed, dtype=dtype, trust_remote_code=False)
             else:
-                module = transformers.AutoModelForCausalLM.from_pretrained(
-                    weights, config=parsed, dtype=dtype, use_safetensors=True, trust_remote_code=False
+                module, report = transformers.AutoModelForCausalLM.from_pretrained(
+                    weights,
+                    config=parsed,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
                 )
+                _check_loaded(weights, report)
     except ConfigError:
         raise
     except Exception as error:  # the classes of transformers raise any
+        if str(error).startswith("Unrecognized configuration class"):
+            raise ConfigError(
+                f"{kind} is no causal language model of transformers {transformers.__version__}; name a decoder-only "
+                "model, such as one of the families gpt2, llama or qwen3"
+            ) from None
         where = f"from {weights}" if weights is not None else f"with transformers {transformers.__version__}"
         raise ConfigError(f"cannot build the run's {kind} model {where}: {_first_line(error)}") from None
     longest = getattr(parsed, "max_position_embeddings", None)
-    if isinstance(longest, int) and context > longest:
+    if isinstance(longest, int) and 0 < longest < context:
         raise ConfigError(f"model.context is {context}; this {kind} model has {longest} positions")
+    for each in module.modules():
+        if isinstance(each, nn.Embedding):
+            each.padding_idx = None  # that row would get no gradient, and the token may occur in the text
     if lora is not None:
         module = _with_adapters(module, lora)
     module.train()
     return TextModel(module=module, loss=_loss, context=context, vocabulary=int(parsed.vocab_size))
+
+
+def load_folder(folder: Path, base: TextModel | None) -> nn.Module:
+    """Load an exported model as other programs do; its values are float32 on the processor.
+
+    Args:
+        base: a model with new LoRA adapters, if the folder holds others for the same base; it is changed.
+    """
+    loaded: nn.Module
+    if base is None:
+        loaded = _transformers().AutoModelForCausalLM.from_pretrained(folder)
+    else:
+        import peft
+
+        adapted: Any = base.module
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # as in _with_adapters
+            loaded = peft.PeftModel.from_pretrained(adapted.unload(), folder)
+    return loaded
+
+
+def _without_places(value: Any) -> Any:
+    """Return a configuration without the keys that name code or a folder, also in its parts."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_places(inner) for key, inner in value.items() if key not in _OF_ONE_FILE}
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """Return the number that transformers writes as an object, because JSON has no infinity."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
+def _check_size(module: nn.Module, most_bytes: int | None) -> None:
+    elements = sum(parameter.numel() for parameter in module.parameters())
+    needed = sum(parameter.nbytes for parameter in module.parameters())
+    if most_bytes is not None and needed > most_bytes:
+        raise ConfigError(
+            f"the model has {elements:,} parameters, which take {needed / 1e9:.3g} GB, and {most_bytes / 1e9:.3g} GB "
+            "of this machine's memory are free; choose a smaller model, or a machine with more memory"
+        )
+
+
+def _check_loaded(weights: str, report: Mapping[str, Any]) -> None:
+    missing = sorted(map(str, report["missing_keys"]))
+    if missing:
+        raise ConfigError(
+            f"the weights at {weights} lack {len(missing)} tensors of the model, such as {missing[0]}; name weights of "
+            "the same model, or start from random weights with --model.weights new"
+        )
 
 
 def _check_config(value: Any, key: str = "") -> None:
@@ -211,8 +314,10 @@ def _transformers() -> Any:
     except ImportError:
         raise ConfigError(f"this run trains a Hugging Face model and needs transformers; {_INSTALL}") from None
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # its warnings are for those who call it
     return transformers
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

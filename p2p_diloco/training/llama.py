@@ -6,7 +6,6 @@ untied head. Only the two stacked matrices are split (query, key, value; gate, u
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.tokenizer_files import NUM_BYTES, TokenizerFiles, exported_files
+from p2p_diloco.training.config_files import config_files
 from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
@@ -36,7 +36,7 @@ def llama_files(
         raise ConfigError(f"the model has {shape.vocabulary} tokens; expected {NUM_BYTES}, one for each byte")
     return {
         "model.safetensors": tensor_bytes(llama_tensors(parameters), {"run": provenance.run}),
-        "config.json": _json(llama_config(shape)),
+        **config_files(llama_config(shape), tokenizer),
         **exported_files(tokenizer, shape.context),
         "README.md": model_card(shape, provenance).encode(),
     }
@@ -95,10 +95,6 @@ def llama_config(shape: ModelShape) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        # A tokenizer names its own special tokens; a model of bytes has none.
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
 
 
@@ -138,7 +134,3 @@ print(tokenizer.decode(text[0]))
 This card names no licence. Before you publish this model, choose one that its training text allows, and add
 `license: …` to the lines at the top.
 """
-
-
-def _json(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(document, indent=2) + "\n").encode()

@@ -213,7 +213,7 @@ def test_peers_are_separated_by_commas(tmp_path: Path) -> None:
 
 
 def test_a_local_text_may_be_named(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("words")
+    (tmp_path / "words.txt").write_text("words " * 4096)
     assert main(["new", "--data.path", "words.txt"]) == 0
     assert read_run_toml(tmp_path / "run.toml").data.path == "words.txt"
 

@@ -8,23 +8,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
 from p2p_diloco.cli.app import main
+from p2p_diloco.config.manifest import ModelSection
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import has_unseen
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.own_model import describe_model
+from p2p_diloco.peer.run_model import describe_source
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
-from p2p_diloco.text.tokenizer_files import TokenizerFiles
+from p2p_diloco.text.tokenizer_files import TokenizerFiles, byte_tokenizer
 from p2p_diloco.training.parameters import LocalParameters
 
 Captured = pytest.CaptureFixture[str]
@@ -38,15 +41,19 @@ def run(tmp_path: Path) -> Digest:
     return founded(tmp_path, {**SMALL, "data.path": "/home/ada/secret.txt"})
 
 
-def founded(tmp_path: Path, values: dict[str, Any], tokenizer: bytes | None = None) -> Digest:
-    """Write the initial state of a run of the built-in model into the state directory."""
+def founded(tmp_path: Path, values: dict[str, Any], tokenizer: bytes | None = None, *, noise: float = 0.0) -> Digest:
+    """Write the initial state of a run of the built-in model, and some noise, into the state directory."""
     manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=1e6, name="night", values=values)
     plan = plan_run(manifest)
     folder = RunFolder(tmp_path / "state", plan.rules.run)
     if tokenizer is not None:
         folder.write("tokenizer-files.json", tokenizer)
     folder.write(MANIFEST_FILE, manifest.sign(ORGANISER).encode())
-    states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in make_start(plan).items()}
+    random = np.random.default_rng(5)
+    states = {
+        span: genesis_state(start_N + noise * random.standard_normal(len(start_N), np.float32), ZERO_DIGEST)
+        for span, start_N in make_start(plan).items()
+    }
     CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=1).save(states)
     return plan.rules.run
 
@@ -56,18 +63,67 @@ def sampled(capsys: Captured, *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_model_of_tokens_is_exported_with_its_tokenizer_and_not_sampled(tmp_path: Path, capsys: Captured) -> None:
+def test_a_model_of_tokens_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
     file = '{"added_tokens": [{"content": "</s>", "id": 0}]}'
     tokenizer = TokenizerFiles({"tokenizer.json": file, "tokenizer_config.json": '{"eos_token": "</s>"}'}).encode()
-    tokens = {"data.path": "tokens", "data.fingerprint": "ab" * 32, "data.tokenizer": sha256(tokenizer).hex()}
-    founded(tmp_path, {**SMALL, **tokens, "model.vocabulary": 300}, tokenizer)
-    assert main(["sample", "def main"]) == 2
-    assert "sample only generates bytes; export it (p2p-diloco export FOLDER)" in capsys.readouterr().err
+    founded(tmp_path, {**SMALL, **of_tokens(tokenizer), "model.vocabulary": 300}, tokenizer)
     assert main(["export", "out"]) == 0
     assert (tmp_path / "out" / "tokenizer.json").read_text() == file
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
     assert "each token is one" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def of_tokens(tokenizer: bytes) -> dict[str, str]:
+    return {"data.path": "tokens", "data.fingerprint": "ab" * 32, "data.tokenizer": sha256(tokenizer).hex()}
+
+
+def test_a_model_of_tokens_generates_text_up_to_its_end_token(tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("tokenizers", reason='pip install "p2p-diloco[hf]" brings it')
+    file = byte_tokenizer()
+    file["added_tokens"] = [
+        {"id": 256, "content": "</s>", "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    ]
+    texts = {"tokenizer.json": json.dumps(file), "tokenizer_config.json": '{"eos_token": "</s>"}'}
+    tokenizer = TokenizerFiles(texts).encode()
+    founded(tmp_path, {**SMALL, **of_tokens(tokenizer), "model.vocabulary": 300}, tokenizer)
+    lengths = []
+    for seed in range(8):
+        text = sampled(capsys, "--seed", str(seed), "--bytes", "200", "--temperature", "1")
+        assert text.startswith("def main")
+        assert "</s>" not in text
+        lengths.append(len(text))
+    assert min(lengths) < 50 < 100 < max(lengths), "of 257 equally likely tokens, one ends the text"
+
+
+def test_a_python_model_generates_text_if_its_forward_pass_gives_logits(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, forward in (("usual", "self.head(self.table(tokens)), None"), ("unusual", "self.table(tokens).mean()")):
+        (tmp_path / f"{name}_model.py").write_text(
+            "from torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.table, self.head = nn.Embedding(256, 4), nn.Linear(4, 256)\n"
+            f"    def forward(self, tokens):\n        return {forward}\n"
+            "    def loss(self, windows):\n        logits = self.head(self.table(windows[:, :-1]))\n"
+            "        return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())\n"
+        )
+        source = f"python:{name}_model:Model"
+        section = ModelSection.model_validate({"source": source, "context": 8})
+        described = {f"model.{key}": value for key, value in describe_source(section)[0].items()}
+        founded(tmp_path / name, {"model.source": source, "model.context": 8, "rounds.fragments": 1, **described})
+        folder = str(tmp_path / name / "state")
+        assert main(["sample", "def main", "--state-directory", folder]) == 2
+        assert f"if you trust it and have its file, start with --model {source}" in capsys.readouterr().err
+        code = main(["sample", "def main", "--state-directory", folder, "--model", source, "--bytes", "20"])
+        captured = capsys.readouterr()
+        if name == "usual":
+            assert (code, captured.out[:8]) == (0, "def main")
+            assert len(captured.out) > 20
+        else:
+            assert (code, captured.out) == (2, "")
+            assert "does not give logits of shape (batch, length, tokens), so only its own code" in captured.err
 
 
 @pytest.mark.usefixtures("run")
@@ -109,7 +165,7 @@ def test_a_terminal_with_few_characters_is_not_an_error(monkeypatch: pytest.Monk
         (["x", "--bytes", "1.5"], "--bytes is 1.5; expected a whole number"),
         (["x", "--temperature", "-1"], "the temperature is -1; expected 0"),
         (["x", "--seed", "-1"], "the seed is -1; expected 0"),
-        ([""], "the prompt is empty; expected at least one byte"),
+        ([""], "the prompt is empty; expected at least one token"),
         (["x", "--state-directory", "nowhere"], "no peer has run with the state directory nowhere; name another"),
         (["x", "--run", "zz"], "0 of them begin with zz; choose one with --run"),
     ],
@@ -182,3 +238,34 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path, capsys: Captured)
     assert main(["export", "out"]) == 2
     assert "out is not empty, and nothing in it is overwritten; name a new folder" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["precious"]
+
+
+def test_an_export_names_the_tokens_of_its_tokenizer_alone(tmp_path: Path) -> None:
+    tokens = ["<s>", "</s>", "<|end_of_turn|>", "<far>"]
+    texts = {
+        "tokenizer.json": {"added_tokens": [{"content": one, "id": number} for number, one in enumerate(tokens)]},
+        "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<far>"},
+        "generation_config.json": {"eos_token_id": [1, 2], "bos_token_id": 7, "do_sample": True},
+    }
+    files = TokenizerFiles({name: json.dumps(text) for name, text in texts.items()}).encode()
+    founded(tmp_path, {**SMALL, **of_tokens(files), "model.vocabulary": 3}, files)
+    assert main(["export", "out"]) == 0
+    config, generation = (
+        json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("config", "generation_config")
+    )
+    expected = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": None}  # <far> is beyond the vocabulary
+    assert {key: config[key] for key in expected} == expected
+    assert generation == {"bos_token_id": 0, "eos_token_id": [1, 2]}
+
+
+def test_an_export_that_loads_as_another_model_is_not_written(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason='pip install "p2p-diloco[hf]" brings it')
+    founded(tmp_path, SMALL, noise=0.3)
+    assert main(["export", "right"]) == 0
+    assert "reloaded with transformers: the logits are those of the run's model" in capsys.readouterr().out
+    monkeypatch.setattr("p2p_diloco.training.llama.ROTARY_BASE", 3.0)
+    assert main(["export", "wrong"]) == 4
+    assert "the export was not written: loaded with transformers, its logits differ" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"state", "right"}

@@ -85,8 +85,8 @@ def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_pa
         for name in names_in(tmp_path / "one"):
             word, *files = names_in(tmp_path / "one" / name)
             assert word == WORD_FILE
-            tokenizer = ["tokenizer.json", "tokenizer_config.json"]
-            assert files == ["README.md", "config.json", "model.safetensors", "run.toml", *tokenizer]
+            configs, tokenizer = ["config.json", "generation_config.json"], ["tokenizer.json", "tokenizer_config.json"]
+            assert files == ["README.md", *configs, "model.safetensors", "run.toml", *tokenizer]
             for file in files:
                 assert (tmp_path / "one" / name / file).read_bytes() == (tmp_path / "two" / name / file).read_bytes()
         last = watchers["archie"].last

@@ -6,6 +6,8 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,21 +16,29 @@ import pytest
 import torch
 
 from p2p_diloco.config.manifest import ModelSection
+from p2p_diloco.config.new_file import write_new_folder
 from p2p_diloco.config.run_file import draft_manifest
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import ZERO_DIGEST
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.peer.exported_model import adapter_files, files_of, model_files
+from p2p_diloco.peer.exported_model import check_export, files_of, model_files
 from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
-from p2p_diloco.peer.learnt_model import learnt_model
+from p2p_diloco.peer.learnt_model import LearntModel, build_learnt_model, learnt_model
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.text.tokenizer_files import exported_files
-from p2p_diloco.training.hugging_face import LoraShape
 from p2p_diloco.training.parameters import trained
 from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.sampling import continue_text
 
 ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
 WINDOWS = torch.arange(34).view(2, 17) % 256
 
 
@@ -41,15 +51,7 @@ def llama(tmp_path: Path) -> Path:
     """Return the folder of a small Llama with weights."""
     transformers = needs("transformers")
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=256,
-        max_position_embeddings=64,
-    )
+    config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
@@ -58,7 +60,7 @@ def plan_for(folder: Path | str, **values: Any) -> RunPlan:
     """Return the plan of a run of a model, as `new` makes it."""
     source = f"hf:{folder}" if isinstance(folder, Path) else folder
     section = ModelSection.model_validate({"source": source, **values})
-    described = {key: value for key, value in describe_source(section).items() if value is not None}
+    described = {key: value for key, value in describe_source(section)[0].items() if value is not None}
     model = {"model": {"source": source, **values, **described}}
     return plan_run(draft_manifest(now_seconds=1.0, values=model | {"rounds.fragments": 1}))
 
@@ -93,7 +95,7 @@ def test_an_exported_model_has_the_logits_of_the_run(llama: Path, tmp_path: Path
     plan = plan_for(llama, weights="loaded")
     model = build_run_model(plan, None, founds=True)
     assert plan.manifest.model.config is not None
-    files = model_files(plan.manifest.model.config, trained(model.module), ORIGIN, exported_files(None, 64))
+    files = model_files(plan.manifest.model.config, trained(model.module), ORIGIN, None)
     write(tmp_path / "out", files)
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
@@ -114,7 +116,7 @@ def test_tied_weights_are_trained_once(tmp_path: Path) -> None:
     tokens, positions = model.roles().embedding
     assert tokens is model.module.transformer.wte.weight
     assert positions is model.module.transformer.wpe.weight
-    roundtrip = model_files(str(plan.manifest.model.config), trained(model.module), ORIGIN, exported_files(None, 32))
+    roundtrip = model_files(str(plan.manifest.model.config), trained(model.module), ORIGIN, None)
     write(tmp_path / "out", roundtrip)
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
@@ -134,13 +136,29 @@ def test_lora_trains_only_its_adapters_on_the_same_base(llama: Path, tmp_path: P
     with torch.no_grad():
         for tensor in trained(model.module).values():
             tensor.normal_(generator=torch.Generator().manual_seed(4))
-    lora = LoraShape(rank=2, alpha=plan.manifest.model.lora_alpha)
-    files = adapter_files(lora, str(llama), trained(model.module), ORIGIN, {})
-    write(tmp_path / "out", files)
+    learnt = LearntModel(plan=plan, parameters=trained(model.module), rounds=3)
+    files = files_of(learnt, ORIGIN)
+    write_new_folder(tmp_path / "out", files, check=lambda draft: check_export(learnt, str(llama), draft))
+    halved = replace(learnt, parameters={name: tensor / 2 for name, tensor in learnt.parameters.items()})
+    with pytest.raises(StateError, match="the export was not written: loaded with transformers, its logits differ"):
+        check_export(halved, str(llama), tmp_path / "out")
+    tokens = islice(
+        continue_text(build_learnt_model(learnt, str(llama)), b"def ", tokens=256, temperature=0.0, seed=0), 8
+    )
+    assert list(tokens) == greedy(model.module, b"def ", 8)
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
         difference = loaded(WINDOWS).logits - model.module.eval()(WINDOWS).logits
     assert difference.abs().max() <= 1e-5
+
+
+def greedy(module: Any, prompt: bytes, num_tokens: int) -> list[int]:
+    """Return the likeliest tokens after a prompt, each from a pass over all before it."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            ids.append(int(module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
 
 
 def test_lora_on_another_base_is_refused(llama: Path, tmp_path: Path) -> None:
@@ -302,3 +320,70 @@ def test_a_run_starts_from_an_export_and_then_needs_no_weights_of_its_source(
     if not section.lora_rank:
         (llama / "model.safetensors").unlink()
     build_run_model(continued, None, founds=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            {"model_type": "bert", "is_decoder": False},
+            'looks ahead: its first .* so it cannot be trained as a causal language model; set "is_decoder": true',
+        ),
+        ({"model_type": "t5"}, "t5 is an encoder-decoder and cannot be trained as a causal language model; name a"),
+        (
+            {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"is quantised \(quantization_config in config.json\), and a run trains float32; name the model",
+        ),
+        (
+            {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672},
+            "parameters, which take 3.* GB, and .* GB of this machine's memory are free; choose a smaller model",
+        ),
+        ({"model_type": "no_such"}, "cannot read the model"),
+        ({"model_type": "llama", "vocab_size": 100}, "the model has 100 tokens, the text 256; tokenise the text"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_here_is_refused_by_the_organiser(
+    tmp_path: Path, config: dict[str, Any], text: str
+) -> None:
+    needs("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | config))
+    with pytest.raises(ConfigError, match=text):
+        plan_for(tmp_path)
+
+
+def test_weights_that_do_not_fit_or_are_not_finite_are_refused(llama: Path) -> None:
+    safetensors = needs("safetensors.torch")
+    path = llama / "model.safetensors"
+    tensors = safetensors.load_file(path)
+    norm = tensors.pop("model.norm.weight")
+    safetensors.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"lack 1 tensors of the model, such as model.norm.weight; name weights of the"
+    ):
+        plan_for(llama, weights="loaded")
+    safetensors.save_file({**tensors, "model.norm.weight": norm * float("nan")}, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"parameter model.norm.weight of .* is not finite; load other weights"):
+        plan_for(llama, weights="loaded")
+
+
+def test_a_configuration_names_the_tokens_of_the_runs_tokenizer_and_any_may_be_trained(llama: Path) -> None:
+    """Those of the source belong to another tokenizer; a padding token would get no gradient."""
+    config = json.loads((llama / "config.json").read_text()) | {"pad_token_id": 97, "eos_token_id": [2, 3]}
+    (llama / "config.json").write_text(json.dumps(config))
+    plan = plan_for(llama)
+    held = json.loads(plan.manifest.model.config or "")
+    assert [held[f"{kind}_token_id"] for kind in ("bos", "eos", "pad")] == [None, None, None]
+    older = plan.manifest.model.model_copy(update={"config": json.dumps({**held, "pad_token_id": 97})})
+    model = build_run_model(plan_run(plan.manifest.model_copy(update={"model": older})), None, founds=False)
+    model.loss(model.module, torch.full((1, 5), 97)).backward()
+    rows = model.module.get_input_embeddings().weight.grad
+    assert rows[97].abs().sum() > 0
+
+
+def test_an_infinity_in_a_configuration_survives_the_manifest(tmp_path: Path) -> None:
+    needs("transformers")
+    config = {"model_type": "mamba2", "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | config | {"time_step_limit": [0.0, float("inf")]}))
+    plan = plan_for(tmp_path, context=16)
+    model = build_run_model(plan, None, founds=False)
+    assert model.module.config.time_step_limit[1] == float("inf")

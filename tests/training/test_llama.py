@@ -150,9 +150,10 @@ def test_their_greedy_text_matches_ours(transformers: Any, exported: tuple[Decod
     from itertools import islice
 
     from p2p_diloco.training.sampling import continue_text
+    from p2p_diloco.training.text_model import decoder_text_model
 
     model, folder = exported
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     text = theirs.generate(torch.tensor([list(b"def ")]), do_sample=False, max_new_tokens=40)
-    ours = islice(continue_text(model, b"def ", temperature=0.0, seed=0), 40)
+    ours = islice(continue_text(decoder_text_model(model), b"def ", tokens=256, temperature=0.0, seed=0), 40)
     assert text[0, 4:].tolist() == list(ours)

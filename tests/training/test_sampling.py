@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.text.tokenizer_files import TokenizerFiles, byte_tokenizer
 from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.training.sampling import continue_text, readable_text
+from p2p_diloco.training.sampling import continue_text, decoded, readable_text
+from p2p_diloco.training.text_model import decoder_text_model
 
 
 @pytest.fixture
@@ -24,7 +27,11 @@ def model(shape: ModelShape) -> DecoderModel:
 
 
 def written(model: DecoderModel, prompt: bytes, num_bytes: int, *, temperature: float = 0.0, seed: int = 0) -> bytes:
-    return bytes(islice(continue_text(model, prompt, temperature=temperature, seed=seed), num_bytes))
+    return bytes(
+        islice(
+            continue_text(decoder_text_model(model), prompt, tokens=256, temperature=temperature, seed=seed), num_bytes
+        )
+    )
 
 
 def likeliest(model: DecoderModel, window: bytes) -> int:
@@ -74,8 +81,8 @@ def test_a_tiny_temperature_acts_like_0(model: DecoderModel) -> None:
 @pytest.mark.parametrize(
     ("prompt", "temperature", "seed", "text"),
     [
-        (b"", 1.0, 0, r"the prompt is empty; expected at least one byte, such as \"def \""),
-        (b"a", -0.5, 0, r"the temperature is -0.5; expected 0 \(the most likely byte\) or more, such as 0.8"),
+        (b"", 1.0, 0, r"the prompt is empty; expected at least one token, such as \"def \""),
+        (b"a", -0.5, 0, r"the temperature is -0.5; expected 0 \(the most likely token\) or more, such as 0.8"),
         (b"a", float("nan"), 0, r"the temperature is nan; expected 0"),
         (b"a", 1.0, -1, r"the seed is -1; expected 0 to 2\^63 - 1"),
         (b"a", 1.0, 1 << 63, r"the seed is 9223372036854775808; expected 0"),
@@ -85,7 +92,7 @@ def test_invalid_arguments_are_refused_at_once(
     model: DecoderModel, prompt: bytes, temperature: float, seed: int, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
-        continue_text(model, prompt, temperature=temperature, seed=seed)
+        continue_text(decoder_text_model(model), prompt, tokens=256, temperature=temperature, seed=seed)
 
 
 def test_a_diverged_run_is_reported(model: DecoderModel) -> None:
@@ -112,3 +119,13 @@ def test_no_control_character_is_shown(raw: bytes, shown: str) -> None:
 
 def test_a_character_is_shown_once_it_is_complete() -> None:
     assert list(readable_text("aé".encode())) == ["a", "", "é", ""]
+
+
+def test_a_character_of_several_tokens_is_shown_whole() -> None:
+    pytest.importorskip("tokenizers", reason='pip install "p2p-diloco[hf]" brings it')
+    files = TokenizerFiles({"tokenizer.json": json.dumps(byte_tokenizer())})
+    written = [*"é 🙂!".encode(), 0xFF, 0x1B]
+    pieces = list(decoded(files, "中 ".encode(), written, num_bytes=100))
+    assert "".join(pieces) == "中 é 🙂!\ufffd\ufffd"
+    assert {"é", "🙂"} <= set(pieces)
+    assert "".join(decoded(files, b"a", written, num_bytes=3)) == "aé "

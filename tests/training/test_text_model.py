@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.outer.fragments import plan_fragments
 from p2p_diloco.storage.inner_state import InnerState, saved_buffers
@@ -15,7 +18,7 @@ from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
 from p2p_diloco.training.model import ModelShape, build_model, token_loss
 from p2p_diloco.training.parameters import LocalParameters, sizes, trained
-from p2p_diloco.training.text_model import TextModel, decoder_text_model
+from p2p_diloco.training.text_model import TextModel, check_text_model, decoder_text_model
 
 SHAPE = ModelShape(layers=2, width=16, heads=2, feed_forward=32, context=12)
 
@@ -138,3 +141,50 @@ def test_buffers_are_evaluated_as_they_are_now_and_saved_with_the_optimiser(tmp_
     for kept in (dict(again.module.named_buffers()), saved_buffers(tmp_path)):
         assert all(torch.equal(kept[name], buffer) for name, buffer in buffers.items())
     assert saved_buffers(tmp_path / "nowhere") == {}
+
+
+class Layers(nn.Module):
+    """A model whose outputs also depend on `ahead` later tokens."""
+
+    def __init__(self, ahead: int = 0, *, detached: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 256)
+        self.ahead, self.detached = ahead, detached
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        near_BTW = self.table(tokens_BT)
+        return near_BTW + near_BTW.roll(-self.ahead, 1)
+
+    def loss(self, windows_BT: Tensor) -> Tensor:
+        loss = token_loss(self(windows_BT[:, :-1]), windows_BT)
+        return loss.detach() if self.detached else loss
+
+
+def of_layers(module: Layers, context: int = 12) -> TextModel:
+    return TextModel(module=module, loss=lambda _, windows: module.loss(windows), context=context, vocabulary=256)
+
+
+def test_a_model_that_can_be_trained_passes() -> None:
+    module = Layers()
+    check_text_model(of_layers(module), "mine")
+    assert module.training
+
+
+@pytest.mark.parametrize("context", [4, 12, 500])
+def test_a_model_that_looks_ahead_is_refused(context: int) -> None:
+    text = "mine looks ahead: its first .* change by up to .* with the tokens after them, so it cannot be trained"
+    with pytest.raises(ConfigError, match=text):
+        check_text_model(of_layers(Layers(ahead=1), context), "mine")
+
+
+def test_a_model_that_cannot_be_trained_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the loss of mine is .*; expected one finite number that has a gradient"):
+        check_text_model(of_layers(Layers(detached=True)), "mine")
+    module = Layers()
+    with torch.no_grad():
+        module.table.weight[3, 4] = float("nan")
+    with pytest.raises(ConfigError, match=r"parameter table.weight of mine is not finite; load other weights"):
+        check_text_model(of_layers(module), "mine")
+    larger = replace(of_layers(Layers()), vocabulary=300)
+    with pytest.raises(ConfigError, match=r"mine fails on a window of model.context 12 with 300 tokens \(index out"):
+        check_text_model(larger, "mine")
