@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import counted
-from p2p_diloco.text.documents import HEAD_BYTES, is_packed
 from p2p_diloco.text.token_shards import is_shard_folder
+from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed
 
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
@@ -39,7 +39,7 @@ def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None]
     elif os.path.lexists(text):
         raise ConfigError(f"text {text} {_why_no_file(Path(text))}; expected a file, a folder or a glob")
     elif glob.has_magic(text):
-        found = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if Path(name).is_file()]
+        found = _matching_files(text, skip)
     else:
         raise ConfigError(f"text {text} does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'")
     files = tuple(file for file in found if file.stat().st_size > 0)
@@ -67,6 +67,19 @@ def list_byte_files(path: str | Path | None) -> tuple[Path, ...]:
                 "unpack it, or make tokens of it with p2p-diloco tokenize"
             )
     return files
+
+
+def _matching_files(pattern: str, skip: Callable[[Path, str], None] | None) -> list[Path]:
+    """Return the files that a pattern matches, and those in folders that its last part matches."""
+    found: list[Path] = []
+    for place in map(Path, sorted(set(glob.glob(pattern, recursive=True)))):
+        if place.is_file():
+            found.append(place)
+        elif not place.is_dir():
+            _refuse(place, _why_no_file(place), skip)
+        elif "**" not in pattern:
+            found += _sorted_files(place, skip=skip)
+    return found
 
 
 def _why_no_file(path: Path) -> str:

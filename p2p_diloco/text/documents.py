@@ -5,47 +5,43 @@ A file that cannot be read in full, and a record without text, is an error that 
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import csv
-import gzip
 import json
-import lzma
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.text.unpacked import PACKED_SUFFIXES, first_line, unpacked, why_no_text
 from p2p_diloco.wording import install_line
 
 PIECE_CHARACTERS = 1 << 18
 """Maximum length of the pieces that a long document is tokenised in."""
-_BLOCK_BYTES = 1 << 16
-_MOST_GUESSED_BYTES = 1 << 18
-HEAD_BYTES = 512
+CONTEXT_CHARACTERS = 1 << 8
+"""Length of the text before a piece that is tokenised with it, so that its tokens are those of the whole document."""
+_MOST_NAMES, _LONGEST_NAME = 8, 40
+_SHORTEST_GUESSED, _LONGEST_GUESSED = 1 << 11, 1 << 15
 _INSTALL = f"install the extra: {install_line('hf')}"
-_PACKED_SUFFIXES = frozenset({".gz", ".bz2", ".xz", ".lzma", ".zst", ".zstd"})
+_JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".jsonlines", ".jl", ".json"})
+_ABOUT_OTHERS = frozenset({"_metadata", "_common_metadata"})
+"""Parquet files about the other files of a folder."""
 _MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_NO_TEXT = (
-    (re.compile(rb"PK\x03\x04|7z\xbc\xaf|Rar!"), "an archive; unpack it and name the files in it"),
-    (re.compile(rb".{257}ustar", re.DOTALL), "an archive; unpack it and name the files in it"),
-    (re.compile(rb"%PDF-"), "a PDF; extract its text first, for example with pdftotext"),
-    (re.compile(rb"ARROW1|\xff\xff\xff\xff..\x00\x00", re.DOTALL), "an Arrow table; name its folder, after hf:"),
-)
+_WIDE = ("utf-16", "utf-32")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MIDDLE_OF_LINE = re.compile(r"(?<=\S) (?=\S)")
+_BETWEEN_VALUES = re.compile(r"[ \t\r\n,]*")
 
 
 class Piece(NamedTuple):
@@ -53,11 +49,13 @@ class Piece(NamedTuple):
 
     Attributes:
         text: not empty.
+        context: the end of the piece before it; empty at the start.
         is_start, is_end: whether its document begins, or ends, with it.
         where: file and line of the document, for errors.
     """
 
     text: str
+    context: str
     is_start: bool
     is_end: bool
     where: str
@@ -80,7 +78,6 @@ class Reader:
     skip_bad: bool = False
     render: Callable[[list[dict[str, Any]]], str]
     files: int = 0
-    documents: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
     def file(self, path: Path) -> Iterator[Piece]:
@@ -89,22 +86,25 @@ class Reader:
         Raises:
             ConfigError: it cannot be read, or a record has no text.
         """
+        if path.name in _ABOUT_OTHERS:
+            return
         self.files += 1
-        with self._named(path):
-            with path.open("rb") as raw:
-                head = raw.read(HEAD_BYTES)
-            kind = Path(path.stem if path.suffix.lower() in _PACKED_SUFFIXES else path.name).suffix.lower()
-            if head.startswith(b"PAR1") or kind == ".parquet":
-                yield from self.records(_parquet_rows(path, self.column), f"record {{}} of {path}")
-                return
-            with open_unpacked(path) as raw:
-                chunks = self._decoded(raw, path)
-                if kind in (".jsonl", ".ndjson", ".json"):
-                    yield from self._numbered(self._json_records(_lines(chunks), kind == ".json", path))
-                elif kind in (".csv", ".tsv"):
-                    yield from self._numbered(_table_rows(chunks, path, "\t" if kind == ".tsv" else ","))
-                else:
-                    yield from self._cut(chunks, str(path))
+        kind = Path(path.stem if path.suffix.lower() in PACKED_SUFFIXES else path.name).suffix.lower()
+        blocks = self._blocks(path)
+        first = next(blocks, b"")
+        if first.startswith(b"PAR1") or kind == ".parquet":
+            yield from self.records(self._parquet_rows(path), f"record {{}} of {path}")
+            return
+        if (why := why_no_text(first)) is not None and not self._encoding_of(first).startswith(_WIDE):
+            self.bad(str(path), *why)
+            return
+        blocks = chain((first,), blocks)
+        if kind in _JSON_SUFFIXES:
+            yield from self._numbered(self._json_records(self._lines(blocks, path), kind == ".json", path))
+        elif kind in (".csv", ".tsv"):
+            yield from self._numbered(self._table_rows(self._lines(blocks, path), path, kind == ".tsv"))
+        else:
+            yield from self._cut(self._decoded(blocks, path), str(path))
 
     def records(self, rows: Iterable[Any], where: str) -> Iterator[Piece]:
         """Yield the documents of records; `where` has a place for their number."""
@@ -118,7 +118,7 @@ class Reader:
         """
         if not self.skip_bad:
             raise ConfigError(f"{where} {what}; {f'{remedy}, or ' if remedy else ''}leave such out with --skip-bad")
-        self.skipped[re.sub(r"\d+", "N", what.partition("; ")[0])] += 1
+        self.skipped[re.sub(r"\d[\d,]*", "N", what.partition(" (")[0])] += 1
 
     def _numbered(self, records: Iterable[tuple[str, Any]]) -> Iterator[Piece]:
         for where, record in records:
@@ -126,52 +126,84 @@ class Reader:
             if text:
                 yield from self._cut((text,), where)
 
+    # -- bytes and text
+
+    def _blocks(self, path: Path) -> Iterator[bytes]:
+        """Yield the content of a file; if the rest cannot be read, only what precedes it."""
+        with self._named(path):
+            yield from unpacked(path)
+
     @contextmanager
     def _named(self, path: Path) -> Iterator[None]:
         """Turn errors of reading a file into one that names it."""
         try:
             yield
         except OSError as error:
-            if error.errno is None:
-                self.bad(str(path), f"is damaged ({first_line(error)})", "fetch it again")
-            else:
-                self.bad(str(path), f"cannot be read ({error.strerror})", "make it readable")
-        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            why = error.strerror or first_line(error)
+            self.bad(str(path), f"cannot be read ({why})", "make it readable, or fetch it again")
+        except (EOFError, ValueError) as error:
             self.bad(str(path), f"is damaged, or ends too early ({first_line(error)})", "fetch it again")
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("pyarrow", "backports", "compression"):
-                raise
-            self.bad(str(path), f"is damaged ({first_line(error)})", "fetch it again")
 
-    def _decoded(self, raw: IO[bytes], path: Path) -> Iterator[str]:
+    def _encoding_of(self, first: bytes) -> str:
+        marked = next((name for mark, name in _MARKS if first.startswith(mark)), None)
+        return marked or codecs.lookup(self.encoding or "utf-8").name
+
+    def _decoded(self, blocks: Iterator[bytes], path: Path) -> Iterator[str]:
         """Yield the text of a file; NUL bytes and bytes of another encoding are errors that name their position."""
-        block = raw.read(_BLOCK_BYTES)
-        marked = next((name for mark, name in _MARKS if block.startswith(mark)), None)
-        encoding = marked or self.encoding or "utf-8"
-        self._check_kind(block, path, is_wide=encoding not in ("utf-8", "utf-8-sig"))
-        decoder, before = codecs.getincrementaldecoder(encoding)(), 0
-        while True:
-            waiting = decoder.getstate()[0]
+        first = next(blocks, b"")
+        encoding, position = self._encoding_of(first), 0
+        if first.startswith(codecs.BOM_UTF8):
+            first, position = first.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
+        decoder = codecs.getincrementaldecoder(encoding)()
+        for block, is_last in chain(((block, False) for block in chain((first,), blocks)), ((b"", True),)):
+            waiting = decoder.getstate()[0] if block or is_last else b""
             try:
-                text = decoder.decode(block, final=not block)
+                text = decoder.decode(block, final=is_last)
             except UnicodeError as error:
                 start = getattr(error, "start", 0)
-                what = f"is not {encoding.upper()} at byte {before - len(waiting) + start:,}"
-                self.bad(str(path), what, _likeliest(path) if self.encoding is None else "name another --encoding")
+                what = f"is not {encoding.upper()} at byte {position - len(waiting) + start:,}"
+                self.bad(str(path), what, self._likeliest(waiting + block, start, encoding))
                 return
-            if "\0" in text and encoding in ("utf-8", "utf-8-sig"):
+            if "\0" in text and not encoding.startswith(_WIDE):
                 self.bad(str(path), "is not text: it holds NUL bytes", "if it is UTF-16, add --encoding utf-16-le")
                 return
             yield text
-            if not block:
-                return
-            before += len(block)
-            block = raw.read(_BLOCK_BYTES)
+            position += len(block)
 
-    def _check_kind(self, head: bytes, path: Path, *, is_wide: bool) -> None:
-        what = next((what for pattern, what in _NO_TEXT if pattern.match(head)), None)
-        if what is not None and not is_wide:
-            raise ConfigError(f"{path} is {what}")
+    def _lines(self, blocks: Iterator[bytes], path: Path) -> Iterator[str]:
+        """Yield the lines of a file with their ends, LF or CR LF; a line of another encoding is one error."""
+        first = next(blocks, b"")
+        encoding = self._encoding_of(first)
+        if encoding.startswith(_WIDE):
+            yield from _split(self._decoded(chain((first,), blocks), path), "\n")
+            return
+        first = first.removeprefix(codecs.BOM_UTF8)
+        for number, line in enumerate(_split(chain((first,), blocks), b"\n"), 1):
+            try:
+                yield line.decode(encoding)
+            except UnicodeError as error:
+                start = getattr(error, "start", 0)
+                what = f"is not {encoding.upper()} at its byte {start:,}"
+                self.bad(f"line {number} of {path}", what, self._likeliest(line, start, encoding))
+
+    def _likeliest(self, found: bytes, start: int, encoding: str) -> str:
+        """Return what to do about bytes around `start` that are of another encoding."""
+        near = found[max(0, start - _SHORTEST_GUESSED) : start + _LONGEST_GUESSED]
+        text = near.decode("utf-8", "replace")
+        num_broken = text.count("\N{REPLACEMENT CHARACTER}")
+        if sum(character > "\x7f" for character in text) > 2 * num_broken:
+            return "most of it is UTF-8, so mend it there"
+        try:
+            from charset_normalizer import from_bytes
+        except ImportError:
+            return "name its encoding, such as --encoding latin-1"
+        best = from_bytes(near).best()
+        name = best.encoding.replace("_", "-") if best is not None else ""
+        if not name or name in ("ascii", "utf-8") or codecs.lookup(name).name == encoding:
+            return "name its encoding, such as --encoding latin-1"
+        return f"it looks like {name}: if it is, add --encoding {name}"
+
+    # -- records
 
     def _json_records(self, lines: Iterator[str], may_be_one: bool, path: Path) -> Iterator[tuple[str, Any]]:
         """Yield the objects of JSON lines, of which some may share a line, or of one array."""
@@ -183,21 +215,75 @@ class Reader:
                         yield from ((f"record {place} of {path}", each) for place, each in enumerate(record, 1))
                     else:
                         yield where, record
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
                 if may_be_one:
                     yield from self._json_document(chain((line,), lines), path)
                     return
-                self.bad(where, "is not JSON", "expected one JSON object per line")
+                self.bad(where, f"is not JSON ({first_line(error)})", "expected one JSON object per line")
             may_be_one = may_be_one and not line.strip()
 
     def _json_document(self, lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
         """Yield the records of a file that is one value over several lines."""
         try:
-            value = json.loads("\n".join(lines))
+            value = json.loads("".join(lines))
         except (ValueError, RecursionError) as error:
             self.bad(str(path), f"is not JSON ({first_line(error)})", "expected records, one per line or in one array")
             return
-        yield from ((f"record {place} of {path}", each) for place, each in enumerate(_as_list(value), 1))
+        records = value if isinstance(value, list) else [value]
+        yield from ((f"record {place} of {path}", each) for place, each in enumerate(records, 1))
+
+    def _table_rows(self, lines: Iterator[str], path: Path, is_tabs: bool) -> Iterator[tuple[str, Any]]:
+        """Yield the rows of a table with a header."""
+        csv.field_size_limit(1 << 30)
+        header = next(lines, "")
+        counts = {mark: header.count(mark) for mark in ("\t" if is_tabs else ",", ";", "\t", "|")}
+        delimiter = max(counts, key=lambda mark: counts[mark])
+        rows = csv.DictReader(chain((header,), lines), delimiter=delimiter, strict=True)
+        try:
+            if list(rows.fieldnames or ()).count(self.column) > 1:
+                self.bad(str(path), f"has several columns {self.column}", "rename all but one")
+                return
+            for row in rows:
+                where = f"line {rows.line_num} of {path}"
+                if None in row:
+                    what = f"has more cells than the {len(rows.fieldnames or ())} of the header"
+                    self.bad(where, what, 'put texts that hold the delimiter in quotes ("…")')
+                else:
+                    yield where, row
+        except csv.Error as error:
+            self.bad(
+                f"what follows line {rows.line_num} of {path}", f"is no row of a table ({error})", "mend its quotes"
+            )
+
+    def _parquet_rows(self, path: Path) -> Iterator[Any]:
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError:
+            raise ConfigError(f"reading {path} needs pyarrow; {_INSTALL}") from None
+        try:
+            with parquet.ParquetFile(path) as table:
+                names = table.schema_arrow.names
+                top = self.column if self.column in names else self.column.partition(".")[0]
+                if names.count(top) != 1:
+                    what = f"has several columns {top}" if top in names else f"has no column {self.column}"
+                    self.bad(str(path), what, f"its columns: {shown(names)}; name one with --column")
+                    return
+                for batch in table.iter_batches(batch_size=256, columns=[self.column]):
+                    for number in range(batch.num_rows):
+                        yield self._row_of(batch.slice(number, 1), path)
+        except OSError as error:
+            why = error.strerror if error.errno is not None else first_line(error)
+            self.bad(str(path), f"is damaged, or cannot be read ({why})", "fetch it again")
+        except pa.ArrowException as error:
+            self.bad(str(path), f"is damaged ({first_line(error)})", "fetch it again")
+
+    def _row_of(self, row: Any, path: Path) -> Any:
+        try:
+            return row.to_pylist()[0]
+        except (ValueError, OverflowError) as error:
+            self.bad(str(path), f"has a record that is no text ({first_line(error)})")
+            return {self.column: None}
 
     def _text_of(self, record: Any, where: str) -> str | None:
         """Return the text of a record; None if it has none."""
@@ -206,13 +292,19 @@ class Reader:
             return None
         value: Any = record
         for key in (self.column,) if self.column in record else self.column.split("."):
+            if value is None:
+                break
+            if isinstance(value, list):
+                self.bad(where, f"has a list where {self.column} leads", "make a file with one record for each text")
+                return None
             if not isinstance(value, dict) or key not in value:
-                names = ", ".join(map(str, record)) or "none"
-                self.bad(where, f"has no column {self.column}", f"its columns: {names}; name one with --column")
+                self.bad(where, f"has no column {self.column}", f"its columns: {shown(record)}; name one with --column")
                 return None
             value = value[key]
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            return self._rendered(value, where)
+            value = self._rendered(value, where)
+            if value is None:
+                return None
         if value is None or value == "":
             self.skipped["records without text"] += 1
         elif isinstance(value, str):
@@ -232,16 +324,17 @@ class Reader:
 
     def _cut(self, chunks: Iterable[str], where: str) -> Iterator[Piece]:
         """Yield a document in pieces that are cut before a word in the middle of a line, or else behind a line."""
-        waiting, is_start = "", True
+        waiting, context, is_start = "", "", True
         for chunk in chunks:
             waiting += self._without_surrogates(chunk)
-            while len(waiting) > PIECE_CHARACTERS:
-                cut = _cut_at(waiting[:PIECE_CHARACTERS])
-                yield Piece(waiting[:cut], is_start, False, where)
-                waiting, is_start = waiting[cut:], False
+            at = 0
+            while len(waiting) - at > PIECE_CHARACTERS:
+                cut = at + _cut_at(waiting[at : at + PIECE_CHARACTERS])
+                yield Piece(waiting[at:cut], context, is_start, False, where)
+                context, is_start, at = waiting[max(0, cut - CONTEXT_CHARACTERS) : cut], False, cut
+            waiting = waiting[at:]
         if waiting:
-            self.documents += 1
-            yield Piece(waiting, is_start, True, where)
+            yield Piece(waiting, context, is_start, True, where)
 
     def _without_surrogates(self, text: str) -> str:
         try:
@@ -252,62 +345,26 @@ class Reader:
         return text
 
 
-def open_unpacked(path: Path) -> IO[bytes]:
-    """Open a file, decompressed if its first bytes are those of a compressed one.
-
-    Raises:
-        ConfigError: its name promises a compressed file and it is none, or reading it needs a package.
-        OSError: it cannot be opened.
-    """
-    with path.open("rb") as raw:
-        head = raw.read(10)
-    is_named = path.suffix.lower() in _PACKED_SUFFIXES
-    opens: Callable[[Path], Any] | None = None
-    if head.startswith(b"\x1f\x8b"):
-        opens = gzip.open
-    elif re.match(rb"BZh[1-9](1AY&SY|\x17rE8P)", head):
-        opens = bz2.open
-    elif head.startswith(b"\xfd7zXZ\0") or (path.suffix == ".lzma" and head.startswith(b"]\0\0")):
-        opens = lzma.open
-    elif re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", head):
-        opens = _zstd().open
-    elif is_named and head:
-        raise ConfigError(f"{path} is not compressed, against its name; rename it without {path.suffix}")
-    return opens(path) if opens is not None else path.open("rb")
+def shown(names: Iterable[Any]) -> str:
+    """Return the first names of columns on one line, each cut if it is long."""
+    listed = [repr(str(name)[:_LONGEST_NAME])[1:-1] for name in names]
+    more = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
+    return (", ".join(listed[:_MOST_NAMES]) or "none") + more
 
 
-def is_packed(head: bytes) -> bool:
-    """Return whether a file with these first bytes holds its text in another form: compressed, a table, or UTF-16."""
-    forms = rb"\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PAR1|\xff\xfe|\xfe\xff"
-    return re.match(forms, head) is not None or any(form.match(head) for form, _ in _NO_TEXT)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _zstd() -> Any:
-    try:
-        try:
-            from compression import zstd  # from Python 3.14 on
-        except ImportError:
-            from backports import zstd
-    except ImportError:
-        raise ConfigError(f"reading a zstd file needs backports.zstd; {_INSTALL}") from None
-    return zstd
-
-
-def _lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield lines without their ends, LF or CR LF."""
-    waiting: list[str] = []
+def _split(chunks: Iterable[Any], end: Any) -> Iterator[Any]:
+    """Yield lines with their ends, of text or bytes."""
+    waiting: list[Any] = []
     for chunk in chunks:
-        *whole, rest = chunk.split("\n")
+        *whole, rest = chunk.split(end)
         for line in whole:
-            yield "".join((*waiting, line)).removesuffix("\r")
+            waiting += [line, end]
+            yield end[:0].join(waiting)
             waiting = []
-        waiting.append(rest)
-    yield "".join(waiting)
+        if rest:
+            waiting.append(rest)
+    if waiting:
+        yield end[:0].join(waiting)
 
 
 def _values_of_line(line: str) -> Iterator[Any]:
@@ -315,34 +372,8 @@ def _values_of_line(line: str) -> Iterator[Any]:
     while place < len(line):
         value, place = decoder.raw_decode(line, place)
         yield value
-        place += len(line[place:]) - len(line[place:].lstrip(" \t\r,"))
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _table_rows(chunks: Iterator[str], path: Path, delimiter: str) -> Iterator[tuple[str, Any]]:
-    csv.field_size_limit(1 << 30)
-    rows = csv.DictReader((f"{line}\n" for line in _lines(chunks)), delimiter=delimiter)
-    try:
-        yield from ((f"line {rows.line_num} of {path}", row) for row in rows)
-    except csv.Error as error:
-        raise ConfigError(f"line {rows.line_num} of {path} is not a row of a table ({error})") from None
-
-
-def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(f"reading {path} needs pyarrow; {_INSTALL}") from None
-    with parquet.ParquetFile(path) as table:
-        names = table.schema_arrow.names
-        wanted = column if column in names else column.partition(".")[0]
-        if wanted not in names:
-            raise ConfigError(f"{path} has no column {column}; name one with --column: {', '.join(names)}")
-        for batch in table.iter_batches(batch_size=256, columns=[wanted]):
-            yield from batch.to_pylist()
+        gap = _BETWEEN_VALUES.match(line, place)
+        place = gap.end() if gap is not None else place
 
 
 def _cut_at(text: str) -> int:
@@ -355,31 +386,30 @@ def _cut_at(text: str) -> int:
 
 
 def _message(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat message with a role and a content, from either of the two usual layouts."""
-    if "role" in value and "content" in value:
-        return value
-    roles = {"human": "user", "gpt": "assistant"}
-    return {"role": roles.get(value["from"], value["from"]), "content": value["value"]}
+    """Return a chat message with a role and a content, from either of the two usual layouts.
+
+    Raises:
+        LookupError: it is none.
+    """
+    if not {"role", "content"} <= value.keys():
+        roles = {"human": "user", "gpt": "assistant"}
+        value = {"role": roles.get(str(value["from"]), value["from"]), "content": value["value"]}
+    role, content = value["role"], value["content"]
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    if not isinstance(role, str) or not (isinstance(content, str) or (content is None and value.get("tool_calls"))):
+        raise LookupError("role or content is no text")
+    return {**value, "content": content}
 
 
 def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "a truth value", list: "a list", dict: "an object", bytes: "bytes"}
-    return names.get(type(value), "a text" if isinstance(value, str) else f"the number {value!r}")
+    names = {type(None): "null", bool: "a truth value", list: "a list", dict: "an object", str: "a text"}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"the number {value!r}"
+    return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
 def _remedy(column: str, value: Any) -> str:
     if isinstance(value, dict) and value:
-        return f"name a column in it, such as --column {column}.{next(iter(value))}"
+        return f"name a column in it, such as --column {column}.{shown([next(iter(value))])}"
     return "expected text, or chat messages with role and content"
-
-
-def _likeliest(path: Path) -> str:
-    """Return what to do about a file in an unknown encoding."""
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        return "name its encoding, such as --encoding latin-1"
-    with open_unpacked(path) as raw:
-        best = from_bytes(raw.read(_MOST_GUESSED_BYTES)).best()
-    name = best.encoding.replace("_", "-") if best is not None else "latin-1"
-    return f"it looks like {name}: if it is, add --encoding {name}"

@@ -6,13 +6,15 @@ commit, because a branch moves.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.documents import first_line
+from p2p_diloco.text.documents import shown
+from p2p_diloco.text.unpacked import first_line
 from p2p_diloco.wording import install_line
 
 HUB = "hf:"
@@ -53,6 +55,8 @@ def open_dataset(name: str, column: str) -> Rows:
     try:
         if is_saved_dataset(Path(place)):
             found = datasets.load_from_disk(place)
+            if config is not None or (split is not None and not isinstance(found, datasets.DatasetDict)):
+                raise ConfigError(f"{HUB}{place} has no such parts; name it without configuration and split")
             if isinstance(found, datasets.DatasetDict):
                 found = found[_chosen(split, list(found), f"{HUB}{place}[%s]", "split", "train")]
             return Rows(name, _with_column(found, column))
@@ -91,12 +95,12 @@ def fetch_tokenizer(name: str, patterns: Sequence[str]) -> Path:
 
 
 def _parts_of(name: str) -> tuple[str, str | None, str | None, str | None]:
-    if Path(name).expanduser().exists():
-        return str(Path(name).expanduser()), None, None, None
+    if os.path.exists(os.path.expanduser(name)):
+        return os.path.expanduser(name), None, None, None
     parts = _NAME.fullmatch(name)
     if parts is None:
-        raise ConfigError(f"{HUB}{name} is no dataset; expected {HUB}owner/name:CONFIG[SPLIT] or {HUB}FOLDER")
-    return str(Path(parts["place"]).expanduser()), parts["revision"], parts["config"], parts["split"]
+        raise ConfigError(f"{HUB}{name!r} is no dataset; expected {HUB}owner/name:CONFIG[SPLIT] or {HUB}FOLDER")
+    return os.path.expanduser(parts["place"]), parts["revision"], parts["config"], parts["split"]
 
 
 def _chosen(wanted: str | None, names: Sequence[str], form: str, what: str, default: str | None) -> str:
@@ -114,5 +118,5 @@ def _with_column(rows: Any, column: str) -> Any:
     names = rows.column_names or []
     wanted = column if column in names else column.partition(".")[0]
     if names and wanted not in names:
-        raise ConfigError(f"it has no column {column}; name one with --column: {', '.join(names)}")
+        raise ConfigError(f"the dataset has no column {column}; name one with --column: {shown(names)}")
     return rows.select_columns([wanted]) if names else rows

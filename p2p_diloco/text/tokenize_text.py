@@ -10,25 +10,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
 from p2p_diloco.text.corpus_files import list_corpus_files
-from p2p_diloco.text.documents import Piece, Reader, first_line
+from p2p_diloco.text.documents import Piece, Reader
 from p2p_diloco.text.hub import HUB, Rows, is_saved_dataset, open_dataset
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
 from p2p_diloco.text.tokenizer import PROBE, TextTokenizer, find_tokenizer
 from p2p_diloco.text.tokenizer_files import TokenizerFiles
+from p2p_diloco.text.unpacked import first_line
 
 SHARD_TOKENS = 1 << 21
 MOST_HELD_OUT = SHARD_TOKENS
 """Maximum number of held-out tokens: an evaluation uses far fewer."""
 UNIT_TOKENS = 1 << 11
 """Maximum number of tokens of a document that are trained on, or held out, together."""
+MOST_VOCABULARY = 1 << 24
 _BATCH_CHARACTERS, _BATCH_PIECES = 1 << 21, 256
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class Taken:
     tokens: int = 0
     held_out: int = 0
     unknown: int = 0
-    bytes: int = 0
+    bytes: float = 0.0
     _reported: int = field(default=0)
 
     def has_grown(self) -> bool:
@@ -106,35 +110,38 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
     Raises:
         ConfigError: a source or the tokenizer cannot be read, or a source has no text.
     """
-    _check(options)
     split = [_weight_of(source) for source in options.sources]
-    tokenizer = TextTokenizer(find_tokenizer(options.tokenizer), options.tokenizer)
+    _check(options, [name for name, _ in split])
+    tokenizer = TextTokenizer(_found(options.tokenizer, find_tokenizer), options.tokenizer)
+    files, end = _with_end(tokenizer.files, options.end_token)
+    if files.vocabulary > MOST_VOCABULARY:
+        raise ConfigError(
+            f"the tokenizer has an id of {files.vocabulary - 1:,}; expected less than {MOST_VOCABULARY:,}"
+        )
     reader = Reader(
         column=options.column, encoding=options.encoding, skip_bad=options.skip_bad, render=tokenizer.render
     )
-    _check_tokenizer(tokenizer, reader, options.tokenizer)
-    files, end = _with_end(tokenizer.files, options.end_token)
-    vocabulary = files.vocabulary
-    folder.mkdir(parents=True)
-    writer = _Writer(folder, np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4"))
+    writer = _Writer(folder, np.dtype("<u2" if files.vocabulary <= 1 << 16 else "<u4"))
+    making = _Making(options=options, tokenizer=tokenizer, end=end, reader=reader, writer=writer, report=report)
+    making.check_tokenizer()
     sources, all_taken = [], []
     for number, (name, weight) in enumerate(split):
-        taken = _take(name, f"s{number}", options, tokenizer, reader, writer, end, report)
+        taken = making.take(name, f"s{number}")
         shards = writer.finish(f"s{number}")
         if not shards:
             raise ConfigError(_too_little(taken, reader.skipped))
         all_taken.append(taken)
         sources.append(Source(name=taken.name, weight=weight or float(taken.tokens), shards=shards))
     raw = files.encode()
-    (folder / TOKENIZER_FILE).write_bytes(raw)
     index = ShardIndex(
-        vocabulary=vocabulary,
+        vocabulary=files.vocabulary,
         tokenizer=sha256(raw).hex(),
         end_token=end,
         bytes_per_token=bytes_per_token(all_taken),
         sources=tuple(sources),
         held_out=writer.finish("held-out"),
     )
+    (folder / TOKENIZER_FILE).write_bytes(raw)
     (folder / INDEX_FILE).write_bytes(index.encode())
     return Tokenized(index=index, taken=tuple(all_taken), skipped=reader.skipped)
 
@@ -144,65 +151,134 @@ def bytes_per_token(taken: Sequence[Taken]) -> float:
     return round(sum(each.bytes for each in taken) / sum(each.tokens + each.held_out for each in taken), 4)
 
 
-def _check(options: TokenizeOptions) -> None:
+def _check(options: TokenizeOptions, names: Sequence[str]) -> None:
     if not 0.0 < options.held_out <= 0.5:
         raise ConfigError(f"--held-out is {options.held_out:g}; expected more than 0 and at most 0.5")
     if options.most_tokens is not None and options.most_tokens < 1:
         raise ConfigError(f"--most-tokens is {options.most_tokens}; expected at least 1")
-    if not options.sources:
-        raise ConfigError("name at least one text: a file, a folder, a glob, or hf: and the id of a dataset")
+    if not names or not all(names) or not options.tokenizer:
+        raise ConfigError(
+            "name at least one text (a file, a folder, a glob, or hf: and the id of a dataset) and a tokenizer; none "
+            "may be empty"
+        )
     try:
         "a".encode(options.encoding or "utf-8")
-    except LookupError:
+    except (LookupError, ValueError):
         raise ConfigError(f"--encoding is {options.encoding}; expected one such as latin-1, cp1252 or utf-16") from None
 
 
-def _check_tokenizer(tokenizer: TextTokenizer, reader: Reader, place: str) -> None:
-    """Refuse a tokenizer that cannot encode every text, before anything is read."""
-    lost, why = tokenizer.lost()
-    if lost:
-        shown = " ".join(lost[:8]) + (" …" if len(lost) > 8 else "")
-        what = f"cannot encode {len(lost)} of {len(PROBE)} characters that were tried: {shown} ({why})"
-        reader.bad(f"the tokenizer {place}", what, "take one with an unknown token, or with bytes as a fallback")
+def _found(name: str, find: Callable[[str], Found]) -> Found:
+    """Look for a source or a tokenizer.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return find(name)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read ({error.strerror}); make it readable") from None
 
 
-def _take(
-    name: str,
-    stem: str,
-    options: TokenizeOptions,
-    tokenizer: TextTokenizer,
-    reader: Reader,
-    writer: _Writer,
-    end: int | None,
-    report: Callable[[str], None],
-) -> Taken:
-    """Write the tokens of a source."""
-    reader.files = reader.documents = 0
-    taken, pieces = _open(name, reader)
-    for unit in _units_of(tokenizer, pieces, reader, taken, end):
-        # The first unit is held out, then another whenever the share has fallen behind.
-        if taken.held_out < options.held_out * (taken.tokens + taken.held_out) + 1 and not writer.is_held_out_full:
-            taken.held_out += len(unit)
-            writer.add("held-out", unit)
-        else:
-            taken.tokens += len(unit)
-            writer.add(stem, unit)
-        if taken.has_grown():
-            report(f"{name}: {taken.tokens:,} tokens")
-        if options.most_tokens is not None and taken.tokens >= options.most_tokens:
-            break
-    taken.files, taken.documents = max(1, reader.files), reader.documents
-    return taken
+class _Unit(NamedTuple):
+    """Tokens that are trained on, or held out, together.
+
+    Attributes:
+        bytes: their length in UTF-8, if all tokens of their document are equally long.
+        is_start: whether a document begins with them.
+    """
+
+    ids: list[int]
+    bytes: float
+    is_start: bool
 
 
-def _open(name: str, reader: Reader) -> tuple[Taken, Iterator[Piece]]:
-    """Return what will be taken from a source, and its documents."""
-    is_dataset = name.startswith(HUB)
-    if is_dataset or is_saved_dataset(Path(name).expanduser()):
-        rows = open_dataset(name.removeprefix(HUB) if is_dataset else str(Path(name).expanduser()), reader.column)
-        return Taken(name=f"{HUB}{rows.name}"), reader.records(_read(rows), f"record {{}} of {rows.name}")
-    files = list_corpus_files(name, (lambda path, why: reader.bad(str(path), why)) if reader.skip_bad else None)
-    return Taken(name=name), (piece for file in files for piece in reader.file(file))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Making:
+    """Parts that make tokens of all sources."""
+
+    options: TokenizeOptions
+    tokenizer: TextTokenizer
+    end: int | None
+    reader: Reader
+    writer: _Writer
+    report: Callable[[str], None]
+
+    def check_tokenizer(self) -> None:
+        """Refuse a tokenizer that cannot encode every text, before anything is read."""
+        lost, why = self.tokenizer.lost()
+        if lost:
+            shown = " ".join(lost[:8]) + (" …" if len(lost) > 8 else "")
+            what = f"cannot encode {len(lost)} of {len(PROBE)} characters that were tried: {shown} ({why})"
+            remedy = "take one with an unknown token, or with bytes as a fallback"
+            self.reader.bad(f"the tokenizer {self.options.tokenizer}", what, remedy)
+
+    def take(self, name: str, stem: str) -> Taken:
+        """Write the tokens of a source."""
+        self.reader.files = 0
+        taken, pieces = _found(name, self._open)
+        share, most_tokens = self.options.held_out, self.options.most_tokens
+        most_held_out = MOST_HELD_OUT // len(self.options.sources)
+        for unit in self._units_of(pieces, taken):
+            taken.documents += unit.is_start
+            taken.bytes += unit.bytes
+            # The first unit is held out, then another whenever the share has fallen behind.
+            is_behind = taken.held_out < share * (taken.tokens + taken.held_out) + 1
+            if is_behind and taken.held_out < most_held_out:
+                taken.held_out += len(unit.ids)
+                self.writer.add("held-out", unit.ids)
+            else:
+                taken.tokens += len(unit.ids)
+                self.writer.add(stem, unit.ids)
+            if taken.has_grown():
+                self.report(f"{name}: {taken.tokens:,} tokens")
+            if most_tokens is not None and taken.tokens >= most_tokens:
+                break
+        taken.files = max(1, self.reader.files)
+        return taken
+
+    def _open(self, name: str) -> tuple[Taken, Iterator[Piece]]:
+        """Return what will be taken from a source, and its documents."""
+        reader, place = self.reader, os.path.expanduser(name)
+        if name.startswith(HUB) or is_saved_dataset(Path(place)):
+            rows = open_dataset(name.removeprefix(HUB) if name.startswith(HUB) else place, reader.column)
+            return Taken(name=f"{HUB}{rows.name}"), reader.records(_read(rows), f"record {{}} of {rows.name}")
+        files = list_corpus_files(name, (lambda path, why: reader.bad(str(path), why)) if reader.skip_bad else None)
+        return Taken(name=name), (piece for file in files for piece in reader.file(file))
+
+    def _units_of(self, pieces: Iterator[Piece], taken: Taken) -> Iterator[_Unit]:
+        """Yield the tokens of documents, at most `UNIT_TOKENS` at a time."""
+        tokenizer = self.tokenizer
+        for some in _batches(pieces):
+            for piece, ids in zip(some, self._encoded(some), strict=True):
+                if ids is None:
+                    continue
+                taken.unknown += ids.count(tokenizer.unknown) if tokenizer.unknown is not None else 0
+                framed = self._framed(piece, ids)
+                length = len(piece.text.encode()) / max(1, len(framed))
+                for at in range(0, len(framed), UNIT_TOKENS):
+                    unit = framed[at : at + UNIT_TOKENS]
+                    yield _Unit(unit, length * len(unit), piece.is_start and at == 0)
+
+    def _framed(self, piece: Piece, ids: list[int]) -> list[int]:
+        """Return the ids of a piece with what precedes and follows its document; a chat may have it already."""
+        first, last = (list(each) for each in (self.tokenizer.first, self.tokenizer.last))
+        before = first if piece.is_start and ids[: len(first)] != first else []
+        if not piece.is_end:
+            return before + ids
+        behind = last if ids[-len(last) :] != last else []
+        own = [*ids, *behind]
+        is_closed = own[-1:] == [self.end] or (own[-2:-1] == [self.end] and not self.tokenizer.decode(own[-1:]).strip())
+        return [*before, *own, *([self.end] if self.end is not None and not is_closed else ())]
+
+    def _encoded(self, pieces: list[Piece]) -> list[list[int] | None]:
+        """Return the ids of each piece; None for one that cannot be tokenised and is skipped."""
+        try:
+            return [*self.tokenizer.encode([(piece.context, piece.text) for piece in pieces])]
+        except ValueError as error:
+            if len(pieces) > 1:
+                return [ids for piece in pieces for ids in self._encoded([piece])]
+            self.reader.bad(pieces[0].where, f"cannot be tokenised ({error})")
+            return [None]
 
 
 def _read(rows: Rows) -> Iterator[Any]:
@@ -210,25 +286,6 @@ def _read(rows: Rows) -> Iterator[Any]:
         yield from rows.records
     except Exception as error:  # the library raises any
         raise ConfigError(f"cannot read the dataset {rows.name} ({first_line(error)})") from None
-
-
-def _units_of(
-    tokenizer: TextTokenizer, pieces: Iterator[Piece], reader: Reader, taken: Taken, end: int | None
-) -> Iterator[list[int]]:
-    """Yield the tokens of documents, at most `UNIT_TOKENS` at a time, and count them."""
-    for some in _batches(pieces):
-        for piece, ids in zip(some, _encoded(tokenizer, some, reader), strict=True):
-            if ids is None:
-                continue
-            taken.bytes += len(piece.text.encode())
-            taken.unknown += ids.count(tokenizer.unknown) if tokenizer.unknown is not None else 0
-            if piece.is_start and ids[: len(tokenizer.first)] != tokenizer.first:
-                ids = tokenizer.first + ids
-            if piece.is_end and ids[-len(tokenizer.last) :] != tokenizer.last:
-                ids += tokenizer.last
-            if piece.is_end and end is not None and end not in ids[-2:]:  # a chat may end with it and a line feed
-                ids.append(end)
-            yield from (ids[at : at + UNIT_TOKENS] for at in range(0, len(ids), UNIT_TOKENS))
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -242,17 +299,6 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             some, characters = [], 0
     if some:
         yield some
-
-
-def _encoded(tokenizer: TextTokenizer, pieces: list[Piece], reader: Reader) -> list[list[int] | None]:
-    """Return the ids of each piece; None for one that cannot be tokenised and is skipped."""
-    try:
-        return [*tokenizer.encode([piece.text for piece in pieces])]
-    except ValueError as error:
-        if len(pieces) > 1:
-            return [ids for piece in pieces for ids in _encoded(tokenizer, [piece], reader)]
-        reader.bad(pieces[0].where, f"cannot be tokenised ({error})")
-        return [None]
 
 
 def _with_end(files: TokenizerFiles, wanted: str | None) -> tuple[TokenizerFiles, int | None]:
@@ -292,11 +338,6 @@ class _Writer:
         self._waiting: dict[str, list[int]] = {}
         self._written: dict[str, list[Shard]] = {}
 
-    @property
-    def is_held_out_full(self) -> bool:
-        """Whether there are enough held-out tokens."""
-        return len(self._waiting.get("held-out", ())) >= MOST_HELD_OUT
-
     def add(self, stem: str, ids: list[int]) -> None:
         """Add tokens to the shards called `stem`."""
         waiting = self._waiting.setdefault(stem, [])
@@ -315,5 +356,6 @@ class _Writer:
         written = self._written.setdefault(stem, [])
         raw = np.array(ids, dtype=self._dtype).tobytes()
         name = f"{stem}-{len(written):05}.bin"
+        self._folder.mkdir(parents=True, exist_ok=True)  # only now, when there is something to write
         (self._folder / name).write_bytes(raw)
         written.append(Shard(name=name, tokens=len(ids), sha256=sha256(raw).hex()))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.documents import first_line
 from p2p_diloco.text.hub import HUB, fetch_tokenizer
 from p2p_diloco.text.tokenizer_files import (
     FILES_OF_TOKENIZER,
@@ -19,13 +18,16 @@ from p2p_diloco.text.tokenizer_files import (
     exported_files,
     read_tokenizer_folder,
 )
+from p2p_diloco.text.unpacked import first_line
 from p2p_diloco.wording import install_line
 
 _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
 
 """Files that a `tokenizer.json` can be made from."""
-PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहक漢字한。€∑→—“😀"
+PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहकไทქ漢字한。€∑→—“😀"
 """Characters of many scripts, of which each must leave a token."""
+_NOTHING = "\U0010fffd"
+"""A character that no vocabulary has, nor bytes that mean anything."""
 _INSTALL = f"install the extra: {install_line('hf')}"
 
 
@@ -59,18 +61,38 @@ class TextTokenizer:
                 self.files = TokenizerFiles({**files.texts, TOKENIZER: self._fast.to_str()})
         except Exception as error:  # the library raises any
             raise ConfigError(f"{place} is not a tokenizer that this version reads ({first_line(error)})") from None
-        self.unknown = self._auto.unk_token_id
+        model = self.files.document(TOKENIZER).get("model") or {}
+        unknown = self._auto.unk_token_id
+        named = model.get("unk_id") if unknown is None else unknown
+        self.unknown = self._fast.token_to_id(model["unk_token"]) if named is None and model.get("unk_token") else named
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts, without those that it adds before and after a text.
+    def encode(self, pieces: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Return the ids of pieces of text, each with the text before it, as they are in the whole.
+
+        They are without those that it adds before and after a text.
 
         Raises:
             ValueError: it cannot encode one of them.
         """
         try:
-            return [each.ids for each in self._fast.encode_batch(list(texts), add_special_tokens=False)]
-        except Exception as error:
+            texts = [context + text for context, text in pieces]
+            found = self._fast.encode_batch(texts, add_special_tokens=False)
+            return [
+                self._behind(each, len(context)) if context else each.ids
+                for (context, _), each in zip(pieces, found, strict=True)
+            ]
+        except Exception as error:  # the library raises any
             raise ValueError(first_line(error)) from None
+
+    def _behind(self, encoded: Any, length: int) -> list[int]:
+        """Return the ids behind the first `length` characters; a token that straddles that place counts whole."""
+        first = next((at for at, (_, stop) in enumerate(encoded.offsets) if stop > length), len(encoded.ids))
+        ids: list[int] = encoded.ids[first:]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        return str(self._fast.decode(list(ids), skip_special_tokens=False))
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """Return chat messages as a text, by its template.
@@ -87,15 +109,16 @@ class TextTokenizer:
 
     def lost(self) -> tuple[str, str]:
         """Return characters that it cannot encode or leaves out, of many scripts, and why; empty if there are none."""
+        (nothing,) = self.encode([("", _NOTHING)])
         lost, why = "", ""
         for character in PROBE:
             try:
-                (ids,) = self.encode([character])
+                (ids,) = self.encode([("", character)])
             except ValueError as error:
                 lost, why = lost + character, str(error)
                 continue
-            is_broken = self.unknown not in ids and "\N{REPLACEMENT CHARACTER}" in self._fast.decode(ids)
-            if not ids or is_broken:
+            is_broken = "\N{REPLACEMENT CHARACTER}" in self._fast.decode(ids)
+            if not ids or (self.unknown not in ids and (is_broken or ids == nothing)):
                 lost, why = lost + character, why or "they leave no tokens"
         return lost, why
 
@@ -129,16 +152,18 @@ def find_tokenizer(place: str) -> TokenizerFiles:
 
 
 def _cleaned(files: TokenizerFiles, path: Path) -> TokenizerFiles:
-    """Return the files without truncation and padding, which cut and fill texts of other lengths than theirs."""
+    """Return the files without what cuts, fills and splits texts at random: truncation, padding and dropout."""
     document = files.document(TOKENIZER)
     try:
         if not isinstance(document["model"], dict) or files.vocabulary < 2:
             raise ValueError("it has no vocabulary")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is not a tokenizer ({error})") from None
-    if document.get("truncation") is None and document.get("padding") is None:
+    unwanted = [document.get("truncation"), document.get("padding"), document["model"].get("dropout")]
+    if unwanted == [None, None, None]:
         return files
     document |= {"truncation": None, "padding": None}
+    document["model"] |= {"dropout": None} if unwanted[2] is not None else {}
     return TokenizerFiles({**files.texts, TOKENIZER: json.dumps(document)})
 
 

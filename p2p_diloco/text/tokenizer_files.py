@@ -144,9 +144,11 @@ def read_tokenizer_folder(folder: Path) -> TokenizerFiles:
     for name in FILES_OF_TOKENIZER:
         try:
             texts[name] = (folder / name).read_text(encoding="utf-8")
+            if name.endswith(".json") and not isinstance(json.loads(texts[name]), dict):
+                raise ValueError("it is no JSON object")
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read {folder / name} of the tokenizer ({error})") from None
     return TokenizerFiles(texts)
 

@@ -110,6 +110,25 @@ def zipped(path: Path) -> None:
         archive.writestr("docs.txt", "".join(DOCUMENTS))
 
 
+def joined(*makes: Callable[[Path], object]) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        raw = b""
+        for make in makes:
+            make(path)
+            raw += path.read_bytes()
+        path.write_bytes(raw)
+
+    return write
+
+
+def not_utf8(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    raw = pa.array([*(text.encode() for text in DOCUMENTS), b"na\xefve"], pa.binary()).view(pa.string())
+    parquet.write_table(pa.table({"text": raw}), path)
+
+
 def saved_dataset(path: Path) -> None:
     import datasets
 
@@ -177,6 +196,22 @@ KINDS = [
     Kind("table.csv", writes(table(","))),
     Kind("table.tsv", writes(table("\t"))),
     Kind("table.csv.gz", writes(gzip.compress(table(",").encode()))),
+    Kind("semicolons.csv", writes(table(";"))),
+    Kind("crlf-in-cells.csv", writes("text,id\r\n" + '"a\r\n\r\nb",1\r\n' * 60), ["a\r\n\r\nb"] * 60),
+    Kind("docs.jl", writes(RAW)),
+    Kind("padded.jsonl.xz", writes(lzma.compress(RAW[:999]) + b"\0" * 64 + lzma.compress(RAW[999:]) + b"\0" * 4)),
+    Kind("two-frames.jsonl.zst", joined(zstd(RAW[:999]), zstd(RAW[999:]))),
+    Kind(
+        "parts.jsonl",
+        writes(lines([[{**each, "content": [{"type": "text", "text": each["content"]}]} for each in CHAT]] * 30)),
+        [CHAT_TEXT] * 30,
+    ),
+    Kind(
+        "null-above.jsonl",
+        writes("".join(json.dumps({"a": {"b": each}}) + "\n" for each in DOCUMENTS) + '{"a": null}'),
+        options={"column": "a.b"},
+    ),
+    Kind("begins-as-pdf.txt", writes("%PDF-output is a text.\n" * 300), ["%PDF-output is a text.\n" * 300]),
     Kind("docs.parquet", parquet(text=DOCUMENTS)),
     Kind("nulls.parquet", parquet(text=[None, *DOCUMENTS, ""], meta=[{"a": 1}] * 62)),
     Kind("nested.parquet", parquet(meta=[{"b": text} for text in DOCUMENTS]), options={"column": "meta.b"}),
@@ -207,6 +242,42 @@ KINDS = [
     Kind("hf:configs:en", with_configurations),
     Kind("hf:configs:de[test]", with_configurations, [text.upper() for text in DOCUMENTS[:40]]),
     # what is refused
+    Kind(
+        "bare-commas.csv",
+        writes("id,text\n" + "1,well\n" * 60 + "2,Doc 2 is, well, here.\n"),
+        refusal="line 62 of .* has more cells than the 2 of the header; put texts that hold the delimiter in quotes",
+        skipped=1,
+    ),
+    Kind("open-quote.csv", writes('id,text\n1,"open\n2,x\n3,y\n'), refusal="is no row of a table .*; mend its quotes"),
+    Kind(
+        "loose-quote.tsv",
+        writes('id\ttext\n1\t"Hello" she said\n'),
+        refusal="follows line 1 of .* is no row of a table",
+    ),
+    Kind("two-columns.csv", writes("text,text\na,b\n"), refusal="has several columns text; rename all but one"),
+    Kind(
+        "second-stream.jsonl.bz2",
+        writes(bz2.compress(RAW[:999]) + b"XX" + bz2.compress(RAW[999:])[2:]),
+        refusal="bz2 is damaged, or ends too early",
+    ),
+    Kind(
+        "one-bad-byte.jsonl",
+        writes(RAW + b'{"text": "na\xefve"}\n'),
+        refusal="line 61 of .* is not UTF-8 at its byte 12; ",
+        skipped=1,
+    ),
+    Kind("mostly-utf8.txt", writes(TEXT.encode() + b"\xff" + TEXT.encode()), refusal="most of it is UTF-8, so mend it"),
+    Kind("no-role.jsonl", writes(lines([[{"role": ["a"], "content": 3}]])), refusal="objects in text that are no chat"),
+    Kind("data.json", writes(json.dumps({"data": [{"title": "a"}]})), refusal="its columns: data; name one with"),
+    Kind(
+        "data-title.json",
+        writes(json.dumps({"data": [{"title": "a"}]})),
+        refusal=r"has a list where data.title leads; make a file with one record for each text",
+        options={"column": "data.title"},
+    ),
+    Kind("not-utf8.parquet", not_utf8, refusal="has a record that is no text", skipped=2),
+    Kind("paper-latin.pdf", writes(b"%PDF-1.7\n%\xe2"), refusal="is a PDF; extract", options={"encoding": "latin-1"}),
+    Kind("hf:saved[train]", saved_dataset, refusal="has no such parts; name it without configuration and split"),
     Kind("cut.jsonl.gz", writes(gzip.compress(RAW)[:-30]), refusal="cut.jsonl.gz is damaged, or ends too early"),
     Kind("flipped.jsonl.gz", damaged(writes(gzip.compress(RAW)), 0.5, b"\0\0\0\0"), refusal="gz is damaged"),
     Kind("cut.jsonl.bz2", writes(bz2.compress(RAW)[:-30]), refusal="is damaged, or ends too early"),
@@ -216,7 +287,7 @@ KINDS = [
     Kind(
         "cut.jsonl",
         writes(RAW[:-30]),
-        refusal="line 60 of .* is not JSON; expected one JSON object",
+        refusal=r"line 60 of .* is not JSON \(.*expected one JSON object",
         skipped=1,
     ),
     Kind("text.jsonl", writes(TEXT), refusal="line 1 of .*text.jsonl is not JSON"),
@@ -235,7 +306,11 @@ KINDS = [
     ),
     Kind("no-column.jsonl", writes(RAW.replace(b'"text"', b'"body"')), refusal="has no column text; its columns: body"),
     Kind("no-column.csv", writes("a,b\n1,2\n"), refusal="has no column text; its columns: a, b; name one"),
-    Kind("no-column.parquet", parquet(body=DOCUMENTS), refusal="has no column text; name one with --column: body"),
+    Kind(
+        "no-column.parquet",
+        parquet(body=DOCUMENTS),
+        refusal="has no column text; its columns: body; name one",
+    ),
     Kind("all-null.parquet", parquet(text=[None] * 9), refusal="all-null.parquet has no text; 9 records without text"),
     Kind("corrupt.parquet", damaged(parquet(text=DOCUMENTS), 0.2, b"\xff" * 40), refusal="corrupt.parquet is damaged"),
     Kind("cut.parquet", damaged(parquet(text=DOCUMENTS), 0.5, None), refusal="cut.parquet is damaged"),
@@ -254,7 +329,7 @@ KINDS = [
     Kind("picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="picture.png is not UTF-8 at byte 0"),
     Kind("docs.zip", zipped, refusal="docs.zip is an archive; unpack it"),
     Kind("paper.pdf", writes(b"%PDF-1.7\n%\xe2\xe3"), refusal="paper.pdf is a PDF; extract its text first"),
-    Kind("docs.tar.gz", writes(gzip.compress(b"a" * 257 + b"ustar")), refusal="docs.tar.gz is an archive; unpack it"),
+    Kind("docs.tar.gz", writes(gzip.compress(b"a" * 257 + b"ustar\0")), refusal="docs.tar.gz is an archive; unpack it"),
     Kind("broken", folder(a__txt=writes(TEXT), b__txt=links("nowhere")), refusal="b.txt is a link to nowhere"),
     Kind("broken-link.txt", links("nowhere"), refusal="broken-link.txt is a link to nowhere, which does not exist"),
     Kind("pipe", os.mkfifo, refusal="pipe is no regular file"),

@@ -75,6 +75,61 @@ def test_a_long_document_is_cut_without_changing_its_tokens(tmp_path: Path, toke
     assert 0.005 < total_tokens(made.index.held_out) / len(seen) < 0.015
 
 
+def test_each_layout_of_tokenizers_gives_the_tokens_of_the_whole_document_however_long(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """Llama 2 puts a mark before a text, which a cut text would have once in each piece."""
+
+    def prepend(document: dict[str, Any]) -> None:
+        marked = [{"type": "Prepend", "prepend": "!"}, {"type": "Replace", "pattern": {"String": "~"}, "content": "!"}]
+        document["normalizer"] = {"type": "Sequence", "normalizers": marked}
+
+    whole = "".join(TEXTS) * 60
+    (tmp_path / "long.txt").write_text(whole)
+    made = variant(tokenizer, tmp_path / "made", prepend)
+    tokenize_text(options(made, tmp_path / "long.txt"), tmp_path / "tokens", print)
+    text = TokenText(tmp_path / "tokens")
+    ids = needs("tokenizers").Tokenizer.from_file(str(made / TOKENIZER)).encode(whole).ids
+    seen = [token for start, stop in (*text.held_out_parts, *text.train_parts) for token in text.read(start, stop)]
+    assert sorted(seen) == sorted([*ids, 0])
+
+
+def test_a_tokenizer_that_splits_at_random_does_not(tmp_path: Path, tokenizer: Path) -> None:
+    made = variant(tokenizer, tmp_path / "made", lambda each: each["model"].update(dropout=0.5))
+    source = write_lines(tmp_path / "docs.jsonl")
+    one, two = (
+        tokenize_text(options(each, source), tmp_path / f"{each.name} tokens", print) for each in (tokenizer, made)
+    )
+    assert one.index.shards == two.index.shards
+
+
+def test_the_length_of_a_token_counts_only_what_was_taken(tmp_path: Path, tokenizer: Path) -> None:
+    source = write_lines(tmp_path / "docs.jsonl", ["".join(TEXTS)] * 3)
+    whole, part = (
+        tokenize_text(options(tokenizer, source, most_tokens=most), tmp_path / f"tokens {most}", print)
+        for most in (None, 100)
+    )
+    assert part.index.bytes_per_token == pytest.approx(whole.index.bytes_per_token, rel=0.05)
+    assert part.taken[0].documents == 1
+
+
+def test_each_document_ends_once_also_where_its_text_begins_with_the_end(tmp_path: Path, tokenizer: Path) -> None:
+    texts = ["<|endoftext|>a", "b", "c<|endoftext|>"] * 400
+    index = tokenize_text(
+        options(tokenizer, write_lines(tmp_path / "d.jsonl", texts)), tmp_path / "tokens", print
+    ).index
+    assert total_tokens(index.shards) == 400 * (3 + 2 + 2)
+
+
+def test_a_pattern_reads_each_file_once_and_folders_that_it_matches(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    write_lines(tmp_path / "in" / "a.jsonl")
+    write_lines(tmp_path / "in" / "sub" / "b.jsonl")
+    for number, pattern in enumerate(("**/**/*.jsonl", "in/*", "*")):
+        made = tokenize_text(options(tokenizer, f"{tmp_path}/{pattern}"), tmp_path.with_name(f"t{number}"), print)
+        assert (made.taken[0].files, made.taken[0].documents) == (2, 800), pattern
+
+
 def test_weights_and_limits_are_kept_in_the_index(tmp_path: Path, tokenizer: Path) -> None:
     one, two = write_lines(tmp_path / "one.jsonl"), write_lines(tmp_path / "two.jsonl")
     index = tokenize_text(options(tokenizer, f"{one}=0.25", two, most_tokens=1000), tmp_path / "tokens", print).index
@@ -116,6 +171,10 @@ def test_what_is_wrong_with_sources_and_options_is_named(tmp_path: Path, tokeniz
         ([f"{source}=0"], {}, r"the weight of .*docs.jsonl is 0; expected a positive number"),
         ([tmp_path / "nowhere"], {}, r"text .*nowhere does not exist"),
         ([], {}, r"name at least one text"),
+        ([""], {}, r"none may be empty"),
+        (["=0.5"], {}, r"none may be empty"),
+        (["~nobody-here/x.jsonl"], {}, r"text ~nobody-here/x.jsonl does not exist"),
+        ([source], {"encoding": "undefined"}, r"--encoding is undefined; expected one such as latin-1"),
         ([source], {"held_out": 0.9}, r"--held-out is 0.9; expected more than 0 and at most 0.5"),
         ([source], {"most_tokens": 0}, r"--most-tokens is 0; expected at least 1"),
         ([source], {"encoding": "latin-99"}, r"--encoding is latin-99; expected one such as latin-1"),

@@ -1,0 +1,113 @@
+"""The bytes of files, decompressed, and what their first bytes say of them."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.wording import install_line
+
+HEAD_BYTES = 512
+BLOCK_BYTES = 1 << 16
+PACKED_SUFFIXES = frozenset({".gz", ".bz2", ".xz", ".lzma", ".zst", ".zstd"})
+_LARGEST_WINDOW_LOG = 31
+"""zstd with long windows, as archives of forums are published."""
+_NO_TEXT = (
+    (re.compile(rb"PK\x03\x04|7z\xbc\xaf\x27|Rar!\x1a\x07"), "is an archive", "unpack it and name the files in it"),
+    (re.compile(rb".{257}ustar[\0 ]", re.DOTALL), "is an archive", "unpack it and name the files in it"),
+    (re.compile(rb"%PDF-\d\.\d"), "is a PDF", "extract its text first, for example with pdftotext"),
+    (re.compile(rb"ARROW1\0|\xff\xff\xff\xff..\0\0", re.DOTALL), "is an Arrow table", "name its folder, after hf:"),
+)
+
+
+def why_no_text(head: bytes) -> tuple[str, str] | None:
+    """Return what a file with these first bytes is instead of a text, and what to do; None if they may be text."""
+    return next(((what, remedy) for pattern, what, remedy in _NO_TEXT if pattern.match(head)), None)
+
+
+def is_packed(head: bytes) -> bool:
+    """Return whether a file with these first bytes holds its text in another form: compressed, a table, or UTF-16."""
+    forms = rb"\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PAR1|\xff\xfe|\xfe\xff"
+    return re.match(forms, head) is not None or why_no_text(head) is not None
+
+
+def unpacked(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in blocks, decompressed if its first bytes are those of a compressed file.
+
+    Raises:
+        ConfigError: its name promises a compressed file and it is none, or reading it needs a package.
+        OSError: it cannot be read.
+        EOFError, ValueError: its compressed data end too early, or are damaged.
+    """
+    with path.open("rb") as raw:
+        head = raw.read(BLOCK_BYTES)
+        make = _decompressor_of(head, path.suffix.lower())
+        if make is None and path.suffix.lower() in PACKED_SUFFIXES and head:
+            raise ConfigError(f"{path} is not compressed, against its name; rename it without {path.suffix}")
+        unpack = make() if make is not None else None
+        is_begun = False
+        block = head
+        while block:
+            if unpack is None or make is None:
+                yield block
+                block = raw.read(BLOCK_BYTES)
+                continue
+            is_begun = True
+            try:
+                yield unpack.decompress(block)
+            except (zlib.error, lzma.LZMAError, OSError, _zstd_error()) as error:
+                raise ValueError(first_line(error)) from None
+            block = b""
+            if unpack.eof:  # another stream may follow, or zeros that fill up the file
+                block, unpack, is_begun = unpack.unused_data, make(), False
+            block = block if is_begun else block.lstrip(b"\0")
+            while not block and (more := raw.read(BLOCK_BYTES)):
+                block = more if is_begun else more.lstrip(b"\0")
+        if is_begun:
+            raise EOFError("it ends within its compressed data")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _decompressor_of(head: bytes, suffix: str) -> Callable[[], Any] | None:
+    if head.startswith(b"\x1f\x8b"):
+        return lambda: zlib.decompressobj(31)
+    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P)", head):
+        return bz2.BZ2Decompressor
+    if head.startswith(b"\xfd7zXZ\0") or (suffix == ".lzma" and head.startswith(b"]\0\0")):
+        return lzma.LZMADecompressor
+    if re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", head):
+        zstd = _zstd()
+        options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+        return lambda: zstd.ZstdDecompressor(options=options)
+    return None
+
+
+def _zstd_error() -> type[Exception]:
+    try:
+        error: type[Exception] = _zstd().ZstdError
+    except ConfigError:
+        return zlib.error
+    return error
+
+
+def _zstd() -> Any:
+    try:
+        try:
+            from compression import zstd  # from Python 3.14 on
+        except ImportError:
+            from backports import zstd
+    except ImportError:
+        raise ConfigError(
+            f"reading a zstd file needs backports.zstd; install the extra: {install_line('hf')}"
+        ) from None
+    return zstd
