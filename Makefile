@@ -75,6 +75,13 @@ STAMP := $(VENV)/.installed
 # Compiles numba's loops for all peers on this machine: 10 s, or 1 s if they have not changed since.
 COMPILE_LOOPS := $(VENV)/bin/python -c 'from p2p_diloco.span.vector_work import warm_up; warm_up()'
 
+# A separate environment that uses the packages of .venv (torch is large) and adds those of the extras, which peers do not
+# need.
+EXTRAS := hf,lightning,notebooks,track
+EXTRAS_VENV := .venv-extras
+EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
+FILE_TESTS := tests/text tests/peer/test_model_families.py
+
 # One worker more than cores, because tests of real processes mostly wait. An idle worker takes over tests of the others.
 IN_PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
@@ -94,8 +101,10 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not (long or slow or wall_clock)" tests $(TEST_FLAGS)
 
 # Whole swarms of real processes run alone, because their rounds have deadlines.
-test-long: $(STAMP)
+test-long: $(STAMP) $(EXTRAS_STAMP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not long" tests $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest $(IN_PARALLEL) -m "long or not long" $(FILE_TESTS) $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_families.py -k llama $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py tests/internet $(TEST_FLAGS)
 
 faults: $(STAMP)
@@ -269,11 +278,6 @@ bench-figures: $(STAMP)
 wheel-test: $(STAMP)
 	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
-# A separate environment that uses the packages of .venv (torch is large) and adds those of the extras, which peers do not
-# need.
-EXTRAS := hf,lightning,notebooks,track
-EXTRAS_VENV := .venv-extras
-EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 EXTRAS_TESTS := tests/status/test_tensorboard.py $(wildcard tests/swarm/test_*_callback.py tests/processes/test_*_callback.py)
 extras: $(EXTRAS_STAMP)
 
@@ -281,14 +285,14 @@ examples: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(EXTRAS_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py tests/processes/test_demo.py $(TEST_FLAGS)
 
-MODEL_TESTS := tests/text $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py) $(addprefix tests/peer/test_,run_model.py model_families.py)
+MODEL_TESTS := $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py) tests/peer/test_run_model.py
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)
 
-# 100 kinds of files, and models of many families, each with its result; then five families in real processes.
+# Over 120 kinds of files, and models of many families, each with its result; then five families in real processes.
 files: $(EXTRAS_STAMP)
-	$(EXTRAS_VENV)/bin/python -m pytest -v -m "long or not long" tests/text/test_files.py $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -v -m "long or not long" $(FILE_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_families.py $(TEST_FLAGS)
 
 archive-test: $(EXTRAS_STAMP)
