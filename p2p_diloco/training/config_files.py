@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,11 +36,11 @@ def config_files(config: Mapping[str, Any], tokenizer: TokenizerFiles | None) ->
     """Return both files, by name.
 
     Args:
-        config: the configuration of the model, with its `vocab_size`. Its begin and end tokens are replaced; a padding
-            token is kept, because some architectures count positions from it.
+        config: the configuration of the model; it may lack a `vocab_size` that is its architecture's own. Its begin and
+            end tokens are replaced; a padding token is kept, because some architectures count positions from it.
         tokenizer: the files of the run's tokenizer; None: each byte is a token.
     """
-    ids = token_ids(tokenizer, config["vocab_size"])
+    ids = token_ids(tokenizer, config.get("vocab_size", sys.maxsize))
     structural = {key: config[key] for key in ("pad_token_id",) if config.get(key) is not None}
     files = {
         "config.json": {**config, **ids, **structural},

@@ -48,7 +48,12 @@ from p2p_diloco.text.token_shards import TokenText
 from p2p_diloco.training.parameters import LocalParameters
 
 Captured = pytest.CaptureFixture[str]
-MODULE = "import torch\ndef build():\n    net = torch.nn.Linear(4, 6)\n    net.loss = net.forward\n    return net\n"
+MODULE = """import torch
+def build():
+    net = torch.nn.Linear(4, 6)
+    net.loss = lambda windows: net(windows[:, :4].float()).square().mean()
+    return net
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +146,7 @@ def test_a_function_of_a_changed_module_that_builds_the_same_model_is_continued(
     again, own = continued()
     assert again.model.code != manifest.model.code
     assert genesis_digest(own) == genesis_digest(start)
-    Path("module_a.py").write_text(MODULE.replace("6", "7"))
+    Path("module_a.py").write_text(MODULE.replace("4, 6", "4, 7"))
     sys.modules.pop("module_a")
     assert main(["new", "run3.toml", "--continue", "state"]) == 2
     assert "tensor weight has shape (7, 4) here and (6, 4) in the run" in capsys.readouterr().err
