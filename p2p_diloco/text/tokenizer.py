@@ -78,16 +78,17 @@ class TextTokenizer:
             texts = [context + text for context, text in pieces]
             found = self._fast.encode_batch(texts, add_special_tokens=False)
             return [
-                self._behind(each, len(context)) if context else each.ids
-                for (context, _), each in zip(pieces, found, strict=True)
+                self._behind(each, context, text) if context else each.ids
+                for (context, text), each in zip(pieces, found, strict=True)
             ]
         except Exception as error:  # the library raises any
             raise ValueError(first_line(error)) from None
 
-    def _behind(self, encoded: Any, length: int) -> list[int]:
-        """Return the ids behind the first `length` characters; a token that straddles that place counts whole."""
-        first = next((at for at, (_, stop) in enumerate(encoded.offsets) if stop > length), len(encoded.ids))
-        ids: list[int] = encoded.ids[first:]
+    def _behind(self, encoded: Any, context: str, text: str) -> list[int]:
+        """Return the ids of a text behind those of its context; alone, if a token has characters of both."""
+        first = next((at for at, (_, stop) in enumerate(encoded.offsets) if stop > len(context)), len(encoded.ids))
+        is_apart = first == len(encoded.ids) or encoded.offsets[first][0] >= len(context)
+        ids: list[int] = encoded.ids[first:] if is_apart else self._fast.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -60,9 +60,11 @@ def unpacked(path: Path) -> Iterator[bytes]:
                 continue
             is_begun = True
             try:
-                yield unpack.decompress(block)
+                content = unpack.decompress(block)
             except (zlib.error, lzma.LZMAError, OSError, _zstd_error()) as error:
                 raise ValueError(first_line(error)) from None
+            if content:  # bzip2 gives nothing before a whole block of it, and the first bytes say what a file is
+                yield content
             block = b""
             if unpack.eof:  # another stream may follow, or zeros that fill up the file
                 block, unpack, is_begun = unpack.unused_data, make(), False

@@ -307,7 +307,7 @@ def test_a_ready_member_counts_itself_and_never_relies_on_a_few() -> None:
 
 @pytest.mark.parametrize(("num_voters", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
 def test_a_ready_member_that_has_no_vote_follows_more_than_half_of_the_electorate(num_voters: int, needed: int) -> None:
-    """Of one voter it demanded two, so after a split it stayed on its own line, ready, for ever."""
+    """It demanded two of one voter, so after a split it stayed on its own line for good, and reported ready."""
     voters = ids(num_voters)
     listed = child_of(founding().roster, [*(member(voter) for voter in voters), member(JOINER, counts=False)])
     found = namers(listed, heard=(ANN,), told=voters, is_ready=True, is_parted=True)

@@ -150,6 +150,8 @@ def with_configurations(path: Path) -> None:
 
 RAW = lines().encode()
 TEXT = "".join(DOCUMENTS)
+MIXED = "".join(f"{number * number:x} {number % 977}\n" for number in range(60_000))
+"""Longer than a block of bytes when it is compressed, so that a decompressor gives nothing at first."""
 SURROGATE = '{"text": "broken \\ud83d emoji"}\n'
 ONE = "line {} of .*"
 KINDS = [
@@ -200,6 +202,7 @@ KINDS = [
     Kind("crlf-in-cells.csv", writes("text,id\r\n" + '"a\r\n\r\nb",1\r\n' * 60), ["a\r\n\r\nb"] * 60),
     Kind("docs.jl", writes(RAW)),
     Kind("padded.jsonl.xz", writes(lzma.compress(RAW[:999]) + b"\0" * 64 + lzma.compress(RAW[999:]) + b"\0" * 4)),
+    Kind("marked.txt.bz2", writes(bz2.compress(b"\xef\xbb\xbf" + MIXED.encode())), [MIXED]),
     Kind("two-frames.jsonl.zst", joined(zstd(RAW[:999]), zstd(RAW[999:]))),
     Kind(
         "parts.jsonl",

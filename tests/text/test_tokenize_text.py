@@ -94,6 +94,19 @@ def test_each_layout_of_tokenizers_gives_the_tokens_of_the_whole_document_howeve
     assert sorted(seen) == sorted([*ids, 0])
 
 
+@pytest.mark.parametrize("shift", range(6))
+def test_a_text_without_a_place_to_cut_is_taken_once_from_its_first_to_its_last_character(
+    tmp_path: Path, tokenizer: Path, shift: int
+) -> None:
+    """As Chinese has none: a token that lay across a cut was taken whole, after its beginning had been taken."""
+    whole = "-" * shift + "roster" * (PIECE_CHARACTERS // 4)
+    (tmp_path / "long.txt").write_text(whole)
+    tokenize_text(options(tokenizer, tmp_path / "long.txt"), tmp_path / "tokens", print)
+    text = TokenText(tmp_path / "tokens")
+    taken = decoded(text, (*text.held_out_parts, *text.train_parts)).replace("<|endoftext|>", "")
+    assert len(taken) == len(whole)
+
+
 def test_a_tokenizer_that_splits_at_random_does_not(tmp_path: Path, tokenizer: Path) -> None:
     made = variant(tokenizer, tmp_path / "made", lambda each: each["model"].update(dropout=0.5))
     source = write_lines(tmp_path / "docs.jsonl")
