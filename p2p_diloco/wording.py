@@ -43,6 +43,11 @@ def format_seconds(value: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def install_line(extra: str) -> str:
     """Return the command that adds an extra of this package to the Python that runs.
 

@@ -11,7 +11,7 @@ from typing import Any
 from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.rate import counted
-from p2p_diloco.wording import format_bytes
+from p2p_diloco.wording import first_line, format_bytes, install_line
 
 TOKEN = "HF_TOKEN"  # its name, not its value
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
@@ -84,7 +84,7 @@ def _upload(folder: Path, repository: str, patterns: list[str], *, is_public: bo
     try:
         import huggingface_hub
     except ImportError:
-        raise ConfigError('publish needs huggingface_hub; install the extra: pip install "p2p-diloco[hf]"') from None
+        raise ConfigError(f"publish needs huggingface_hub; install the extra: {install_line('hf')}") from None
     hub: Any = huggingface_hub.HfApi(token=token)
     try:
         hub.create_repo(repository, private=not is_public, exist_ok=True)
@@ -94,7 +94,7 @@ def _upload(folder: Path, repository: str, patterns: list[str], *, is_public: bo
     except ConfigError:
         raise
     except Exception as error:  # of huggingface_hub, and of the client that it uses
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = first_line(error)
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             raise ConfigError(f"the Hub refuses {TOKEN} for {repository} ({reason}); use one that may write") from error
         raise NetworkError(f"cannot upload to {repository} ({reason}); nothing is lost, so try again") from error

@@ -29,6 +29,7 @@ from p2p_diloco.training.own_files import own_files
 from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
 from p2p_diloco.training.tensor_bytes import tensor_bytes
 from p2p_diloco.training.text_model import logits_of
+from p2p_diloco.wording import first_line, install_line
 
 _CHECKED_TOKENS, _MOST_DIFFERENCE = 16, 1e-4
 
@@ -64,7 +65,7 @@ def why_not_reloaded(plan: RunPlan, own: str | None) -> str | None:
     if model.lora_rank and own is None:
         return "the adapters were not reloaded on their base model; name its folder or hub id with --model to do so"
     if importlib.util.find_spec("transformers") is None:
-        return 'the export was not reloaded, because transformers is not installed: pip install "p2p-diloco[hf]"'
+        return f"the export was not reloaded, because transformers is not installed: {install_line('hf')}"
     return None
 
 
@@ -91,7 +92,7 @@ def check_export(learnt: LearntModel, own: str | None, folder: Path) -> None:
         base = build_run_model(learnt.plan, own, founds=False) if learnt.manifest.model.lora_rank else None
         found = _logits(load_folder(folder, base), tokens_1T)
     except Exception as error:  # the classes of transformers raise any
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = first_line(error)
         raise StateError(f"transformers cannot load the export ({reason}), so it was not written") from error
     difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
     if not difference <= _MOST_DIFFERENCE * max(1.0, largest):

@@ -18,6 +18,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.parameters import first_not_finite
 from p2p_diloco.training.shards import is_sharded, local_part, with_part
+from p2p_diloco.wording import first_line
 
 INNER_FILE = "inner.pt"
 _PART = "part of a sharded tensor"
@@ -94,7 +95,7 @@ class InnerState:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise StateError(
-                f"cannot save the optimiser and loop state ({_first_line(error)}); after a restart it will be reset"
+                f"cannot save the optimiser and loop state ({first_line(error)}); after a restart it will be reset"
             ) from None
 
     def load(self) -> str | None:
@@ -131,7 +132,7 @@ class InnerState:
             return {"label": kept["label"], "parts": dict(kept["parts"])}
         except Exception as error:
             raise StateError(
-                f"{self._path} cannot be read ({_first_line(error)}); these are reset: {', '.join(self._parts)}"
+                f"{self._path} cannot be read ({first_line(error)}); these are reset: {', '.join(self._parts)}"
             ) from None
 
 
@@ -199,7 +200,7 @@ def _put(part: Stateful, kept: Any) -> str:
     try:
         part.load_state_dict(_laid_out(part, kept["state"]))
     except Exception as error:
-        return _first_line(error)
+        return first_line(error)
     return ""
 
 
@@ -236,7 +237,3 @@ def _tensors_of(part: Stateful) -> list[Tensor]:
     """Return an optimiser's parameters in the order in which its state counts them; none for another object."""
     groups: Sequence[dict[str, Any]] = getattr(part, "param_groups", ())
     return [tensor for group in groups for tensor in group["params"]]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

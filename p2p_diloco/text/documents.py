@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.unpacked import PACKED_SUFFIXES, first_line, unpacked, why_no_text
-from p2p_diloco.wording import install_line
+from p2p_diloco.text.unpacked import PACKED_SUFFIXES, unpacked, why_no_text
+from p2p_diloco.wording import first_line, install_line
 
 PIECE_CHARACTERS = 1 << 18
 """Maximum length of the pieces that a long document is tokenised in."""

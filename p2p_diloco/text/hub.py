@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.documents import shown
-from p2p_diloco.text.unpacked import first_line
-from p2p_diloco.wording import install_line
+from p2p_diloco.wording import first_line, install_line
 
 HUB = "hf:"
 _NAME = re.compile(

@@ -22,7 +22,7 @@ from p2p_diloco.text.hub import HUB, Rows, is_saved_dataset, open_dataset
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
 from p2p_diloco.text.tokenizer import PROBE, TextTokenizer, find_tokenizer
 from p2p_diloco.text.tokenizer_files import TokenizerFiles
-from p2p_diloco.text.unpacked import first_line
+from p2p_diloco.wording import first_line
 
 SHARD_TOKENS = 1 << 21
 MOST_HELD_OUT = SHARD_TOKENS

@@ -18,8 +18,7 @@ from p2p_diloco.text.tokenizer_files import (
     exported_files,
     read_tokenizer_folder,
 )
-from p2p_diloco.text.unpacked import first_line
-from p2p_diloco.wording import install_line
+from p2p_diloco.wording import first_line, install_line
 
 _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.wording import install_line
+from p2p_diloco.wording import first_line, install_line
 
 HEAD_BYTES = 512
 BLOCK_BYTES = 1 << 16
@@ -73,11 +73,6 @@ def unpacked(path: Path) -> Iterator[bytes]:
                 block = more if is_begun else more.lstrip(b"\0")
         if is_begun:
             raise EOFError("it ends within its compressed data")
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _decompressor_of(head: bytes, suffix: str) -> Callable[[], Any] | None:

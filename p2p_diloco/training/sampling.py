@@ -16,6 +16,7 @@ from p2p_diloco.errors import ConfigError, StateError, has_unseen
 from p2p_diloco.text.tokenizer_files import TOKENIZER, TokenizerFiles
 from p2p_diloco.training.model import DecoderModel, KeyValueCache
 from p2p_diloco.training.text_model import TextModel, logits_of
+from p2p_diloco.wording import install_line
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _LAYOUT = frozenset("\n\t")
@@ -124,7 +125,7 @@ def _loaded(tokenizer: TokenizerFiles) -> Any:
         import tokenizers
     except ImportError:
         raise ConfigError(
-            'this run has a tokenizer, which needs the package tokenizers: pip install "p2p-diloco[hf]"'
+            f"this run has a tokenizer, which needs the package tokenizers: {install_line('hf')}"
         ) from None
     try:
         return tokenizers.Tokenizer.from_str(tokenizer.texts[TOKENIZER])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.parameters import is_embedding, is_head, trained
+from p2p_diloco.wording import first_line
 
 _ROUNDING = 1e-4
 """Largest difference between equal outputs as a share of the largest; a mixture of experts rounds in another order."""
@@ -131,7 +132,7 @@ def check_text_model(model: TextModel, name: str) -> None:
     try:
         loss: Any = model.loss(model.module, window_1T)
     except Exception as error:  # the model's code may raise any
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = first_line(error)
         raise ConfigError(
             f"{name} fails on a window of model.context {model.context} with {model.vocabulary:,} tokens ({reason}); "
             "if the window is too long for it, set a shorter --model.context"
