@@ -3,57 +3,44 @@
 # make test       what every change must keep; five minutes on two cores
 # make test-long  further cases of simulated stories, more real processes, tests of benchmarks and research; fifteen minutes
 # make coverage   the pure packages, with every line and branch covered; nightly
-# make faults     real processes, killed and frozen at many moments; needs an otherwise idle machine; 17 minutes
-# make repair     real processes and thin lines: all killed at once, damaged memory, joining at 1.5 x the rate of entries
-# make caps       caps on a line, held for minutes on loopback and between two networks; averaging on a thin line with and
-#                 without a cap; 15 minutes
-# make grid       two dozen real processes in five rows, all killed at once and restarted; 10 minutes
+# make faults     real processes, killed and frozen at many moments, or all at once; the loss of any one or two of three;
+#                 damaged memory; joining over thin lines; needs an otherwise idle machine; 30 minutes
 # make churn      real processes, one started or killed every 12 s, and the bootstrap killed; 10 minutes. Another length or
 #                 seed: make churn CHURN_SECONDS=120 CHURN_SEED=7
-# make replay     a swarm of real processes on two texts, then replayed in one process; 12 minutes
+# make replay     a swarm of real processes on two texts, then replayed in one process; four islands with the rounds that
+#                 `new` writes, then with rounds of 5 s, beside a replay and a trial; 30 minutes, or less:
+#                 make replay PLANNED_SECONDS=60
 # make homes      real processes behind home routers in separate networks: two homes with README's commands, and a few
-#                 reachable peers among many that are not; 8 minutes
+#                 reachable peers among many that are not; caps on a line, held for minutes; 25 minutes
 # make internet   real processes on an internet of namespaces with lines and routers as homes have them (root and
 #                 /dev/net/tun); 5 minutes a scene. Others: make internet INTERNET="mixed bad --how commands --plays 5"
-# make hostility  strangers and lying members against real processes, one attack at a time; 45 minutes. Longer attacks:
-#                 make hostility ATTACK_SECONDS=60
-# make attacks    those of them that docs/decisions/0048 and 0049 are about; writes the figures to attacks.json;
-#                 25 minutes
+# make attacks    strangers and lying members against real processes, one attack at a time; writes the figures to
+#                 attacks.json; 45 minutes. Longer attacks, or some: make attacks ATTACK_SECONDS=60 TEST_FLAGS="-k ruins"
 # make fuzz       a million inputs for what strangers' bytes reach (tests/fuzz), with atheris; 5 minutes
-# make losses     two volunteers and a bootstrap peer, real processes: any one of the three is killed, or two; prints how
-#                 soon the others continue; a peer without numba; 5 minutes
 # make clocks     real processes: a founder whose clock is ahead by ten minutes or a day and is then set right, a stopped
 #                 peer, and a simulated night of a laptop; 30 minutes. On a busy machine: make clocks CLOCKS_ROUND_SECONDS=4
-# make planned    real processes: four islands with the rounds that `new` writes, then with rounds of 5 s; compares steps and
-#                 loss with a replay and a trial; 18 minutes, or less: make planned PLANNED_SECONDS=60
-# make own-loop   users' own training loops in real processes: killed and restarted, with data workers, compiled, idle;
-#                 10 minutes
+# make own-loop   users' own training loops in real processes: killed and restarted, with data workers, compiled, idle,
+#                 and on a GPU where there is one; 10 minutes
 # make ranks      islands of several ranks in real processes: replicated and sharded beside a plain and a slow one, ranks
 #                 that are killed or hang, restarts; 20 minutes. A shorter run: make ranks RANKS_SECONDS=120
 # make guest      the owner's commands on a real peer: pause, resume, limits, leave, a quota; prints how long each takes;
 #                 4 minutes
-# make gpu        own loops and a joiner on a GPU; skipped without CUDA
 # make rivals     tests of the benchmarks that compare with other systems; 5 minutes
-# make footprint  test of the memory benchmark; 2 minutes
 # make size       130 simulated members and a newcomer that reaches three of them; the rosters of a run of 200 members that
-#                 come and go every 30 cycles; the longer stories of simulated swarms; 6 minutes
+#                 come and go every 30 cycles; the longer stories of simulated swarms; two dozen real processes in five rows,
+#                 all killed at once and restarted; 16 minutes
 # make crash-matrix  a simulated peer, killed or stopped at every step of a round and in every role; then twelve such cases
 #                 with real processes, ten times each: an hour. Fewer times: make crash-matrix CRASH_REPEATS=1
-# make disasters  10,000 simulated swarms; three hours
 # make learning   the trials for evidence (research/README.md); days, continues where it was stopped
 # make bench      measures everything in docs/performance.md, on an otherwise idle machine, and draws it; 30 minutes
-# make bench-figures  draws the tables and plots of docs/performance from the stored figures
-# make wheel-test builds wheel and sdist, installs them into an empty environment elsewhere, and trains there; 2 minutes
 # make extras     installs the packages of the extras (transformers, Lightning, TensorBoard, notebooks) into .venv-extras
-# make examples   runs every example with the commands of its README, every notebook, and the tests that need the extras
-# make models     models and texts that one organiser brings, in real processes, and all tests of them; 12 minutes
+# make examples   runs every example with the commands of its README, every notebook, and the tests that need the extras;
+#                 builds wheel and sdist, installs them into an empty environment elsewhere, and trains there
+# make models     models and texts that one organiser brings, in real processes, and all tests of them; texts that peers
+#                 share; archivists, one of them killed and restarted; exports loaded with transformers; 20 minutes
 # make files      every kind of file that people have, and models of many families, five of them in real processes; 15 minutes
-# make archive-test  archivists in real processes, one of them killed and restarted; 4 minutes
-# make export-test  loads what `p2p-diloco export` writes with transformers
 # make reference  generates the pages of docs/reference
 # make gauges     measures the code: its size and shape, and the modules on the ways of messages through it; 1 minute
-# make mutants    plants 40 mistakes in copies of the code, and runs the tests of each; an hour. Others:
-#                 make mutants MUTANTS="--seed 2 --count 10"
 # make check      style and types
 # make format     formats with ruff
 # make clean      removes what the other targets created
@@ -85,12 +72,13 @@ FILE_TESTS := tests/text tests/peer/test_model_families.py
 # One worker more than cores, because tests of real processes mostly wait. An idle worker takes over tests of the others.
 IN_PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
+LINE_TESTS := $(addprefix tests/swarm/test_,homes.py caps.py shares.py measured_share.py)
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
 PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults repair caps grid chaos soak churn replay homes internet hostility attacks fuzz shared-text losses clocks planned own-loop guest ranks gpu rivals footprint size crash-matrix disasters learning extras examples models files export-test archive-test bench bench-all bench-figures wheel-test reference gauges mutants check format clean install
+.PHONY: demo test test-long coverage faults churn replay homes internet attacks fuzz clocks own-loop guest ranks rivals size crash-matrix learning extras examples models files bench reference gauges check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -109,40 +97,23 @@ test-long: $(STAMP) $(EXTRAS_STAMP)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
-
-repair: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" $(REPAIR_TESTS) $(TEST_FLAGS)
-
-caps: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_caps.py tests/swarm/test_shares.py tests/swarm/test_measured_share.py $(TEST_FLAGS)
-
-grid: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
-
-CHAOS ?= --islands 8 --minutes 30 --every 30s
-chaos: $(STAMP)
-	$(BIN)/python -m benchmarks chaos $(CHAOS)
-
-SOAK ?= --islands 6 --minutes 120 --quiet-minutes 5 --every 60s --faults kill,leave,stop
-soak: $(STAMP)
-	$(BIN)/python -m benchmarks chaos $(SOAK)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_losses.py tests/swarm/test_without_numba.py tests/peer/test_start.py $(TEST_FLAGS)
 
 CHURN_SECONDS ?= 600
 CHURN_SEED ?= 1
 churn: $(STAMP)
 	CHURN_SECONDS=$(CHURN_SECONDS) CHURN_SEED=$(CHURN_SEED) $(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_churn.py $(TEST_FLAGS)
 
+PLANNED_SECONDS ?= 300
 replay: $(STAMP)
 	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_replay_processes.py tests/research/test_replay.py $(TEST_FLAGS)
+	PLANNED_SECONDS=$(PLANNED_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_planned.py $(TEST_FLAGS)
 
 ATTACK_SECONDS ?= 25
-hostility: $(STAMP)
-	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py $(TEST_FLAGS)
-
 ATTACKS ?= attacks.json
-ATTACKED := passers_by or unfinished or openings or cheap or later or invented or past or all_others_sleep or ruins
 attacks: $(STAMP)
-	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) P2P_DILOCO_FIGURES=$(ATTACKS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py -k "$(ATTACKED)" $(TEST_FLAGS)
+	P2P_DILOCO_ATTACK_SECONDS=$(ATTACK_SECONDS) P2P_DILOCO_FIGURES=$(ATTACKS) $(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_hostility.py $(TEST_FLAGS)
 
 INPUTS ?= 1000000
 fuzz: $(STAMP)
@@ -150,57 +121,39 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.run --inputs $(INPUTS)
 
 homes: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_homes.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" $(LINE_TESTS) $(TEST_FLAGS)
 
 INTERNET ?= near good mixed far bad one-lan both-homes
 internet: $(STAMP)
 	@$(COMPILE_LOOPS)
 	$(BIN)/python -m internet $(INTERNET)
 
-shared-text: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)
-
-losses: $(STAMP)
-	$(BIN)/python -m pytest -s -m long tests/processes/test_losses.py tests/swarm/test_without_numba.py tests/peer/test_start.py $(TEST_FLAGS)
-
 CLOCKS_ROUND_SECONDS ?= 1
 clocks: $(STAMP)
 	CLOCKS_ROUND_SECONDS=$(CLOCKS_ROUND_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_clocks.py tests/swarm/test_wrong_clocks.py $(TEST_FLAGS)
-
-PLANNED_SECONDS ?= 300
-planned: $(STAMP)
-	PLANNED_SECONDS=$(PLANNED_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_planned.py $(TEST_FLAGS)
 
 guest: $(STAMP)
 	$(BIN)/python -m pytest -s -m long tests/processes/test_guest.py tests/peer/test_guest_watch.py $(TEST_FLAGS)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py tests/research/test_stack.py $(TEST_FLAGS)
 
 RANKS_SECONDS ?= 300
 ranks: $(STAMP)
 	RANKS_SECONDS=$(RANKS_SECONDS) $(BIN)/python -m pytest -s -m "long or not long" $(wildcard tests/swarm/test_rank*.py tests/processes/test_rank*.py) $(TEST_FLAGS)
 
-# Skipped without a CUDA device.
-gpu: $(STAMP)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py tests/research/test_stack.py $(TEST_FLAGS)
-
 rivals: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/benchmarks/processes $(TEST_FLAGS)
 
-footprint: $(STAMP)
-	$(BIN)/python -m pytest -m "long or not long" $(wildcard tests/benchmarks/processes/test_footprint_*.py) $(TEST_FLAGS)
-
 size: $(STAMP)
 	$(BIN)/python -m pytest -s -m long tests/simulator tests/research tests/swarm/test_many_peers.py tests/swarm/test_announced_traffic.py tests/swarm/test_one_liar.py tests/swarm/test_small_swarms.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_many_processes.py $(TEST_FLAGS)
 
 CRASH_REPEATS ?= 10
 crash-matrix: $(STAMP)
 	$(BIN)/python -m simulator crashes
 	P2P_DILOCO_CRASH_REPEATS=$(CRASH_REPEATS) $(BIN)/python -m pytest -rP -n 4 --dist worksteal -m long tests/processes/test_crash_matrix.py $(TEST_FLAGS)
-
-disasters: $(STAMP)
-	$(BIN)/python -m simulator swarm --peers 3..24 --seeds 10000
 
 # Evidence, by the rules of research/README.md, the primary comparison first. Finished trials are stored, so this can be
 # stopped at any time; it goes on where it was. DEVICE=cuda plays it on a GPU.
@@ -254,15 +207,11 @@ state = $(BIN)/python -m benchmarks state --megabytes $(call part,$1,1) --donors
 # A benchmark with the given flags; nothing if there are none.
 other = $(if $2,$(BIN)/python -m benchmarks $1 $2 --json $(BENCH_TO)/$1.json)
 
-# A benchmark that fails stops this; earlier figures are kept, and make bench-figures draws them. Training comes last,
-# because it creates networks, which not every machine allows.
+# A benchmark that fails stops this; earlier figures are kept, and `python docs/performance/draw.py docs/performance`
+# draws them. Training comes last, because it creates networks, which not every machine allows.
 bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
 	mkdir -p $(BENCH_TO)
-	@began=$$(date +%s) && $(MAKE) --no-print-directory bench-all \
-	  && echo "all benches took $$(( ($$(date +%s) - began + 59) / 60 )) minutes"
-	$(MAKE) --no-print-directory bench-figures
-
-bench-all: $(STAMP)
 	$(foreach one,$(BENCH_AVERAGING),$(call averaging,$(one)))
 	$(call other,vectors,$(BENCH_VECTORS))
 	$(foreach one,$(BENCH_STATE),$(call state,$(one)))
@@ -270,13 +219,7 @@ bench-all: $(STAMP)
 	$(call other,failures,$(BENCH_FAILURES))
 	$(call other,goodput,$(BENCH_GOODPUT))
 	$(call other,training,$(BENCH_TRAINING))
-
-bench-figures: $(STAMP)
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
 	$(BIN)/python docs/performance/draw.py $(BENCH_TO)
-
-wheel-test: $(STAMP)
-	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
 EXTRAS_TESTS := tests/status/test_tensorboard.py $(wildcard tests/swarm/test_*_callback.py tests/processes/test_*_callback.py)
 extras: $(EXTRAS_STAMP)
@@ -284,22 +227,18 @@ extras: $(EXTRAS_STAMP)
 examples: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(EXTRAS_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py tests/processes/test_demo.py $(TEST_FLAGS)
+	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
-MODEL_TESTS := $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py) tests/peer/test_run_model.py
+MODEL_TESTS := $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py llama.py) tests/peer/test_run_model.py
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
-	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py tests/processes/test_archivists.py tests/peer/test_archivist.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)
 
 # Over 120 kinds of files, and models of many families, each with its result; then five families in real processes.
 files: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -v -m "long or not long" $(FILE_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_families.py $(TEST_FLAGS)
-
-archive-test: $(EXTRAS_STAMP)
-	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_archivists.py tests/peer/test_archivist.py $(TEST_FLAGS)
-
-export-test: $(EXTRAS_STAMP)
-	$(EXTRAS_VENV)/bin/python -m pytest tests/training/test_llama.py $(TEST_FLAGS)
 
 $(EXTRAS_STAMP): $(STAMP)
 	$(BIN)/python -m benchmarks.side_environment $(EXTRAS_VENV) -c constraints.txt $(PIP_FLAGS) -e ".[$(EXTRAS)]"
@@ -310,10 +249,6 @@ coverage: $(STAMP)
 
 gauges: $(STAMP)
 	$(BIN)/python -m gauges
-
-MUTANTS ?= --seed 1 --count 40
-mutants: $(STAMP)
-	$(BIN)/python -m gauges mutants $(MUTANTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

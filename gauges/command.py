@@ -63,6 +63,7 @@ def table(measured: dict[str, Any], ways: dict[str, list[str]]) -> Iterator[str]
     yield _row(f"functions over {MOST_LINES} lines", len(measured["long functions"]))
     yield _row("writes into other objects' attributes", len(measured["writes into other objects"]))
     yield _row(f"modules under {SMALL_LINES} lines, one importer", len(measured["small modules with one importer"]))
+    yield _row("private names that tests reach for", len(measured["private names in tests"]))
     lengths = {name: len(modules) for name, modules in ways.items()}
     if ways:
         lengths["pseudo-gradient and entry"] = len({*ways["pseudo-gradient"], *ways["entry"]})

@@ -50,6 +50,7 @@ class Tree:
             "long functions": [row for path in self._product for row in self.long_functions(path)],
             "writes into other objects": [row for path in self._product for row in self.foreign_writes(path)],
             "small modules with one importer": self.small_modules(),
+            "private names in tests": [row for path in self.parsed for row in self.private_reaches(path)],
             "numbers": self.numbers(),
             "words": self.words(),
         }
@@ -104,6 +105,19 @@ class Tree:
         for written in sorted(_written(self.parsed[path]), key=lambda written: written.lineno):
             if not _is_own(written):
                 yield f"{path}:{written.lineno} {ast.unparse(written)}"
+
+    def private_reaches(self, path: str) -> Iterator[str]:
+        """Yield the names with one underscore that a test takes from anything but `self`, `cls` and `super()`.
+
+        Those of a NamedTuple, such as `_replace`, are public.
+        """
+        if room_of(path) != "tests":
+            return
+        found = [(node.lineno, name.name) for node in _all(ast.ImportFrom, self.parsed[path]) for name in node.names]
+        for node in _all(ast.Attribute, self.parsed[path]):
+            if ast.unparse(node.value) not in ("self", "cls", "super()") and node.attr not in ("_replace", "_asdict"):
+                found.append((node.lineno, node.attr))
+        yield from (f"{path}:{line} {name}" for line, name in sorted(found) if re.match("_[^_]", name))
 
     def imports(self, path: str) -> frozenset[str]:
         """Return the files of this checkout that a file imports; tests import helpers without naming their folder."""

@@ -1,6 +1,6 @@
 """Writes tables.md and its plots from the figures that a folder keeps; this folder, unless another is named.
 
-    make bench-figures
+    python docs/performance/draw.py docs/performance
 
 Nothing is measured here. What is not kept is left out.
 """

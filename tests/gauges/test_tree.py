@@ -78,6 +78,13 @@ def test_writes_into_other_objects_are_those_into_attributes_of_anything_but_sel
     assert written == ["x.b", "self.x.c", "x[0].e"]
 
 
+def test_private_names_that_tests_take_from_others_are_listed(tmp_path: Path) -> None:
+    text = "from p2p_diloco.a import _b, c\nx._d()\nself._e = super()._f\ny.__class__, pair._replace(g=x._h)\n"
+    tree = made(tmp_path, {"tests/test_a.py": text, "p2p_diloco/a.py": "x._i\n"})
+    reached = [name for path in tree.parsed for name in tree.private_reaches(path)]
+    assert reached == ["tests/test_a.py:1 _b", "tests/test_a.py:2 _d", "tests/test_a.py:4 _h"]
+
+
 def test_a_small_module_has_one_importer_wherever_that_is_but_for_tests(tmp_path: Path) -> None:
     tree = made(
         tmp_path,

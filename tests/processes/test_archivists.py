@@ -86,7 +86,7 @@ def check_with_transformers(folder: Path) -> None:
     try:
         import transformers
     except ImportError:
-        print("transformers is not here; `make archive-test` brings it")
+        print("transformers is not here; `make models` brings it")
         return
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)

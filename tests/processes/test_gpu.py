@@ -1,6 +1,6 @@
 """Peers on a GPU beside peers on the processor, in one run and with the same bytes. Skipped where there is no GPU.
 
-`make gpu` runs these and prints the figures.
+`make own-loop` runs these and prints the figures.
 """
 
 from __future__ import annotations

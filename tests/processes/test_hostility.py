@@ -1,4 +1,4 @@
-"""Hostile peers against real processes over the real transport: `make hostility`.
+"""Hostile peers against real processes over the real transport: `make attacks`.
 
 Each scene founds a run of honest volunteers, lets strangers or one lying member attack it, and ends the attack. Then it
 checks what the attackers sent, and that the honest peers are all alive, train as well as before, hold equal bytes, got

@@ -1,6 +1,6 @@
 """Two volunteers and a bootstrap peer, the most common run: one of the three dies, or the bootstrap peer and another.
 
-`make losses` runs these on real processes and prints the figures.
+`make faults` runs these on real processes and prints the figures.
 """
 
 from __future__ import annotations

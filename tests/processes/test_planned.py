@@ -1,6 +1,6 @@
 """Four real islands keep to the cycle planned by `new`, and learn as much as the same cycle does in the lab.
 
-`make planned` runs the run that `new --islands 4 --uplink 20mbit` writes, then the one that `new` wrote before it
+`make replay` runs the run that `new --islands 4 --uplink 20mbit` writes, then the one that `new` wrote before it
 measured steps: four rounds of 5 s. A step is held to 45 ms and needs a core for a tenth of that, so four islands on two
 cores keep the pace of four machines. It prints a table.
 

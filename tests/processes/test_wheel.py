@@ -1,6 +1,6 @@
 """The wheel and the sdist, as a user without a checkout gets them: built, installed, and training.
 
-`make wheel-test` runs these. PIP_FLAGS in the environment holds further arguments for pip.
+`make examples` runs these. PIP_FLAGS in the environment holds further arguments for pip.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.story
 SEEDS_OF_ONE_TEST, SEEDS = 2, 24
 
 
-# `make disasters` plays ten thousand others.
+# `python -m simulator swarm --peers 3..24 --seeds 10000` plays ten thousand others.
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_ONE_TEST))
 def test_every_invariant_holds(first: int) -> None:
     plan = CampaignPlan(peers=(3, 12), kinds=frozenset(KINDS))

@@ -1,6 +1,6 @@
 """Caps with real daemons: on loopback by our counters, and between two networks by the counters of the line.
 
-`make caps` runs all of it, including two minutes of flooding a line, and prints measured rates against the caps.
+`make homes` runs all of it, including two minutes of flooding a line, and prints measured rates against the caps.
 """
 
 from __future__ import annotations
