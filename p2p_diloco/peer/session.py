@@ -28,17 +28,23 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.archivist import FEWEST_CHECKPOINTS, Archivist, ArchivistParts
 from p2p_diloco.peer.contact import Contact, NextStart
+from p2p_diloco.peer.ending import (
+    StopRequest,
+    first_error_alone,
+    result_before,
+    state_digest,
+    wait_for_agreement,
+    wait_for_first,
+    wait_until_over,
+)
 from p2p_diloco.peer.evaluation import Evaluations
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
 from p2p_diloco.peer.guest_watch import LEAVE_SECONDS, GuestWatch
 from p2p_diloco.peer.held_state import HeldState
-from p2p_diloco.peer.last_round import state_digest, wait_for_agreement, wait_until_over
 from p2p_diloco.peer.peer_plan import PeerPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.shared_text import SharedText
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import NoTraining, TrainingHost
-from p2p_diloco.peer.waiting import first_error, result_before, wait_for_first
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.signing import SigningKey, is_signed_by
@@ -163,7 +169,7 @@ class PeerSession:
         if plan.until_round is not None:
             self._stop.end_after(plan.until_round)
         try:
-            with _first_error_alone():
+            with first_error_alone():
                 async with asyncio.TaskGroup() as tasks:
                     await self._live(tasks)
         except Exception:
@@ -540,14 +546,3 @@ def _num_checkpoints(plan: PeerPlan) -> int:
 
 async def _is_set(event: asyncio.Event) -> None:
     await event.wait()
-
-
-@contextlib.contextmanager
-def _first_error_alone() -> Iterator[None]:
-    """Raise the first error of the groups that are raised inside the block."""
-    try:
-        yield
-        return
-    except BaseExceptionGroup as group:
-        error = first_error(group)
-    raise error

@@ -30,14 +30,13 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.archivist import check_archivist
+from p2p_diloco.peer.ending import StopRequest, result_before
 from p2p_diloco.peer.founding import read_start
 from p2p_diloco.peer.guest_watch import GuestWatch
 from p2p_diloco.peer.network import Libp2pNetwork
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.session import PeerSession, SessionParts
-from p2p_diloco.peer.stop import StopRequest
-from p2p_diloco.peer.waiting import result_before
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import EVENTS_FILE

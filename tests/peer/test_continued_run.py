@@ -34,12 +34,12 @@ from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, format_peer_id
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
 from p2p_diloco.peer.network import Libp2pNetwork
 from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.start import run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.checkpoint import CheckpointFolder, save_checkpoint
 from p2p_diloco.storage.identity import load_or_create_identity

@@ -27,6 +27,7 @@ from p2p_diloco.errors import ConfigError, DaemonEnded, FrameError, NetworkError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.peer import network, start
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.own_model import OwnModel, describe_model
 from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
 from p2p_diloco.peer.start import (
@@ -37,7 +38,6 @@ from p2p_diloco.peer.start import (
     nothing_left_if_refused,
     run_peer,
 )
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import Training
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.messages import ManifestReply, ManifestRequest, decode_message, encode_message
