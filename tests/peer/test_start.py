@@ -115,7 +115,7 @@ class PeerStage:
 
 
 @pytest.fixture(autouse=True)
-def _addresses_of_the_memory_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def addresses_of_the_memory_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the memory transport addresses in libp2p's form, so that invites can hold them."""
 
     def listen_addresses(self: MemoryTransport) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from session_stage import Watcher, run_stage
-from test_start import PeerStage, _addresses_of_the_memory_network, shared_by  # noqa: F401  # a fixture
+from test_start import PeerStage, addresses_of_the_memory_network, shared_by  # noqa: F401  # a fixture
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.text_upload import TextUpload
