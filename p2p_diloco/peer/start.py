@@ -46,7 +46,15 @@ from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
 from p2p_diloco.storage.kept_port import PORT_FILE
-from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS_FILE, RunFolder, run_folder
+from p2p_diloco.storage.run_folder import (
+    ADDRESSES_FILE,
+    ARCHIVE_FOLDER,
+    BOOTSTRAP_FOLDER,
+    MANIFEST_FILE,
+    ROSTERS_FILE,
+    RunFolder,
+    run_folder,
+)
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
@@ -286,12 +294,15 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
 def _check_unchanged(plan: PeerPlan, founding: Founding) -> None:
     """Refuse a run file that was edited after the run was founded here: it would silently found another run.
 
-    A run has one organiser, name and time of writing; a file that differs in these is of another run.
+    A run has one organiser, name and time of writing; a file that differs in these is of another run. A bootstrap peer
+    or an archivist of this machine may have founded it.
     """
     new, state, identity = founding.signed.manifest, plan.settings.state_directory, plan.settings.identity_file
     if identity.exists():
         new = founding.by(load_or_create_identity(identity).peer).signed.manifest
-    for path in sorted(state.glob(f"*/{MANIFEST_FILE}")):
+    machine = state.parent if state.name in (BOOTSTRAP_FOLDER, ARCHIVE_FOLDER) else state
+    folders = (state, machine, machine / BOOTSTRAP_FOLDER, machine / ARCHIVE_FOLDER)
+    for path in sorted(path for folder in dict.fromkeys(folders) for path in folder.glob(f"*/{MANIFEST_FILE}")):
         try:
             old = decode_kept_manifest(path.read_bytes(), path, "").manifest
         except (OSError, StateError):
@@ -299,7 +310,9 @@ def _check_unchanged(plan: PeerPlan, founding: Founding) -> None:
         is_same = (old.organiser, old.name, old.created) == (new.organiser, new.name, new.created)
         has_begun = (path.parent / ROSTERS_FILE).exists() or any(path.parent.glob(CHECKPOINTS))
         if is_same and has_begun and (changed := changed_keys(old, new)):
-            raise _edited_run(old, changed, path.parent, holds_learnt=plan.keeps_state)
+            is_own = path.parent.parent == state
+            holds_learnt = plan.keeps_state if is_own else path.parent.parent.name != BOOTSTRAP_FOLDER
+            raise _edited_run(old, changed, path.parent, holds_learnt=holds_learnt)
 
 
 def _edited_run(
