@@ -30,7 +30,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.archivist import check_archivist
-from p2p_diloco.peer.founding import read_start
+from p2p_diloco.peer.founding import read_buffers, read_start
 from p2p_diloco.peer.guest_watch import GuestWatch
 from p2p_diloco.peer.network import Libp2pNetwork
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
@@ -278,6 +278,8 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
         run.manifest.model.start is None or founding.start.exists() or not _has_founded(plan.settings, founding)
     ):
         start = read_start(run, founding.start)
+        if plan.training is not None and run.manifest.model.start is not None:
+            plan.training.buffers = read_buffers(run, founding.start)
     elif run.manifest.model.is_own_loop and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(
             f'"{run.manifest.name}" trains its own model; found it from the training loop of the model '
