@@ -35,6 +35,7 @@ from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.text.corpus_files import list_byte_files
 from p2p_diloco.text.data import Batches, BatchStream, Text
+from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, trained
 from p2p_diloco.training.precision import choose_precision
@@ -103,6 +104,7 @@ class BuiltInTraining(Training):
         else:
             stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
+        Buffers(model.module).begin_with(self.buffers)
         # Wrappers of several ranks change the model, so a copy without values is evaluated.
         evaluated = model if self._island is None else model.skeleton()
         self._make_watch = lambda text: HeldOutWatch(plan, evaluation_of(plan, evaluated, text, model.module))

@@ -266,6 +266,7 @@ class OwnModel(Training):
     def open(self, host: TrainingHost) -> TrainedState:
         """Create the state of this model in a run."""
         plan = host.plan
+        self._buffers.begin_with(self.buffers)
         parameters: LocalParameters
         inner: InnerState
         if self.island is None:

@@ -45,6 +45,14 @@ class Buffers:
         return copies
 
     @torch.no_grad()
+    def begin_with(self, buffers: Mapping[str, Tensor]) -> None:
+        """Take over those of a run that this one continues, where the model has them; others are left alone."""
+        for name, tensor in self.tensors().items():
+            if name in buffers and buffers[name].shape == tensor.shape:
+                tensor.copy_(buffers[name])
+        self.state_dict()
+
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore all buffers.
 

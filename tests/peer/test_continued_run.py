@@ -455,6 +455,27 @@ def test_the_same_file_goes_on_with_its_run_and_another_state_directory_founds_a
     assert started("another") == NoNetwork.TEXT, "nothing has been learnt there"
 
 
+@pytest.mark.parametrize(
+    ("founder", "state", "continues"),
+    [
+        ("state/bootstrap", "state", "--continue STATE"),
+        ("state/archive", "state", "--continue state/archive"),
+        ("state", "state/bootstrap", "--continue state "),
+        ("state/bootstrap", "state/archive", "--continue STATE"),
+    ],
+)
+def test_an_edited_run_is_not_founded_beside_another_peer_of_this_machine(
+    founder: str, state: str, continues: str
+) -> None:
+    write_key_file(Path("organiser.key"), ORGANISER)
+    kept(PLAN, make_start(PLAN), founder)
+    Path("run.toml").write_text(edited(format_run_toml(PLAN.manifest), "outer.momentum", "0.9"))
+    error = started(state)
+    assert f"after the run began in {founder} (outer.momentum from 0.3 to 0.9)" in error
+    assert continues in error
+    assert started("another") == NoNetwork.TEXT
+
+
 def test_a_run_is_not_founded_again_by_another_identity() -> None:
     manifest = founded_here()
     Path("state/identity.key").unlink()
