@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.config.new_file import check_new_folder
 from p2p_diloco.config.own_command import own_command
 from p2p_diloco.errors import StateError
@@ -36,14 +37,15 @@ def tokenize(folder: Path, options: TokenizeOptions) -> int:
     """
     check_new_folder(folder)
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
-    try:
-        made = tokenize_text(options, draft, report=print)
-        samples = _samples(draft)
-        draft.rename(folder)
-    except OSError as error:
-        raise StateError(f"cannot write {folder}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with ended_politely():
+        try:
+            made = tokenize_text(options, draft, report=print)
+            samples = _samples(draft)
+            draft.rename(folder)
+        except OSError as error:
+            raise StateError(f"cannot write {folder}: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
     _print_table(made)
     for sentence in _sentences(made, options):
         print(sentence)
