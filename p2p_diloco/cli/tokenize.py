@@ -36,12 +36,14 @@ def tokenize(folder: Path, options: TokenizeOptions) -> int:
         StateError: the folder cannot be written.
     """
     check_new_folder(folder)
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    place = folder.resolve()  # of a link, its target: a folder cannot be moved over a link
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     with ended_politely():
         try:
+            draft.mkdir(parents=True)  # first: a place that cannot be written must not cost hours
             made = tokenize_text(options, draft, report=print)
             samples = _samples(draft)
-            draft.rename(folder)
+            draft.rename(place)
         except OSError as error:
             raise StateError(f"cannot write {folder}: {error.strerror or error}") from None
         finally:

@@ -356,6 +356,6 @@ class _Writer:
         written = self._written.setdefault(stem, [])
         raw = np.array(ids, dtype=self._dtype).tobytes()
         name = f"{stem}-{len(written):05}.bin"
-        self._folder.mkdir(parents=True, exist_ok=True)  # only now, when there is something to write
+        self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / name).write_bytes(raw)
         written.append(Shard(name=name, tokens=len(ids), sha256=sha256(raw).hex()))

@@ -35,3 +35,18 @@ def test_a_signal_to_end_leaves_no_draft(
     monkeypatch.setattr(command, "tokenize_text", interrupted)
     assert main(words(tokenizer, tmp_path, "tokens")) == STOPPED
     assert os.listdir(tmp_path) == ["in.txt"]
+
+
+def test_a_link_to_an_empty_folder_is_filled(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "tokens").symlink_to("disk")
+    assert main(words(tokenizer, tmp_path, "tokens")) == 0
+    assert (tmp_path / "disk" / "index.json").is_file()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "tokenize_text", lambda *_, **__: pytest.fail("it has begun"))
+    assert main(words(tokenizer, tmp_path, "in.txt/tokens")) == 4
+    assert "in.txt/tokens: Not a directory" in capsys.readouterr().err
