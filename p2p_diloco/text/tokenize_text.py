@@ -20,7 +20,7 @@ from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.text.documents import Piece, Reader
 from p2p_diloco.text.hub import HUB, Rows, is_saved_dataset, open_dataset
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
-from p2p_diloco.text.tokenizer import PROBE, TextTokenizer, find_tokenizer, read_tokenizer
+from p2p_diloco.text.tokenizer import CHAT_DATE, PROBE, TextTokenizer, find_tokenizer, read_tokenizer
 from p2p_diloco.text.tokenizer_files import TokenizerFiles
 from p2p_diloco.wording import first_line
 
@@ -143,6 +143,8 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
         sources=tuple(sources),
         held_out=writer.finish("held-out"),
     )
+    if tokenizer.dates:
+        reader.skipped[f"today's date in a chat, which became {CHAT_DATE:%d %b %Y}"] = tokenizer.dates
     (folder / TOKENIZER_FILE).write_bytes(raw)
     (folder / INDEX_FILE).write_bytes(index.encode())
     return Tokenized(index=index, taken=tuple(all_taken), skipped=reader.skipped)

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json
 """Files that a `tokenizer.json` can be made from."""
 PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहकไทქ漢字한。€∑→—“😀"
 """Characters of many scripts, of which each must leave a token."""
+CHAT_DATE = datetime(2024, 7, 26, tzinfo=UTC)
+"""The date that templates get instead of today's, because the same chats must always give the same tokens. Llama's name
+it themselves where they cannot ask."""
+_REPLACED = "".join(f"|replace('%{code}','{CHAT_DATE.strftime('%' + code)}')" for code in "aAbBdFHIjmMpSTyY")
+_FIXED_DATE = f"{{% macro strftime_now(form) %}}{{{{ form{_REPLACED} }}}}{{% endmacro %}}\n"
+"""Goes before a template: transformers takes no function for it."""
 _TEXTS = ("Hello world", "  two  spaces", " a", "in 2024, 12345", "a\n\n  b\n", "\tif x:\r\n", "I'M, can't", PROBE, "")
 """Texts on which rules of tokenizers differ."""
 _NOTHING = "\U0010fffd"
@@ -38,6 +45,7 @@ class TextTokenizer:
         files: its files, with the ids that are used.
         first, last: ids that it adds before and after a text.
         unknown: id of what it cannot express; None: none.
+        dates: number of chats whose template asks for today's date, and got `CHAT_DATE`.
     Raises:
         ConfigError: the files are no tokenizer.
     """
@@ -48,6 +56,7 @@ class TextTokenizer:
         except ImportError:
             raise ConfigError(f"tokenising needs transformers; {_INSTALL}") from None
         self.files = files
+        self.dates = 0
         try:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in exported_files(files, None).items():
@@ -104,7 +113,10 @@ class TextTokenizer:
         if not self._auto.chat_template:
             raise ValueError("this tokenizer has none; take a tokenizer of a chat model")
         try:
-            return str(self._auto.apply_chat_template(messages, tokenize=False))
+            template = self._auto.get_chat_template()
+            if "strftime_now" in template:
+                template, self.dates = _FIXED_DATE + template, self.dates + 1
+            return str(self._auto.apply_chat_template(messages, chat_template=template, tokenize=False))
         except Exception as error:  # a template raises any
             raise ValueError(first_line(error)) from None
 

@@ -294,6 +294,19 @@ def test_a_class_that_encodes_otherwise_than_its_tokenizer_json_is_named(tmp_pat
         assert len(named) == expected, place
 
 
+def test_a_chat_template_that_asks_for_the_date_gives_the_same_tokens_every_day(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    made = variant(tokenizer, tmp_path / "made", lambda each: None)
+    template = "\nToday is {{ strftime_now('%d %b %Y') }}. {{ messages[0].content }}"
+    (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / "chats.jsonl").write_text('{"text": [{"role": "user", "content": "Hello"}]}\n' * 400)
+    tokens = tokenize_text(options(made, tmp_path / "chats.jsonl"), tmp_path / "tokens", print)
+    text = TokenText(tmp_path / "tokens")
+    assert decoded(text, text.train_parts).startswith("\nToday is 26 Jul 2024. Hello\nToday is")
+    assert tokens.skipped == {"today's date in a chat, which became 26 Jul 2024": 400}
+
+
 def test_an_export_has_the_files_of_a_tokenizer_but_for_what_names_code_or_this_machine(
     tmp_path: Path,
 ) -> None:
