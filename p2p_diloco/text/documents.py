@@ -41,6 +41,8 @@ _MARKS = (
 _WIDE = ("utf-16", "utf-32")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MIDDLE_OF_LINE = re.compile(r"(?<=\S) (?=\S)")
+_CR_ALONE = re.compile(rb'(?:"[^"]*"|[^"\r\n\0])*\r[^\n\0]')
+"""A first line of a table that ends as those of old Macs do; UTF-16 has a NUL there."""
 _BETWEEN_VALUES = re.compile(r"[ \t\r\n,]*")
 
 
@@ -102,7 +104,8 @@ class Reader:
         if kind in _JSON_SUFFIXES:
             yield from self._numbered(self._json_records(self._lines(blocks, path), kind == ".json", path))
         elif kind in (".csv", ".tsv"):
-            yield from self._numbered(self._table_rows(self._lines(blocks, path), path, kind == ".tsv"))
+            end = "\r" if _CR_ALONE.match(first) else "\n"
+            yield from self._numbered(self._table_rows(self._lines(blocks, path, end), path, kind == ".tsv"))
         else:
             yield from self._cut(self._decoded(blocks, path), str(path))
 
@@ -170,15 +173,15 @@ class Reader:
             yield text
             position += len(block)
 
-    def _lines(self, blocks: Iterator[bytes], path: Path) -> Iterator[str]:
-        """Yield the lines of a file with their ends, LF or CR LF; a line of another encoding is one error."""
+    def _lines(self, blocks: Iterator[bytes], path: Path, end: str = "\n") -> Iterator[str]:
+        """Yield the lines of a file with their ends; a line of another encoding is one error."""
         first = next(blocks, b"")
         encoding = self._encoding_of(first)
         if encoding.startswith(_WIDE):
-            yield from _split(self._decoded(chain((first,), blocks), path), "\n")
+            yield from _split(self._decoded(chain((first,), blocks), path), end)
             return
         first = first.removeprefix(codecs.BOM_UTF8)
-        for number, line in enumerate(_split(chain((first,), blocks), b"\n"), 1):
+        for number, line in enumerate(_split(chain((first,), blocks), end.encode()), 1):
             try:
                 yield line.decode(encoding)
             except UnicodeError as error:
