@@ -208,31 +208,37 @@ class Reader:
 
     # -- records
 
-    def _json_records(self, lines: Iterator[str], may_be_one: bool, path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield the objects of JSON lines, of which some may share a line, or of one array."""
-        for number, line in enumerate(lines, 1):
-            where = f"line {number} of {path}"
+    def _json_records(self, lines: Iterable[str], may_be_one: bool, path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield the objects of JSON lines, of which some may share a line, or of values over several lines."""
+        numbered = enumerate(lines, 1)
+        for number, line in numbered:
             try:
-                for record in _values_of_line(line):
-                    if may_be_one and isinstance(record, list):
-                        yield from ((f"record {place} of {path}", each) for place, each in enumerate(record, 1))
-                    else:
-                        yield where, record
+                records = [*_values(line)]
             except (ValueError, RecursionError) as error:
                 if may_be_one:
-                    yield from self._json_document(chain((line,), lines), path)
+                    blank = ["\n"] * (number - 1)
+                    yield from self._json_document([*blank, line, *(each for _, each in numbered)], path)
                     return
-                self.bad(where, f"is not JSON ({first_line(error)})", "expected one JSON object per line")
+                what = f"is not JSON ({first_line(error)})"
+                self.bad(f"line {number} of {path}", what, "expected one JSON object per line")
+                continue
+            if may_be_one and len(records) == 1 and isinstance(records[0], list):
+                yield from ((f"record {place} of {path}", each) for place, each in enumerate(records[0], 1))
+            else:
+                yield from ((f"line {number} of {path}", each) for each in records)
             may_be_one = may_be_one and not line.strip()
 
-    def _json_document(self, lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield the records of a file that is one value over several lines."""
+    def _json_document(self, lines: list[str], path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield the records of values over several lines, or else, where bad ones are skipped, of each line."""
         try:
-            value = json.loads("".join(lines))
+            values = [*_values("".join(lines))]
         except (ValueError, RecursionError) as error:
-            self.bad(str(path), f"is not JSON ({first_line(error)})", "expected records, one per line or in one array")
+            if not self.skip_bad:
+                what = f"is not JSON ({first_line(error)})"
+                self.bad(str(path), what, "expected records, one per line or in one array")
+            yield from self._json_records(lines, False, path)
             return
-        records = value if isinstance(value, list) else [value]
+        records = values[0] if len(values) == 1 and isinstance(values[0], list) else values
         yield from ((f"record {place} of {path}", each) for place, each in enumerate(records, 1))
 
     def _table_rows(self, lines: Iterator[str], path: Path, is_tabs: bool) -> Iterator[tuple[str, Any]]:
@@ -370,12 +376,13 @@ def _split(chunks: Iterable[Any], end: Any) -> Iterator[Any]:
         yield end[:0].join(waiting)
 
 
-def _values_of_line(line: str) -> Iterator[Any]:
-    decoder, place = json.JSONDecoder(), len(line) - len(line.lstrip())
-    while place < len(line):
-        value, place = decoder.raw_decode(line, place)
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text."""
+    decoder, place = json.JSONDecoder(), len(text) - len(text.lstrip())
+    while place < len(text):
+        value, place = decoder.raw_decode(text, place)
         yield value
-        gap = _BETWEEN_VALUES.match(line, place)
+        gap = _BETWEEN_VALUES.match(text, place)
         place = gap.end() if gap is not None else place
 
 

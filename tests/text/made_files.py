@@ -178,6 +178,7 @@ KINDS = [
     Kind("array.json", writes(json.dumps([{"text": text} for text in DOCUMENTS]))),
     Kind("pretty-array.json", writes(json.dumps([{"text": text} for text in DOCUMENTS], indent=2))),
     Kind("array-after-lines.json", writes("\n\n" + json.dumps([{"text": text} for text in DOCUMENTS]))),
+    Kind("pretty-objects.json", writes("\n".join(json.dumps({"text": text}, indent=1) for text in DOCUMENTS))),
     Kind("one-object.json", writes(json.dumps({"text": TEXT}, indent=1)), [TEXT]),
     Kind("other-column.jsonl", writes(RAW.replace(b'"text"', b'"body"')), options={"column": "body"}),
     Kind("dotted-column.jsonl", writes(RAW.replace(b'"text"', b'"a.b"')), options={"column": "a.b"}),
@@ -297,6 +298,13 @@ KINDS = [
     ),
     Kind("text.jsonl", writes(TEXT), refusal="line 1 of .*text.jsonl is not JSON"),
     Kind("cut-array.json", writes(json.dumps([{"text": "a"}] * 9)[:-9]), refusal=r"is not JSON \(.*expected records"),
+    Kind(
+        "garbage-on-line-2.json",
+        writes(b"\n" + RAW.replace(b"\n", b" and more\n", 1)),
+        refusal=r"is not JSON \(Expecting value: line 2 column \d+ .*expected records",
+        skipped=1,
+    ),
+    Kind("cut-line-1.json", writes(RAW[:20] + b"\n" + RAW), refusal=r"is not JSON \(.*expected records", skipped=1),
     Kind("nan.jsonl", writes('{"text": NaN}\n' + lines()), refusal="line 1 of .* has the number nan", skipped=1),
     Kind("number.jsonl", writes(lines() + '{"text": 7}\n'), refusal="line 61 of .* has the number 7", skipped=1),
     Kind(
