@@ -19,13 +19,18 @@ from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
-def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None] | None = None) -> tuple[Path, ...]:
+def list_corpus_files(
+    path: str | Path | None,
+    skip: Callable[[Path, str], None] | None = None,
+    on_hidden: Callable[[Path], None] = lambda place: None,
+) -> tuple[Path, ...]:
     """Return the non-empty files that `path` names, sorted by relative name.
 
     Args:
         path: a file, a folder (all files under it except hidden ones), a glob (`**` matches folders), or None for the
             source of the running Python's standard library.
         skip: called with what a folder holds that is no readable file, and why; None: that is an error.
+        on_hidden: called with each hidden file and folder in a folder.
     Raises:
         ConfigError: the path does not exist, all its files are empty, or a link in it leads nowhere.
     """
@@ -35,11 +40,11 @@ def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None]
     if Path(text).is_file():
         found = [Path(text)]
     elif Path(text).is_dir():
-        found = _sorted_files(Path(text), skip=skip)
+        found = _sorted_files(Path(text), skip=skip, on_hidden=on_hidden)
     elif os.path.lexists(text):
         raise ConfigError(f"text {text} {_why_no_file(Path(text))}; expected a file, a folder or a glob")
     elif glob.has_magic(text):
-        found = _matching_files(text, skip)
+        found = _matching_files(text, skip, on_hidden)
     else:
         raise ConfigError(f"text {text} does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'")
     files = tuple(file for file in found if file.stat().st_size > 0)
@@ -69,7 +74,9 @@ def list_byte_files(path: str | Path | None) -> tuple[Path, ...]:
     return files
 
 
-def _matching_files(pattern: str, skip: Callable[[Path, str], None] | None) -> list[Path]:
+def _matching_files(
+    pattern: str, skip: Callable[[Path, str], None] | None, on_hidden: Callable[[Path], None]
+) -> list[Path]:
     """Return the files that a pattern matches, and those in folders that its last part matches."""
     found: list[Path] = []
     for place in map(Path, sorted(set(glob.glob(pattern, recursive=True)))):
@@ -78,7 +85,7 @@ def _matching_files(pattern: str, skip: Callable[[Path, str], None] | None) -> l
         elif not place.is_dir():
             _refuse(place, _why_no_file(place), skip)
         elif "**" not in pattern:
-            found += _sorted_files(place, skip=skip)
+            found += _sorted_files(place, skip=skip, on_hidden=on_hidden)
     return found
 
 
@@ -97,7 +104,11 @@ def _stdlib_files() -> tuple[Path, ...]:
 
 
 def _sorted_files(
-    root: Path, *, excluded: frozenset[str] = frozenset(), skip: Callable[[Path, str], None] | None = None
+    root: Path,
+    *,
+    excluded: frozenset[str] = frozenset(),
+    skip: Callable[[Path, str], None] | None = None,
+    on_hidden: Callable[[Path], None] = lambda place: None,
 ) -> list[Path]:
     """Return the files under `root`, sorted by relative POSIX name so that all platforms agree.
 
@@ -114,6 +125,8 @@ def _sorted_files(
         status = os.stat(folder)
         is_new = (status.st_dev, status.st_ino) not in seen
         seen.add((status.st_dev, status.st_ino))
+        for name in (name for name in (*subfolders, *names) if is_new and name[0] == "."):
+            on_hidden(Path(folder, name))
         # In place, so that os.walk skips these folders: site-packages may have a hundred thousand files.
         subfolders[:] = [name for name in sorted(subfolders) if is_new and name not in excluded and name[0] != "."]
         for file in (Path(folder, name) for name in names if is_new and not name.startswith(".")):

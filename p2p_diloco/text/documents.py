@@ -29,8 +29,11 @@ _MOST_NAMES, _LONGEST_NAME = 8, 40
 _SHORTEST_GUESSED, _LONGEST_GUESSED = 1 << 11, 1 << 15
 _INSTALL = f"install the extra: {install_line('hf')}"
 _JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".jsonlines", ".jl", ".json"})
-_ABOUT_OTHERS = frozenset({"_metadata", "_common_metadata"})
-"""Parquet files about the other files of a folder."""
+_ABOUT_OTHERS = re.compile(r"_(SUCCESS|metadata|common_metadata|(started|committed)_\d+)")
+"""Names of files about the other files of a folder, as Parquet and Spark write them."""
+_RECORDS = re.compile(rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"')
+"""The first bytes of JSON records; Spark and others write them to files without a suffix."""
+_DELTA_LOG = "_delta_log"
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -88,7 +91,13 @@ class Reader:
         Raises:
             ConfigError: it cannot be read, or a record has no text.
         """
-        if path.name in _ABOUT_OTHERS:
+        if _DELTA_LOG in path.parts:
+            raise ConfigError(
+                f"{path.parent} is of a Delta table, whose files also hold rows that were deleted; write its newest "
+                "version as Parquet, and name that"
+            )
+        if _ABOUT_OTHERS.fullmatch(path.name):
+            self.skipped["files about others, such as _SUCCESS"] += 1
             return
         self.files += 1
         kind = Path(path.stem if path.suffix.lower() in PACKED_SUFFIXES else path.name).suffix.lower()
@@ -101,6 +110,7 @@ class Reader:
             self.bad(str(path), *why)
             return
         blocks = chain((first,), blocks)
+        kind = ".json" if not kind and _RECORDS.match(first) else kind
         if kind in _JSON_SUFFIXES:
             yield from self._numbered(self._json_records(self._lines(blocks, path), kind == ".json", path))
         elif kind in (".csv", ".tsv"):

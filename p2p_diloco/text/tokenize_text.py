@@ -251,7 +251,11 @@ class _Making:
         if name.startswith(HUB) or is_saved_dataset(Path(place)):
             rows = open_dataset(name.removeprefix(HUB) if name.startswith(HUB) else place, reader.column)
             return Taken(name=f"{HUB}{rows.name}"), reader.records(_read(rows), f"record {{}} of {rows.name}")
-        files = list_corpus_files(name, (lambda path, why: reader.bad(str(path), why)) if reader.skip_bad else None)
+        files = list_corpus_files(
+            name,
+            (lambda path, why: reader.bad(str(path), why)) if reader.skip_bad else None,
+            lambda _: reader.skipped.update(["hidden files and folders"]),
+        )
         return Taken(name=name), (piece for file in files for piece in reader.file(file))
 
     def _units_of(self, pieces: Iterator[Piece], taken: Taken) -> Iterator[_Unit]:

@@ -33,6 +33,7 @@ class Kind(NamedTuple):
         refusal: pattern of the sentence that refuses it.
         options: options of `tokenize` that it needs.
         skipped: how much is left out with `--skip-bad`, if it is refused without.
+        left_out: how much is left out without, and counted.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
     refusal: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
     skipped: int = 0
+    left_out: int = 0
 
 
 def lines(texts: list[Any] = DOCUMENTS, **changes: Any) -> str:
@@ -193,8 +195,8 @@ KINDS = [
         writes(lines([[{"from": "human", "value": "How far?"}, {"from": "gpt", "value": "As far as 漢字."}]] * 30)),
         [f"{CHAT_TEXT}"] * 30,
     ),
-    Kind("without-text.jsonl", writes(lines([None, "", *DOCUMENTS, None]))),
-    Kind("lone-surrogates.jsonl", writes(SURROGATE * 60), ["broken \ufffd emoji"] * 60),
+    Kind("without-text.jsonl", writes(lines([None, "", *DOCUMENTS, None])), left_out=3),
+    Kind("lone-surrogates.jsonl", writes(SURROGATE * 60), ["broken \ufffd emoji"] * 60, left_out=60),
     Kind("pairs.jsonl", writes('{"text": "whole \\ud83d\\ude00"}\n' * 60), ["whole 😀"] * 60),
     Kind("table.csv", writes(table(","))),
     Kind("table.tsv", writes(table("\t"))),
@@ -216,10 +218,11 @@ KINDS = [
         "null-above.jsonl",
         writes("".join(json.dumps({"a": {"b": each}}) + "\n" for each in DOCUMENTS) + '{"a": null}'),
         options={"column": "a.b"},
+        left_out=1,
     ),
     Kind("begins-as-pdf.txt", writes("%PDF-output is a text.\n" * 300), ["%PDF-output is a text.\n" * 300]),
     Kind("docs.parquet", parquet(text=DOCUMENTS)),
-    Kind("nulls.parquet", parquet(text=[None, *DOCUMENTS, ""], meta=[{"a": 1}] * 62)),
+    Kind("nulls.parquet", parquet(text=[None, *DOCUMENTS, ""], meta=[{"a": 1}] * 62), left_out=2),
     Kind("nested.parquet", parquet(meta=[{"b": text} for text in DOCUMENTS]), options={"column": "meta.b"}),
     Kind("chat.parquet", parquet(text=[CHAT] * 30), [CHAT_TEXT] * 30),
     Kind("parquet-without-saying", parquet(text=DOCUMENTS)),
@@ -240,7 +243,20 @@ KINDS = [
     Kind("no-suffix", writes(TEXT), [TEXT]),
     Kind("year=2024", folder(docs__jsonl=writes(RAW))),
     Kind("mixed", folder(a__txt=writes(TEXT), b__jsonl=writes(RAW), c__txt=writes(b"")), [TEXT, *DOCUMENTS]),
-    Kind("hidden", folder(docs__jsonl=writes(RAW), __secret=writes("not read"))),
+    Kind("hidden", folder(docs__jsonl=writes(RAW), __secret=writes("not read")), left_out=1),
+    Kind(
+        "spark",
+        folder(
+            **{"part-00000": writes(RAW), "part-00001.gz": writes(gzip.compress(b"\n" + RAW)), "_SUCCESS": writes(b"")},
+            **{
+                "part-2.c000.snappy__parquet": parquet(text=DOCUMENTS),
+                "_committed_1": writes('{"added":["part-00000"]}'),
+            },
+            **{"__part-00000.crc": writes(b"crc\0")},
+        ),
+        DOCUMENTS * 3,
+        left_out=2,
+    ),
     Kind("loop", folder(docs__jsonl=writes(RAW), again=links("."), up=links("../loop"))),
     Kind("linked-folder", folder(docs__jsonl=writes(RAW), more=links("../loop-target")), [*DOCUMENTS, "linked"]),
     Kind("saved", saved_dataset),
@@ -343,6 +359,11 @@ KINDS = [
     Kind("docs.zip", zipped, refusal="docs.zip is an archive; unpack it"),
     Kind("paper.pdf", writes(b"%PDF-1.7\n%\xe2\xe3"), refusal="paper.pdf is a PDF; extract its text first"),
     Kind("docs.tar.gz", writes(gzip.compress(b"a" * 257 + b"ustar\0")), refusal="docs.tar.gz is an archive; unpack it"),
+    Kind(
+        "delta",
+        folder(_delta_log=folder(a__json=writes("{}")), **{"part-0__parquet": parquet(text=DOCUMENTS)}),
+        refusal="_delta_log is of a Delta table, whose files also hold rows that were deleted; write its newest",
+    ),
     Kind("broken", folder(a__txt=writes(TEXT), b__txt=links("nowhere")), refusal="b.txt is a link to nowhere"),
     Kind("broken-link.txt", links("nowhere"), refusal="broken-link.txt is a link to nowhere, which does not exist"),
     Kind("pipe", os.mkfifo, refusal="pipe is no regular file"),

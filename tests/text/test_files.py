@@ -43,6 +43,7 @@ def test_a_file_gives_the_documents_that_another_reader_counts(tmp_path: Path, t
     expected = sum(len(each) + 1 for each in ids)  # with a token that ends each
     assert total_tokens(made.index.shards) == expected
     assert made.taken[0].documents == len(kind.documents)
+    assert sum(made.skipped.values()) == kind.left_out
     text = TokenText(tmp_path / "tokens")
     seen = [token for start, stop in (*text.held_out_parts, *text.train_parts) for token in text.read(start, stop)]
     assert sorted(seen) == sorted([token for each in ids for token in (*each, end)])
