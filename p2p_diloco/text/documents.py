@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.unpacked import PACKED_SUFFIXES, unpacked, why_no_text
-from p2p_diloco.wording import first_line, install_line
+from p2p_diloco.wording import first_line, format_bytes, install_line
 
 PIECE_CHARACTERS = 1 << 18
 """Maximum length of the pieces that a long document is tokenised in."""
 CONTEXT_CHARACTERS = 1 << 8
 """Length of the text before a piece that is tokenised with it, so that its tokens are those of the whole document."""
+LONGEST_VALUE = 1 << 30
+"""Maximum length of a line of records, and of a JSON value over several lines: these are read as a whole."""
 _MOST_NAMES, _LONGEST_NAME = 8, 40
 _SHORTEST_GUESSED, _LONGEST_GUESSED = 1 << 11, 1 << 15
 _INSTALL = f"install the extra: {install_line('hf')}"
@@ -187,17 +189,26 @@ class Reader:
         """Yield the lines of a file with their ends; a line of another encoding is one error."""
         first = next(blocks, b"")
         encoding = self._encoding_of(first)
+        lines: Iterator[Any]
         if encoding.startswith(_WIDE):
-            yield from _split(self._decoded(chain((first,), blocks), path), end)
-            return
-        first = first.removeprefix(codecs.BOM_UTF8)
-        for number, line in enumerate(_split(chain((first,), blocks), end.encode()), 1):
+            lines = _split(self._decoded(chain((first,), blocks), path), end)
+        else:
+            lines = _split(chain((first.removeprefix(codecs.BOM_UTF8),), blocks), end.encode())
+        for number, line in enumerate(lines, 1):
+            where = f"line {number} of {path}"
+            if line is None:
+                self.bad(
+                    where,
+                    f"is too long (more than {format_bytes(LONGEST_VALUE)})",
+                    "write each record on a line of its own",
+                )
+                continue
             try:
-                yield line.decode(encoding)
+                yield line if isinstance(line, str) else line.decode(encoding)
             except UnicodeError as error:
                 start = getattr(error, "start", 0)
                 what = f"is not {encoding.upper()} at its byte {start:,}"
-                self.bad(f"line {number} of {path}", what, self._likeliest(line, start, encoding))
+                self.bad(where, what, self._likeliest(line, start, encoding))
 
     def _likeliest(self, found: bytes, start: int, encoding: str) -> str:
         """Return what to do about bytes around `start` that are of another encoding."""
@@ -226,8 +237,8 @@ class Reader:
                 records = [*_values(line)]
             except (ValueError, RecursionError) as error:
                 if may_be_one:
-                    blank = ["\n"] * (number - 1)
-                    yield from self._json_document([*blank, line, *(each for _, each in numbered)], path)
+                    rest = (each for _, each in numbered)
+                    yield from self._json_document(chain(["\n"] * (number - 1), (line,), rest), path)
                     return
                 what = f"is not JSON ({first_line(error)})"
                 self.bad(f"line {number} of {path}", what, "expected one JSON object per line")
@@ -238,22 +249,30 @@ class Reader:
                 yield from ((f"line {number} of {path}", each) for each in records)
             may_be_one = may_be_one and not line.strip()
 
-    def _json_document(self, lines: list[str], path: Path) -> Iterator[tuple[str, Any]]:
+    def _json_document(self, lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
         """Yield the records of values over several lines, or else, where bad ones are skipped, of each line."""
+        whole, length = list[str](), 0
+        for line in lines:
+            whole.append(line)
+            length += len(line)
+            if length > LONGEST_VALUE:
+                what = f"is not JSON lines, and too long for one value (more than {format_bytes(LONGEST_VALUE)})"
+                self.bad(str(path), what, "write each record on a line of its own")
+                return
         try:
-            values = [*_values("".join(lines))]
+            values = [*_values("".join(whole))]
         except (ValueError, RecursionError) as error:
             if not self.skip_bad:
                 what = f"is not JSON ({first_line(error)})"
                 self.bad(str(path), what, "expected records, one per line or in one array")
-            yield from self._json_records(lines, False, path)
+            yield from self._json_records(whole, False, path)
             return
         records = values[0] if len(values) == 1 and isinstance(values[0], list) else values
         yield from ((f"record {place} of {path}", each) for place, each in enumerate(records, 1))
 
     def _table_rows(self, lines: Iterator[str], path: Path, is_tabs: bool) -> Iterator[tuple[str, Any]]:
         """Yield the rows of a table with a header."""
-        csv.field_size_limit(1 << 30)
+        csv.field_size_limit(LONGEST_VALUE)
         header = next(lines, "")
         counts = {mark: header.count(mark) for mark in ("\t" if is_tabs else ",", ";", "\t", "|")}
         delimiter = max(counts, key=lambda mark: counts[mark])
@@ -372,18 +391,21 @@ def shown(names: Iterable[Any]) -> str:
 
 
 def _split(chunks: Iterable[Any], end: Any) -> Iterator[Any]:
-    """Yield lines with their ends, of text or bytes."""
+    """Yield lines with their ends, of text or bytes; None for one that is longer than `LONGEST_VALUE`."""
     waiting: list[Any] = []
+    length = 0
     for chunk in chunks:
         *whole, rest = chunk.split(end)
         for line in whole:
-            waiting += [line, end]
-            yield end[:0].join(waiting)
-            waiting = []
-        if rest:
-            waiting.append(rest)
-    if waiting:
-        yield end[:0].join(waiting)
+            is_too_long = length + len(line) > LONGEST_VALUE
+            yield None if is_too_long else end[:0].join([*waiting, line, end])
+            waiting, length = [], 0
+        length += len(rest)
+        waiting.append(rest)
+        if length > LONGEST_VALUE:
+            waiting.clear()
+    if length:
+        yield end[:0].join(waiting) if length <= LONGEST_VALUE else None
 
 
 def _values(text: str) -> Iterator[Any]:
