@@ -6,16 +6,20 @@ import glob
 import os
 import sysconfig
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, sha256
 from p2p_diloco.rate import counted
 from p2p_diloco.text.token_shards import is_shard_folder
 from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed
 
+_FINGERPRINT_PIECES = 1024
+_FINGERPRINT_PIECE_BYTES = 16_384
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -147,7 +151,8 @@ class MappedFiles:
     """Concatenated files as one read-only text of bytes.
 
     A file is opened for each read, which costs some microseconds: a map of a file that becomes shorter kills the
-    process (SIGBUS), and shows other bytes once the file is overwritten.
+    process (SIGBUS), and shows other bytes once the file is overwritten. A new modification time, as a backup or a copy
+    sets it, is compared by the fingerprint.
 
     Args:
         is_arriving: the files have their lengths, but their bytes are still being fetched.
@@ -167,6 +172,20 @@ class MappedFiles:
     def file_sizes(self) -> tuple[int, ...]:
         """Bytes of each file, in order."""
         return tuple(size for size, _ in self._stamps)
+
+    @cached_property
+    def fingerprint(self) -> Digest:
+        """Digest over the sizes and 1,024 evenly spread pieces of 16 KiB: a text of up to 16 MiB is covered fully.
+
+        The bound keeps the start fast even with a terabyte of text.
+        """
+        sizes = np.array(self.file_sizes, dtype="<i8").tobytes()
+        pieces = min(_FINGERPRINT_PIECES, -(-self.num_bytes // _FINGERPRINT_PIECE_BYTES))
+        starts = (self.num_bytes * index // pieces for index in range(pieces))
+        return sha256(
+            sizes,
+            *(self.read(start, min(start + _FINGERPRINT_PIECE_BYTES, self.num_bytes)).tobytes() for start in starts),
+        )
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return a copy of bytes `start` to `stop`, which may span several files.
@@ -193,14 +212,25 @@ class MappedFiles:
                 found = self._stamp(os.fstat(opened.fileno()))
                 opened.seek(start)
                 piece = opened.read(stop - start)
+            is_same = found == expected or (found[0] == expected[0] and self._has_same_fingerprint())
         except OSError as error:
             raise ConfigError(f"text {file} cannot be read ({error}); make it readable and start again") from error
-        if found != expected or len(piece) < stop - start:
+        if not is_same or len(piece) < stop - start:
             raise ConfigError(
-                f"text {file} has another size or modification time than when training began ({expected[0]} bytes "
-                f"then, {found[0]} now); put the run's text back and start again"
+                f"text {file} is not what it was when training began ({expected[0]} bytes then, {found[0]} now); put "
+                "the run's text back and start again"
             )
         return piece
+
+    def _has_same_fingerprint(self) -> bool:
+        """Return whether the files are what they were when the fingerprint was taken; if so, take their new times."""
+        if "fingerprint" not in vars(self):
+            return False
+        now = MappedFiles(self._files)
+        is_same = now.fingerprint == self.fingerprint
+        if is_same:
+            self._stamps = now._stamps
+        return is_same
 
     def _stamp(self, found: os.stat_result) -> tuple[int, int]:
         return found.st_size, 0 if self._is_arriving else found.st_mtime_ns

@@ -167,14 +167,33 @@ def overwrite(path: Path) -> None:
     os.utime(path, ns=(1, 1))  # a second write within a tick of the clock would show the same time
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(("change", "size"), [(shorten, 2), (lengthen, 11), (replace, 4), (overwrite, 4)])
-def test_a_file_that_was_changed_is_named(tmp_path: Path, change: Callable[[Path], None], size: int) -> None:
+def test_a_file_that_was_changed_is_named(
+    tmp_path: Path, change: Callable[[Path], None], size: int, is_known: bool
+) -> None:
     (path,) = write_files(tmp_path, a=b"text")
     files = MappedFiles((path,))
+    assert not is_known or len(files.fingerprint) == 32
     assert files.read(0, 4).tobytes() == b"text"
     change(path)
-    with pytest.raises(ConfigError, match=rf"a\.txt has another size .* \(4 bytes then, {size} now\); put"):
+    with pytest.raises(ConfigError, match=rf"a\.txt is not what it was .* \(4 bytes then, {size} now\); put"):
         files.read(3, 4)
+
+
+def test_a_file_with_another_modification_time_is_the_same(tmp_path: Path) -> None:
+    """`touch`, a backup, and a copy over itself ended a peer."""
+    one, two = write_files(tmp_path, a=b"text", b=b"more")
+    files = MappedFiles((one, two))
+    assert len(files.fingerprint) == 32
+    for path in (one, two):
+        os.utime(path, ns=(1, 1))
+    assert files.read(0, 8).tobytes() == b"textmore"
+    overwrite(two)
+    os.utime(two, ns=(2, 2))
+    assert files.read(0, 4).tobytes() == b"text"
+    with pytest.raises(ConfigError, match=r"b\.txt is not what it was when training began"):
+        files.read(0, 8)
 
 
 def test_a_text_that_is_arriving_may_be_written_but_not_cut(tmp_path: Path) -> None:
@@ -183,7 +202,7 @@ def test_a_text_that_is_arriving_may_be_written_but_not_cut(tmp_path: Path) -> N
     replace(path)
     assert files.read(0, 4).tobytes() == b"TEXT"
     shorten(path)
-    with pytest.raises(ConfigError, match="has another size"):
+    with pytest.raises(ConfigError, match="is not what it was"):
         files.read(0, 4)
 
 
