@@ -16,7 +16,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, sha256
 from p2p_diloco.rate import counted
 from p2p_diloco.text.token_shards import is_shard_folder
-from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed
+from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed, why_no_text
 
 _FINGERPRINT_PIECES = 1024
 _FINGERPRINT_PIECE_BYTES = 16_384
@@ -70,6 +70,8 @@ def list_byte_files(path: str | Path | None) -> tuple[Path, ...]:
                 head = opened.read(HEAD_BYTES)
         except OSError as error:
             raise ConfigError(f"text {file} cannot be read ({error.strerror}); make it readable") from None
+        if (why := why_no_text(head)) is not None:
+            raise ConfigError(f"{file} {why[0]}; {why[1]}")
         if is_packed(head):
             raise ConfigError(
                 f"{file} is compressed or a table, and without a tokenizer a run trains on the bytes as they are; "

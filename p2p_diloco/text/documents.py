@@ -105,11 +105,11 @@ class Reader:
         kind = Path(path.stem if path.suffix.lower() in PACKED_SUFFIXES else path.name).suffix.lower()
         blocks = self._blocks(path)
         first = next(blocks, b"")
-        if first.startswith(b"PAR1") or kind == ".parquet":
-            yield from self.records(self._parquet_rows(path), f"record {{}} of {path}")
-            return
         if (why := why_no_text(first)) is not None and not self._encoding_of(first).startswith(_WIDE):
             self.bad(str(path), *why)
+            return
+        if first.startswith(b"PAR1") or kind == ".parquet":
+            yield from self.records(self._parquet_rows(path), f"record {{}} of {path}")
             return
         blocks = chain((first,), blocks)
         kind = ".json" if not kind and _RECORDS.match(first) else kind

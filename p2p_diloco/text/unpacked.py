@@ -21,6 +21,14 @@ _LARGEST_WINDOW_LOG = 31
 """zstd with long windows, as archives of forums are published."""
 _NO_TEXT = (
     (re.compile(rb"PK\x03\x04|7z\xbc\xaf\x27|Rar!\x1a\x07"), "is an archive", "unpack it and name the files in it"),
+    (
+        re.compile(rb"\x04\x22\x4d\x18|\x1f\x9d|\xff\x06\0\0sNaPpY"),
+        "is compressed in no form that is read",
+        "unpack it",
+    ),
+    (re.compile(rb"version https://git-lfs"), "is a pointer of Git LFS", "fetch the file itself with git lfs pull"),
+    (re.compile(rb"WARC/\d"), "is a web archive", "extract its texts first, for example with trafilatura"),
+    (re.compile(rb"\{\\rtf\d"), "is RTF", "save it as plain text first"),
     (re.compile(rb".{257}ustar[\0 ]", re.DOTALL), "is an archive", "unpack it and name the files in it"),
     (re.compile(rb"%PDF-\d\.\d"), "is a PDF", "extract its text first, for example with pdftotext"),
     (re.compile(rb"ARROW1\0|\xff\xff\xff\xff..\0\0", re.DOTALL), "is an Arrow table", "name its folder, after hf:"),
@@ -35,7 +43,7 @@ def why_no_text(head: bytes) -> tuple[str, str] | None:
 def is_packed(head: bytes) -> bool:
     """Return whether a file with these first bytes holds its text in another form: compressed, a table, or UTF-16."""
     forms = rb"\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PAR1|\xff\xfe|\xfe\xff"
-    return re.match(forms, head) is not None or why_no_text(head) is not None
+    return re.match(forms, head) is not None
 
 
 def unpacked(path: Path) -> Iterator[bytes]:
@@ -51,7 +59,7 @@ def unpacked(path: Path) -> Iterator[bytes]:
     with path.open("rb") as raw:
         block = raw.read(BLOCK_BYTES)
         make = _decompressor_of(block, path.suffix.lower())
-        if make is None and path.suffix.lower() in PACKED_SUFFIXES and block:
+        if make is None and path.suffix.lower() in PACKED_SUFFIXES and block and why_no_text(block) is None:
             raise ConfigError(f"{path} is not compressed, against its name; rename it without {path.suffix}")
         if make is None:
             while block:

@@ -357,6 +357,17 @@ KINDS = [
     Kind("utf16-without-mark.txt", writes("ab\n".encode("utf-16-le") * 99), refusal="NUL bytes; if it is UTF-16"),
     Kind("picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="picture.png is not UTF-8 at byte 0"),
     Kind("docs.zip", zipped, refusal="docs.zip is an archive; unpack it"),
+    Kind("docs.txt.lz4", writes(b"\x04\x22\x4d\x18"), refusal="is compressed in no form that is read; unpack it"),
+    Kind("pages.warc.gz", writes(gzip.compress(b"WARC/1.0\r\n")), refusal="is a web archive; extract its texts first"),
+    Kind("letter.rtf", writes("{\\rtf1 Hello}"), refusal="letter.rtf is RTF; save it as plain text"),
+    *(
+        Kind(
+            f"pointer.{end}",
+            writes("version https://git-lfs.github.com/spec/v1\n"),
+            refusal="is a pointer of Git LFS; ",
+        )
+        for end in ("txt", "parquet", "jsonl.gz")
+    ),
     Kind("paper.pdf", writes(b"%PDF-1.7\n%\xe2\xe3"), refusal="paper.pdf is a PDF; extract its text first"),
     Kind("docs.tar.gz", writes(gzip.compress(b"a" * 257 + b"ustar\0")), refusal="docs.tar.gz is an archive; unpack it"),
     Kind(

@@ -92,8 +92,6 @@ FORMS = {
     "bzip2": bz2.compress(b"text"),
     "xz": lzma.compress(b"text"),
     "parquet": b"PAR1",
-    "zip": b"PK\x03\x04",
-    "pdf": b"%PDF-1.7",
     "utf-16": b"\xff\xfea\0",
 }
 
@@ -108,6 +106,15 @@ def test_a_run_on_bytes_refuses_a_file_whose_text_is_in_another_form(tmp_path: P
         list_byte_files(tmp_path / "text")
     (tmp_path / "text" / "index.json").write_bytes(b"{}")
     assert path in list_byte_files(tmp_path / "text"), "shards of tokens may begin with any bytes"
+
+
+@pytest.mark.parametrize(
+    "head", [b"PK\x03\x04", b"%PDF-1.7", b"WARC/1.0", b"version https://git-lfs.github.com/spec/v1"]
+)
+def test_a_run_on_bytes_refuses_what_is_no_text(tmp_path: Path, head: bytes) -> None:
+    write_files(tmp_path, a=head)
+    with pytest.raises(ConfigError, match=r"a.txt is (an archive|a PDF|a web archive|a pointer of Git LFS); \w+"):
+        list_byte_files(tmp_path)
 
 
 def test_the_standard_library_excludes_tests_and_installed_packages() -> None:
