@@ -131,10 +131,11 @@ def not_utf8(path: Path) -> None:
     parquet.write_table(pa.table({"text": raw}), path)
 
 
-def saved_dataset(path: Path) -> None:
+def saved_dataset(path: Path, **form: Any) -> None:
     import datasets
 
-    datasets.Dataset.from_dict({"text": DOCUMENTS}).save_to_disk(str(path))
+    made = datasets.Dataset.from_dict({"text": DOCUMENTS, "label": [*range(len(DOCUMENTS))]})
+    made.with_format(**form).save_to_disk(str(path))
 
 
 def with_configurations(path: Path) -> None:
@@ -263,6 +264,8 @@ KINDS = [
     Kind("hf:saved", saved_dataset),
     Kind("hf:configs:en", with_configurations),
     Kind("hf:configs:de[test]", with_configurations, [text.upper() for text in DOCUMENTS[:40]]),
+    Kind("saved-as-tables", lambda path: saved_dataset(path, type="pandas")),
+    Kind("saved-without-text", lambda path: saved_dataset(path, type="torch", columns=["label"])),
     # what is refused
     Kind(
         "bare-commas.csv",
