@@ -28,6 +28,7 @@ CONTEXT_CHARACTERS = 1 << 8
 LONGEST_VALUE = 1 << 30
 """Maximum length of a line of records, and of a JSON value over several lines: these are read as a whole."""
 _MOST_NAMES, _LONGEST_NAME = 8, 40
+_SURE_CHARACTERS = 4
 _SHORTEST_GUESSED, _LONGEST_GUESSED = 1 << 11, 1 << 15
 _INSTALL = f"install the extra: {install_line('hf')}"
 _JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".jsonlines", ".jl", ".json"})
@@ -114,6 +115,9 @@ class Reader:
         blocks = chain((first,), blocks)
         kind = ".json" if not kind and _RECORDS.match(first) else kind
         if kind in _JSON_SUFFIXES:
+        if not self._encoding_of(first).startswith("utf-8") and _is_utf8(first):
+            self.bad(str(path), f"is UTF-8, against --encoding {self.encoding}", "read such files alone, without it")
+            return
             yield from self._numbered(self._json_records(self._lines(blocks, path), kind == ".json", path))
         elif kind in (".csv", ".tsv"):
             end = "\r" if _CR_ALONE.match(first) else "\n"
@@ -413,6 +417,15 @@ def _values(text: str) -> Iterator[Any]:
     decoder, place = json.JSONDecoder(), len(text) - len(text.lstrip())
     while place < len(text):
         value, place = decoder.raw_decode(text, place)
+def _is_utf8(first: bytes) -> bool:
+    """Return whether the first bytes of a file can only be UTF-8: other encodings hardly ever give such sequences."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeError:
+        return False
+    return sum(character > "\x7f" for character in text) >= _SURE_CHARACTERS
+
+
         yield value
         gap = _BETWEEN_VALUES.match(text, place)
         place = gap.end() if gap is not None else place

@@ -357,6 +357,13 @@ KINDS = [
     ),
     Kind("late.txt", writes(b"a" * 100_000 + b"\xff"), refusal="late.txt is not UTF-8 at byte 100,000"),
     Kind("cut-character.txt", writes("aé".encode()[:-1]), refusal="is not UTF-8 at byte 1"),
+    *(
+        Kind(
+            name, writes(raw), refusal="is UTF-8, against --encoding cp1252; read such", options={"encoding": "cp1252"}
+        )
+        for name, raw in (("utf8.txt", TEXT), ("utf8.jsonl", lines(ensure_ascii=False)))
+    ),
+    Kind("by-columns.json", writes('{"text": {"0": "a", "1": "b"}}'), refusal=r"to_json\(orient='records', lines=True"),
     Kind("utf16-without-mark.txt", writes("ab\n".encode("utf-16-le") * 99), refusal="NUL bytes; if it is UTF-16"),
     Kind("picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="picture.png is not UTF-8 at byte 0"),
     Kind("docs.zip", zipped, refusal="docs.zip is an archive; unpack it"),
