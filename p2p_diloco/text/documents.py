@@ -46,9 +46,12 @@ _MARKS = (
 )
 _WIDE = ("utf-16", "utf-32")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_NEVER_IN_TEXT = re.compile(rb"[\0-\x06\x0e-\x19\x1c-\x1f]")
 _MIDDLE_OF_LINE = re.compile(r"(?<=\S) (?=\S)")
 _CR_ALONE = re.compile(rb'(?:"[^"]*"|[^"\r\n\0])*\r[^\n\0]')
 """A first line of a table that ends as those of old Macs do; UTF-16 has a NUL there."""
+_BEFORE_VALUES = " \t\r\n\N{ZERO WIDTH NO-BREAK SPACE}"
+"""The last is the mark of a file that was put behind another."""
 _BETWEEN_VALUES = re.compile(r"[ \t\r\n,]*")
 
 
@@ -112,12 +115,12 @@ class Reader:
         if first.startswith(b"PAR1") or kind == ".parquet":
             yield from self.records(self._parquet_rows(path), f"record {{}} of {path}")
             return
-        blocks = chain((first,), blocks)
-        kind = ".json" if not kind and _RECORDS.match(first) else kind
-        if kind in _JSON_SUFFIXES:
         if not self._encoding_of(first).startswith("utf-8") and _is_utf8(first):
             self.bad(str(path), f"is UTF-8, against --encoding {self.encoding}", "read such files alone, without it")
             return
+        blocks = chain((first,), blocks)
+        kind = ".json" if not kind and _RECORDS.match(first) else kind
+        if kind in _JSON_SUFFIXES:
             yield from self._numbered(self._json_records(self._lines(blocks, path), kind == ".json", path))
         elif kind in (".csv", ".tsv"):
             end = "\r" if _CR_ALONE.match(first) else "\n"
@@ -217,6 +220,8 @@ class Reader:
     def _likeliest(self, found: bytes, start: int, encoding: str) -> str:
         """Return what to do about bytes around `start` that are of another encoding."""
         near = found[max(0, start - _SHORTEST_GUESSED) : start + _LONGEST_GUESSED]
+        if _NEVER_IN_TEXT.search(near):
+            return "it holds bytes that no text has, so take it out of the text"
         text = near.decode("utf-8", "replace")
         num_broken = text.count("\N{REPLACEMENT CHARACTER}")
         if sum(character > "\x7f" for character in text) > 2 * num_broken:
@@ -277,7 +282,7 @@ class Reader:
     def _table_rows(self, lines: Iterator[str], path: Path, is_tabs: bool) -> Iterator[tuple[str, Any]]:
         """Yield the rows of a table with a header."""
         csv.field_size_limit(LONGEST_VALUE)
-        header = next(lines, "")
+        header = next((line for line in lines if line.strip()), "")
         counts = {mark: header.count(mark) for mark in ("\t" if is_tabs else ",", ";", "\t", "|")}
         delimiter = max(counts, key=lambda mark: counts[mark])
         rows = csv.DictReader(chain((header,), lines), delimiter=delimiter, strict=True)
@@ -412,11 +417,6 @@ def _split(chunks: Iterable[Any], end: Any) -> Iterator[Any]:
         yield end[:0].join(waiting) if length <= LONGEST_VALUE else None
 
 
-def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text."""
-    decoder, place = json.JSONDecoder(), len(text) - len(text.lstrip())
-    while place < len(text):
-        value, place = decoder.raw_decode(text, place)
 def _is_utf8(first: bytes) -> bool:
     """Return whether the first bytes of a file can only be UTF-8: other encodings hardly ever give such sequences."""
     try:
@@ -426,6 +426,11 @@ def _is_utf8(first: bytes) -> bool:
     return sum(character > "\x7f" for character in text) >= _SURE_CHARACTERS
 
 
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text."""
+    decoder, place = json.JSONDecoder(), len(text) - len(text.lstrip(_BEFORE_VALUES))
+    while place < len(text):
+        value, place = decoder.raw_decode(text, place)
         yield value
         gap = _BETWEEN_VALUES.match(text, place)
         place = gap.end() if gap is not None else place
@@ -465,6 +470,8 @@ def _kind(value: Any) -> str:
 
 
 def _remedy(column: str, value: Any) -> str:
+    if isinstance(value, dict) and "0" in value:
+        return "write one record per line, as pandas does with to_json(orient='records', lines=True)"
     if isinstance(value, dict) and value:
         return f"name a column in it, such as --column {column}.{shown([next(iter(value))])}"
     return "expected text, or chat messages with role and content"

@@ -172,6 +172,7 @@ KINDS = [
     Kind("packed-without-saying.jsonl", writes(gzip.compress(RAW))),
     Kind("docs.txt.gz", writes(gzip.compress(TEXT.encode())), [TEXT]),
     Kind("bom.jsonl", writes(b"\xef\xbb\xbf" + RAW)),
+    Kind("two-marked-files.jsonl", writes(b"\xef\xbb\xbf" + RAW + b"\xef\xbb\xbf" + RAW), DOCUMENTS * 2),
     Kind("utf16.jsonl", writes(lines(ensure_ascii=False).encode("utf-16"))),
     Kind("blank-lines.jsonl", writes(b"\n\n" + RAW.replace(b"\n", b"\n\n  \n"))),
     Kind("crlf.jsonl", writes(RAW.replace(b"\n", b"\r\n"))),
@@ -202,6 +203,7 @@ KINDS = [
     Kind("table.csv", writes(table(","))),
     Kind("table.tsv", writes(table("\t"))),
     Kind("table.csv.gz", writes(gzip.compress(table(",").encode()))),
+    Kind("blank-lines.csv", writes("\n\r\n" + table(","))),
     Kind("semicolons.csv", writes(table(";"))),
     Kind("crlf-in-cells.csv", writes("text,id\r\n" + '"a\r\n\r\nb",1\r\n' * 60), ["a\r\n\r\nb"] * 60),
     Kind("cr.csv", writes('"a ""name""",text\r' + '1,"a\r\n\nb\rc"\r' * 60), ["a\r\n\nb\rc"] * 60),
@@ -262,10 +264,10 @@ KINDS = [
     Kind("linked-folder", folder(docs__jsonl=writes(RAW), more=links("../loop-target")), [*DOCUMENTS, "linked"]),
     Kind("saved", saved_dataset),
     Kind("hf:saved", saved_dataset),
-    Kind("hf:configs:en", with_configurations),
-    Kind("hf:configs:de[test]", with_configurations, [text.upper() for text in DOCUMENTS[:40]]),
     Kind("saved-as-tables", lambda path: saved_dataset(path, type="pandas")),
     Kind("saved-without-text", lambda path: saved_dataset(path, type="torch", columns=["label"])),
+    Kind("hf:configs:en", with_configurations),
+    Kind("hf:configs:de[test]", with_configurations, [text.upper() for text in DOCUMENTS[:40]]),
     # what is refused
     Kind(
         "bare-commas.csv",
@@ -355,8 +357,6 @@ KINDS = [
         writes(LATIN.encode("latin-1")),
         refusal=r"latin-1.txt is not UTF-8 at byte 2; it looks like \S+: if it is, add --encoding",
     ),
-    Kind("late.txt", writes(b"a" * 100_000 + b"\xff"), refusal="late.txt is not UTF-8 at byte 100,000"),
-    Kind("cut-character.txt", writes("aé".encode()[:-1]), refusal="is not UTF-8 at byte 1"),
     *(
         Kind(
             name, writes(raw), refusal="is UTF-8, against --encoding cp1252; read such", options={"encoding": "cp1252"}
@@ -364,8 +364,12 @@ KINDS = [
         for name, raw in (("utf8.txt", TEXT), ("utf8.jsonl", lines(ensure_ascii=False)))
     ),
     Kind("by-columns.json", writes('{"text": {"0": "a", "1": "b"}}'), refusal=r"to_json\(orient='records', lines=True"),
+    Kind("late.txt", writes(b"a" * 100_000 + b"\xff"), refusal="late.txt is not UTF-8 at byte 100,000"),
+    Kind("cut-character.txt", writes("aé".encode()[:-1]), refusal="is not UTF-8 at byte 1"),
     Kind("utf16-without-mark.txt", writes("ab\n".encode("utf-16-le") * 99), refusal="NUL bytes; if it is UTF-16"),
-    Kind("picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="picture.png is not UTF-8 at byte 0"),
+    Kind(
+        "picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="not UTF-8 at byte 0; it holds bytes that no"
+    ),
     Kind("docs.zip", zipped, refusal="docs.zip is an archive; unpack it"),
     Kind("docs.txt.lz4", writes(b"\x04\x22\x4d\x18"), refusal="is compressed in no form that is read; unpack it"),
     Kind("pages.warc.gz", writes(gzip.compress(b"WARC/1.0\r\n")), refusal="is a web archive; extract its texts first"),
