@@ -55,8 +55,7 @@ from p2p_diloco.planning.rounds import Conditions, choose_rounds, read_condition
 from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.inner_state import Stateful
-from p2p_diloco.training.own_files import own_files, own_tensors
-from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.export_files import Provenance, own_files, own_tensors
 from p2p_diloco.training.ranks import RANK_SECONDS, RankLost
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0

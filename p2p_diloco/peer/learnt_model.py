@@ -28,9 +28,9 @@ from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
 from p2p_diloco.training.evaluation import Slice
+from p2p_diloco.training.export_files import tensor_bytes
 from p2p_diloco.training.model import model_of
 from p2p_diloco.training.parameters import plain_name, trained
-from p2p_diloco.training.tensor_bytes import tensor_bytes
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 RUN_FILE = "run.toml"

@@ -43,7 +43,7 @@ from p2p_diloco.peer.guest_watch import LEAVE_SECONDS, GuestWatch
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.peer_plan import PeerPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.peer.shared_text import SharedText
+from p2p_diloco.peer.run_text import SharedText
 from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.attendance import LocalPeer

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.rate import counted
 from p2p_diloco.text.data import Batches
-from p2p_diloco.training.blocks import Recompute, recompute_blocks
-from p2p_diloco.training.buffers import Buffers
-from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
+from p2p_diloco.training.micro_batch import Recompute, free_unused, is_out_of_memory, recompute_blocks
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
-from p2p_diloco.training.parameters import first_not_finite, trained
+from p2p_diloco.training.parameters import Buffers, first_not_finite, trained
 from p2p_diloco.training.precision import Precision, choose_precision
 from p2p_diloco.training.rank_steps import RankSteps
 from p2p_diloco.training.shards import local_part, whole_tensor

@@ -29,7 +29,7 @@ from p2p_diloco.peer.learnt_model import load_learnt_model
 from p2p_diloco.peer.own_model import describe_model
 from p2p_diloco.peer.peer_plan import ExportPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.peer.shared_text import SharedText
+from p2p_diloco.peer.run_text import SharedText
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.storage.archive import Archive

@@ -26,8 +26,8 @@ from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
 from p2p_diloco.peer.learnt_model import LearntModel, build_learnt_model, learnt_model
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.training.export_files import Provenance
 from p2p_diloco.training.parameters import trained
-from p2p_diloco.training.provenance import Provenance
 from p2p_diloco.training.sampling import continue_text
 
 ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
