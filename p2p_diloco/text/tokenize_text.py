@@ -208,12 +208,14 @@ class _Making:
     report: Callable[[str], None]
 
     def check_tokenizer(self, path: Path) -> None:
-        """Refuse a tokenizer that cannot encode every text, and say if two give other tokens, before a text is read."""
+        """Before a text is read, refuse a tokenizer that cannot encode each, and say what else is odd about it."""
         if difference := self.tokenizer.difference(path):
             self.report(
                 f"{difference}, which gives these tokens and is exported; for those of the class, name what "
                 f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained('FOLDER') writes"
             )
+        if changed := self.tokenizer.changed():
+            self.report(f"this tokenizer does not give every text back, so a model will not write it either: {changed}")
         lost, why = self.tokenizer.lost()
         if lost:
             shown = " ".join(lost[:8]) + (" …" if len(lost) > 8 else "")

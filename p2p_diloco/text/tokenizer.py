@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from p2p_diloco.text.tokenizer_files import (
     exported_files,
     read_tokenizer_folder,
 )
-from p2p_diloco.wording import first_line, install_line
+from p2p_diloco.wording import first_line, format_bytes, install_line
 
 _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
 """Files that a `tokenizer.json` can be made from."""
 PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहकไทქ漢字한。€∑→—“😀"
 """Characters of many scripts, of which each must leave a token."""
+_SPACED = "if One:\n\tTwo  three,\n\n4.\n"
 CHAT_DATE = datetime(2024, 7, 26, tzinfo=UTC)
 """The date that templates get instead of today's, because the same chats must always give the same tokens. Llama's name
 it themselves where they cannot ask."""
@@ -35,6 +37,8 @@ _TEXTS = ("Hello world", "  two  spaces", " a", "in 2024, 12345", "a\n\n  b\n", 
 """Texts on which rules of tokenizers differ."""
 _NOTHING = "\U0010fffd"
 """A character that no vocabulary has, nor bytes that mean anything."""
+_MOST_BYTES = 1 << 28
+"""Length of a lone file that can be a tokenizer; one of a model's weights is longer."""
 _INSTALL = f"install the extra: {install_line('hf')}"
 
 
@@ -122,7 +126,9 @@ class TextTokenizer:
 
     def lost(self) -> tuple[str, str]:
         """Return characters that it cannot encode or leaves out, of many scripts, and why; empty if there are none."""
-        (nothing,) = self.encode([("", _NOTHING)])
+        nothing: list[int] = []
+        with suppress(ValueError):
+            (nothing,) = self.encode([("", _NOTHING)])
         lost, why = "", ""
         for character in PROBE:
             try:
@@ -134,6 +140,14 @@ class TextTokenizer:
             if not ids or (self.unknown not in ids and (is_broken or ids == nothing)):
                 lost, why = lost + character, why or "they leave no tokens"
         return lost, why
+
+    def changed(self) -> str:
+        """Return what becomes of `_SPACED` if it is another text; empty if it stays, but for a space before it."""
+        try:
+            text = self.decode(self.encode([("", _SPACED)])[0])
+        except ValueError:
+            return ""
+        return "" if text.removeprefix(" ") == _SPACED else f"{json.dumps(_SPACED)} becomes {json.dumps(text)}"
 
     def difference(self, path: Path) -> str:
         """Return how the class of transformers that its folder names encodes otherwise; empty if it does not.
@@ -220,6 +234,8 @@ def _converted(folder: Path) -> TokenizerFiles:
 
 def _text_of(path: Path) -> str:
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it is longer than {format_bytes(_MOST_BYTES)}; expected {TOKENIZER}")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the tokenizer {path} ({first_line(error)})") from None

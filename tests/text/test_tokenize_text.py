@@ -307,6 +307,35 @@ def test_a_chat_template_that_asks_for_the_date_gives_the_same_tokens_every_day(
     assert tokens.skipped == {"today's date in a chat, which became 26 Jul 2024": 400}
 
 
+def test_a_tokenizer_that_changes_texts_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    """As those of BERT do: line ends and capitals are gone for good."""
+    source, printed = write_lines(tmp_path / "docs.jsonl"), list[str]()
+    made = variant(tokenizer, tmp_path / "made", lambda each: each.update(normalizer={"type": "Lowercase"}))
+    tokenize_text(options(tokenizer, source), tmp_path / "tokens", printed.append)
+    assert printed == []
+    tokenize_text(options(made, source), tmp_path / "more tokens", printed.append)
+    assert printed == [
+        "this tokenizer does not give every text back, so a model will not write it either: "
+        r'"if One:\n\tTwo  three,\n\n4.\n" becomes "if one:\n\ttwo  three,\n\n4.\n"'
+    ]
+
+
+def test_a_tokenizer_that_fails_on_what_it_does_not_know_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    model = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -1.0]], "byte_fallback": False}
+    made = variant(tokenizer, tmp_path / "made", lambda each: each.update(model=model, added_tokens=[]))
+    with pytest.raises(ConfigError, match=r"cannot encode \d+ of \d+ characters .* \(.*unk_id.*\); take one with"):
+        tokenize_text(options(made, write_lines(tmp_path / "docs.jsonl")), tmp_path / "tokens", print)
+
+
+def test_weights_are_not_read_as_a_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
+    with (tmp_path / "model.gguf").open("wb") as file:
+        file.truncate(1 << 29)
+    with pytest.raises(
+        ConfigError, match=r"cannot read the tokenizer .*model.gguf \(it is longer than 268.4 MB; expected"
+    ):
+        tokenize_text(options(tmp_path / "model.gguf", write_lines(tmp_path / "docs.jsonl")), tmp_path / "it", print)
+
+
 def test_an_export_has_the_files_of_a_tokenizer_but_for_what_names_code_or_this_machine(
     tmp_path: Path,
 ) -> None:
