@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.vector import Vector
 from research.learners import Learners, Tensor
 
 Model = tuple[Vector, ...]

@@ -31,8 +31,8 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.span.vector_work import Codecs
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver, WatchedMemory

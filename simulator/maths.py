@@ -8,19 +8,17 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.log.head import AbsorbedEntry
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
+from p2p_diloco.outer.mean import RadialBlocks, radial_mean_of, weighted_mean
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.outer.vector import Vector, read_only
-from p2p_diloco.span.vector_work import Codecs, state_bytes
+from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span.serve import state_bytes
 
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5, final_share=0.25, planned_entries=12)
 """The outer rate falls within the length of most simulations, and stays low in longer ones."""
@@ -51,7 +49,7 @@ class SharedMaths:
         key = (codec.name, bytes(payload))
         found = self._norms.get(key)
         if found is None:
-            found = self._norms[key] = math.sqrt(codec.squared_norm(payload, self.span_elements))
+            found = self._norms[key] = codec.norm(payload, self.span_elements)
         return found
 
     def follow(self, state: SpanState, entry: AbsorbedEntry, payload: bytes | memoryview) -> SpanState:

@@ -21,10 +21,8 @@ from p2p_diloco.protocol.actions import (
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
-from p2p_diloco.span.contents import Contents
-from p2p_diloco.span.pieces import Pieces
 from p2p_diloco.span.replica import Replica
-from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span.serve import Contents, Pieces, content_digests, state_bytes, state_from_bytes
 
 HASH_SECONDS = 10.0
 REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8

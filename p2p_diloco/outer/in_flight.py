@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.errors import RoundError
-from p2p_diloco.outer.vector import Vector, read_only
 
 MAX_IN_FLIGHT = 8
 

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from p2p_diloco.codec.dispatch import is_vector
+from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, is_within, zero_small
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
-from p2p_diloco.kernels.bounds import LARGEST_ANCHOR
-from p2p_diloco.kernels.choice import is_vector
-from p2p_diloco.kernels.operations import is_within, zero_small
 from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head
 from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
 from p2p_diloco.memory.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import Vector
 
 # Each kind of digest has its own prefix, so that one cannot be mistaken for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"

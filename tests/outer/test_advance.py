@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import sha256
 from p2p_diloco.log.head import AbsorbedEntry, SpanHead
@@ -20,10 +21,8 @@ from p2p_diloco.outer.advance import (
     replace_span,
 )
 from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import SpanState, genesis_state, state_digest
-from p2p_diloco.outer.vector import Vector, euclidean_norm
 
 ROSTER = sha256(b"roster 0")
 PLAIN = OuterRule(learning_rate=1.0, momentum=0.0)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.interface import Codec, Encoded, Vector
+from p2p_diloco.codec.interface import Codec, Encoded
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.protocol.round.round import FragmentContribution
 from simulator.machine import Machine

@@ -37,7 +37,7 @@ def test_the_page_lists_three_ways() -> None:
 
 
 def test_a_heartbeat_touches_no_vector_and_a_pseudo_gradient_does(recording: Recording) -> None:
-    vectors = {"span/vector_work", "span/span_work", "peer/local_spans"}
+    vectors = {"span/reduce", "span/contribute", "peer/local_spans"}
     assert vectors <= {*recording.ways["pseudo-gradient"]}
     assert not vectors & {*recording.ways["heartbeat"]}
 
