@@ -25,6 +25,7 @@ from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.local_spans import LocalSpans
@@ -35,7 +36,6 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.span.reduce import reduce_parts
-from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.text.data import Corpus, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop

@@ -19,6 +19,7 @@ import numpy as np
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
+from p2p_diloco.node.surroundings import Answer, SpanUpdate
 from p2p_diloco.outer.advance import (
     PreparedContribution,
     SpanAdvance,
@@ -32,7 +33,6 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.contribute import encode_contribution
-from p2p_diloco.span.replica import Answer, SpanUpdate
 from simulator.ledger import Ledger
 from simulator.maths import MERGE, SharedMaths
 

@@ -17,6 +17,7 @@ from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.serving import Serving
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.advance import prepare_contribution, replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import OuterRule
@@ -41,7 +42,6 @@ from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, vote_statement
 from p2p_diloco.span import serve
 from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
-from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage import archive as archive_module
 from p2p_diloco.storage import whole_file
 from p2p_diloco.storage.checkpoint import CheckpointFolder

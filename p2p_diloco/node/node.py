@@ -22,6 +22,8 @@ from p2p_diloco.node.surroundings import (
     NoArchive,
     PeerMemory,
     ReachBook,
+    Replica,
+    SpanUpdate,
     SwarmObserver,
 )
 from p2p_diloco.node.text_exchange import SharedCopy, TextExchange
@@ -81,7 +83,6 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
-from p2p_diloco.span.replica import Replica, SpanUpdate
 from p2p_diloco.span.serve import is_sound_piece, state_from_bytes
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport
 

@@ -23,6 +23,7 @@ from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.memory.slabs import passing_vector
+from p2p_diloco.node.surroundings import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.outer.advance import replace_span
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState
@@ -32,7 +33,6 @@ from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.follow import follow_span
-from p2p_diloco.span.replica import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.evaluation import Slice
