@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log.limits import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
+from p2p_diloco.log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.mean import RadialBlocks, mark_radial

@@ -36,7 +36,7 @@ from typing import Protocol
 
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, Send

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.mean import RadialBlocks, radial_mean_of, weighted_mean
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import SpanState, absorb

@@ -114,7 +114,7 @@ def rooms_known_to(path: Path) -> set[str]:
 
 FLOOR_OF = {room: height for height, line in enumerate(FLOORS) for room in line}
 MODULES = [path for path in python_files(PACKAGE) if path.name not in ("__init__.py", "__main__.py")]
-PURE_FILES = [path for room in PURE_ROOMS for path in python_files(PACKAGE / room)]
+PURE_FILES = [path for path in python_files(PACKAGE) if room_of(module_name(path)) in PURE_ROOMS]
 
 
 def test_every_room_has_a_floor() -> None:

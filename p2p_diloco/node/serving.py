@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.node.surroundings import EntryArchive, Replica
 from p2p_diloco.protocol.actions import (
     CompareContent,

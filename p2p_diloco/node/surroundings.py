@@ -8,7 +8,7 @@ from typing import Protocol
 
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import Progress

@@ -18,8 +18,7 @@ import numpy as np
 
 from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
-from p2p_diloco.log.head import AbsorbedEntry
-from p2p_diloco.log.limits import MAX_NORM_RATIO
+from p2p_diloco.log import MAX_NORM_RATIO, AbsorbedEntry
 from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, merge_local
 from p2p_diloco.outer.state import SpanState, absorb

@@ -17,8 +17,7 @@ from p2p_diloco.codec.dispatch import is_vector
 from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, is_within, zero_small
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
-from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head
-from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
+from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head, founding_radius
 from p2p_diloco.memory.slabs import copy_of, zero_vector
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 

@@ -18,7 +18,7 @@ from p2p_diloco.codec.codec import ROW_MEAN_CODEC, codec_named
 from p2p_diloco.config.manifest import LONGEST_ROUND
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.in_flight import InFlight

@@ -15,7 +15,7 @@ from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.codes import Parts, follow4
 from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.codec.vectors import Vector, read_only
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector
 from p2p_diloco.outer.advance import SpanAdvance, advance_span
 from p2p_diloco.outer.in_flight import InFlight, PendingContribution

@@ -17,7 +17,7 @@ from p2p_diloco.codec.dispatch import compiled_loops
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST
-from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead
+from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead
 from p2p_diloco.memory.heap import shed_compiler, trim_heap
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule

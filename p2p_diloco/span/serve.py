@@ -22,7 +22,7 @@ import numpy as np
 
 from p2p_diloco.codec.vectors import LARGEST_ANCHOR, LARGEST_MOMENTUM
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.repair.catch_up import MOST_ASKED_PER_DONOR

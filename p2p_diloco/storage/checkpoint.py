@@ -18,7 +18,7 @@ from p2p_diloco.codec.dispatch import is_vector
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.memory.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
 from p2p_diloco.storage.whole_file import replace_file

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.log.head import AbsorbedEntry, SpanHead
+from p2p_diloco.log import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.advance import (
     SpanAdvance,
     advance_span,

@@ -22,7 +22,7 @@ import pytest
 
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import Digest, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.mean import weighted_mean

@@ -15,7 +15,7 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.peer.founding import make_start

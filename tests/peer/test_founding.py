@@ -17,7 +17,7 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.log.head import GENESIS_ROUND
+from p2p_diloco.log import GENESIS_ROUND
 from p2p_diloco.peer.exported_model import files_of
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.peer.learnt_model import learnt_model

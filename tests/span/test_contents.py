@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.span import serve
 from p2p_diloco.span.serve import Contents, Pairs, content_digests

@@ -17,7 +17,7 @@ from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
 from p2p_diloco.codec.vectors import Vector, num_blocks
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.log.head import AbsorbedEntry, SpanHead
+from p2p_diloco.log import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import SpanState, content_digest

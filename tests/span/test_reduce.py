@@ -12,7 +12,7 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.dispatch import compiled_loops
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.protocol.wire.messages import ContentReply, Message, SignedContent, SpanReply
