@@ -13,7 +13,7 @@ Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
@@ -104,16 +104,11 @@ class BlockCodec(Codec):
                 is_first = False
         return sum_N[:elements]
 
-    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
-        """Decode slice by slice; see `Codec.reader`."""
-        scale_bits_B, packed = self._checked(encoded, elements)
-
-        def read(here: slice) -> Vector:
-            scales = scale_bits_B[here.start // BLOCK : num_blocks(here.stop)]
-            codes = packed[self.code_bytes(here.start) : self.code_bytes(here.stop)]
-            return self.decode(scales.tobytes() + codes.tobytes(), here.stop - here.start)
-
-        return read
+    def bytes_of(self, received: Bytes, elements: int, here: slice) -> bytes:
+        """Return the encoding of a slice; see `Codec.bytes_of`."""
+        scale_bits_B, packed = parts_of(received, elements)
+        scales = scale_bits_B[here.start // BLOCK : num_blocks(here.stop)]
+        return scales.tobytes() + packed[self.code_bytes(here.start) : self.code_bytes(here.stop)].tobytes()
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
@@ -151,14 +146,6 @@ class BlockCodec(Codec):
 
     def _whole_blocks(self, encoded: Encoded, elements: int) -> Parts:
         """Return the parts of an encoding after checking its scales, with a short last block filled up."""
-        scale_bits_B, packed = self._checked(encoded, elements)
-        spare_bits = 8 * packed.size - self.code_bits * elements
-        codes = _filled_up(packed, self.code_bytes(scale_bits_B.size * BLOCK))
-        if spare_bits and packed[-1] >> (8 - spare_bits):
-            self._refuse_codes(codes, elements)
-        return scale_bits_B, codes
-
-    def _checked(self, encoded: Encoded, elements: int) -> Parts:
         scale_bits_B, packed = parts_of(self._received(encoded, elements), elements)
         largest_bits = largest_scale_bits(self.largest_code)
         # One comparison refuses negative, infinite, NaN and too large scales: as integers they are all larger.
@@ -169,7 +156,11 @@ class BlockCodec(Codec):
                 f"{self.name} block {block} of {scale_bits_B.size} has a scale of {_scale(scale_bits_B[block]):.3g}; "
                 f"expected 0 or a number from {_scale(_SMALLEST_SCALE_BITS):.3g} to {_scale(largest_bits):.3g}"
             )
-        return scale_bits_B, packed
+        spare_bits = 8 * packed.size - self.code_bits * elements
+        codes = _filled_up(packed, self.code_bytes(scale_bits_B.size * BLOCK))
+        if spare_bits and packed[-1] >> (8 - spare_bits):
+            self._refuse_codes(codes, elements)
+        return scale_bits_B, codes
 
     def _refuse_codes(self, codes: Bytes, elements: int) -> NoReturn:
         """Raise the error about codes that no encoder writes."""

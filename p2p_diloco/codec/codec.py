@@ -5,7 +5,6 @@ All are within the bounds of `vectors.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,14 @@ from p2p_diloco.codec.interface import (
     refuse_non_finite_update,
     within_bounds,
 )
-from p2p_diloco.codec.vectors import Bits, Vector, iterate_blocks, squared_norm_of_bfloat16, squared_norm_of_float32
+from p2p_diloco.codec.vectors import (
+    Bits,
+    Bytes,
+    Vector,
+    iterate_blocks,
+    squared_norm_of_bfloat16,
+    squared_norm_of_float32,
+)
 from p2p_diloco.errors import ConfigError
 
 __all__ = ["CODEC_NAMES", "ROW_MEAN_CODEC", "Codec", "codec_named"]
@@ -44,12 +50,9 @@ class FloatCodec(Codec):
         """Return the exact size of an encoded vector."""
         return self.element_bytes * elements
 
-    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
-        """Read slice by slice; see `Codec.reader`."""
-        received, width = self._received(encoded, elements), self.element_bytes
-        return lambda here: self.decode(
-            received[width * here.start : width * here.stop].tobytes(), here.stop - here.start
-        )
+    def bytes_of(self, received: Bytes, elements: int, here: slice) -> bytes:
+        """Return the encoding of a slice; see `Codec.bytes_of`."""
+        return received[self.element_bytes * here.start : self.element_bytes * here.stop].tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

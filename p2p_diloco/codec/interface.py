@@ -74,13 +74,18 @@ class Codec(ABC):
                 code.
         """
 
-    @abstractmethod
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
         """Return a function that decodes a slice of the elements; slices begin and end at blocks, or at the end.
 
         Raises:
-            FrameError: as for `decode`; either here, or when the invalid part is read.
+            FrameError: as for `decode`; a wrong size here, anything else when the invalid part is read.
         """
+        received = self._received(encoded, elements)
+        return lambda here: self.decode(self.bytes_of(received, elements, here), here.stop - here.start)
+
+    @abstractmethod
+    def bytes_of(self, received: Bytes, elements: int, here: slice) -> bytes:
+        """Return the encoding of a slice of the elements, which begins and ends at blocks, or at the end."""
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
         """Return Σ share · decoded values, in order.

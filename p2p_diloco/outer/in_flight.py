@@ -83,11 +83,10 @@ class InFlight:
         return InFlight(contributions=tuple(one for one in self.contributions if one.round > entry_round))
 
     def resolve(self, entry_round: int) -> tuple[InFlight, Vector | None]:
-        """Resolve the contributions settled by the entry of a round.
+        """Remove what the entry of a round settles; return the contribution of exactly that round, which leaves θ.
 
-        The contribution of exactly that round is removed and returned; the merge decides how it leaves θ. Contributions
-        of earlier rounds were skipped, since chains only move forward: they are removed, stay in θ, and so are part of
-        the next Δ. Contributions of later rounds remain.
+        Contributions of earlier rounds were skipped, since chains only move forward: they stay in θ, and so are part of
+        the next Δ.
         """
         resolved = self.of_round(entry_round)
         return self.after(entry_round), resolved.decoded_N if resolved is not None else None
@@ -105,9 +104,5 @@ class InFlight:
 
     def scaled(self, alpha: float) -> InFlight:
         """Multiply every contribution by `alpha`, as `blend` multiplies the part of θ that contains them."""
-        factor = np.float32(alpha)
-        return InFlight(
-            contributions=tuple(
-                Contribution(one.round, read_only(np.multiply(one.decoded_N, factor))) for one in self.contributions
-            )
-        )
+        scaled = (read_only(np.multiply(one.decoded_N, np.float32(alpha))) for one in self.contributions)
+        return InFlight(contributions=tuple(map(Contribution, self.rounds, scaled)))

@@ -1,4 +1,4 @@
-"""Means of contributions: weighted, or radial, with directions and lengths averaged separately, block by block.
+"""Means of contributions: plain, or radial, with directions and lengths averaged separately, block by block.
 
 Both are deterministic given contributions, weights and roster, so that a witness can check a reducer.
 
@@ -40,34 +40,6 @@ _CHUNK_BLOCKS = 512
 """Blocks processed at a time, of which all vectors are copied."""
 
 
-def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Return Σ wᵢ vᵢ / Σ wᵢ, summed in the given order (the roster's), with separate multiply and add.
-
-    Weights are normalised in float64 and then rounded to float32, so that their magnitude cannot cause an overflow.
-
-    Args:
-        vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
-        weights: one per vector, finite and not negative.
-    Returns:
-        The mean, freshly allocated.
-    Raises:
-        RoundError: counts or lengths differ, a weight is negative or not finite, or all weights are zero.
-        NonFiniteUpdate: the mean holds a NaN or an infinity.
-    """
-    lengths = {len(vector_N) for vector_N in vectors}
-    if len(lengths) > 1:
-        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
-    shares = shares_of(weights, len(vectors))
-    mean_N = np.empty_like(vectors[0])
-    with np.errstate(over="ignore", invalid="ignore"):
-        for block in iterate_blocks(len(mean_N)):
-            np.multiply(vectors[0][block], shares[0], out=mean_N[block])
-            for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
-                np.add(mean_N[block], np.multiply(vector_N[block], share), out=mean_N[block])
-    check_mean(mean_N, len(vectors))
-    return mean_N
-
-
 def check_mean(mean_N: Vector, num_vectors: int) -> None:
     """Check a computed mean.
 
@@ -82,7 +54,7 @@ def check_mean(mean_N: Vector, num_vectors: int) -> None:
 
 
 def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
-    """Return the normalised weight of each vector of a mean.
+    """Return each vector's share of a mean: weights are normalised in float64, so that large ones cannot overflow.
 
     Raises:
         RoundError: there are no vectors, the counts differ, a weight is negative or not finite, or all are zero.
@@ -129,7 +101,7 @@ def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float
     Returns:
         The mean, freshly allocated. No marked block is longer than the mean of its lengths.
     Raises:
-        RoundError: as `weighted_mean`, or the number of marks is wrong.
+        RoundError: as `shares_of`, or the number of marks is wrong.
         NonFiniteUpdate: the mean holds a NaN or an infinity.
     """
     if len(is_radial_B) != num_blocks(elements):

@@ -170,8 +170,7 @@ def merge_local(
 
     Args:
         local_N: θ, float32, shape (N,). Not changed.
-        anchor_before_N: φ before the entry. Not changed.
-        anchor_after_N: φ after the entry. Not changed.
+        anchor_before_N, anchor_after_N: φ before and after the entry. Not changed.
         resolved_N: our whole decoded contribution of the entry's round, included or not; None if none is in flight.
         rule: from the manifest.
     Returns:

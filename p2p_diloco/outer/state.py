@@ -104,9 +104,9 @@ def absorb(state: SpanState, *, entry: AbsorbedEntry, update_N: Vector, rule: Ou
     The caller has validated the entry: signature, parent, majority, radius.
 
     Args:
-        state: the entry's parent. Not changed.
+        state: the entry's parent.
         entry: the entry's values for the head.
-        update_N: the decoded entry, shape (N,). Not changed.
+        update_N: the decoded entry, shape (N,).
         rule: from the manifest.
     Raises:
         StateError: the entry's round is not after the span's, or its length differs.

@@ -125,7 +125,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
         math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
         for bits_B, squares_B in zip([*(bits_B for bits_B, _ in parts), scale_bits_B], squares_PB, strict=True)
     ]
-    if any(_is_too_long(norm, action.norm_limit) for norm in norms[:-1]):
+    if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
         return None
     measured = {part.peer: norm for part, norm in zip(action.parts, norms[:-1], strict=True)}
     return EncodedMean(measured=measured, payload=room.toreadonly(), norm=norms[-1], dropped=())
@@ -136,14 +136,10 @@ def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
     return action.rounding_seed if codecs.rounds_stochastically and action.stage is not Stage.ROW else None
 
 
-def _is_too_long(norm: float, limit: float) -> bool:
-    return norm > limit * _NORM_SLACK
-
-
 def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> float:
     """Return the norm of a part, or raise PeerError."""
     norm = codec.norm(part.payload, elements)
-    if _is_too_long(norm, norm_limit):
+    if norm > norm_limit * _NORM_SLACK:
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
     return norm
 

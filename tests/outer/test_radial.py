@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.outer.mean import mark_radial, shares_of, sums_of_blocks, weighted_mean
-from simulator.maths import radial_mean
+from p2p_diloco.outer.mean import mark_radial, shares_of, sums_of_blocks
+from simulator.maths import radial_mean, weighted_mean
 
 K = BLOCK
 ALL = np.ones(1, np.bool_)

@@ -7,8 +7,7 @@ import pytest
 
 from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
 from p2p_diloco.codec.loops import sum_of_block
-from p2p_diloco.outer.mean import weighted_mean
-from simulator.maths import radial_mean
+from simulator.maths import radial_mean, weighted_mean
 
 
 def halves(values: list[float]) -> float:

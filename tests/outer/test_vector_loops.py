@@ -13,8 +13,8 @@ from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.codec.vectors import Vector, count_non_finite, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate
 from p2p_diloco.outer.advance import pseudo_gradient
-from p2p_diloco.outer.mean import weighted_mean
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
+from simulator.maths import weighted_mean
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
