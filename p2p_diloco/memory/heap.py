@@ -74,7 +74,7 @@ def shed_compiler() -> None:
 
 
 def advise(start: int, length: int, advice: int) -> None:
-    """Tell the kernel how pages will be used; on a kernel that does not know the advice, nothing happens."""
+    """Announce to the kernel how pages will be used; one that does not know the advice does nothing."""
     call = ctypes.CDLL(None, use_errno=True).madvise
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     call(start, length, advice)
