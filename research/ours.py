@@ -16,10 +16,9 @@ from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
-from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.mean import RadialBlocks, mark_radial
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import SpanState, absorb, genesis_state
+from p2p_diloco.outer.state import InFlight, SpanState, absorb, genesis_state
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK

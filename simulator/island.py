@@ -28,8 +28,7 @@ from p2p_diloco.outer.advance import (
     record_contribution,
     replace_span,
 )
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.contribute import encode_contribution

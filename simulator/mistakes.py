@@ -19,9 +19,8 @@ from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.serving import Serving
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.advance import prepare_contribution, replace_span
-from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.outer.state import InFlight, SpanState, absorb
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
 from p2p_diloco.protocol.clock import SHORTEST_TURN_SECONDS, TURN_SHARE, RoundClock

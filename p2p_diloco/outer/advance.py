@@ -19,9 +19,8 @@ import numpy as np
 from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.log import MAX_NORM_RATIO, AbsorbedEntry
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, merge_local
-from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, InFlight, PendingContribution, SpanState, absorb
 
 # Scaling rounds every element by up to 2⁻²⁴ of itself, and the factor likewise: this margin keeps the clipped norm
 # within the limit in spite of both.

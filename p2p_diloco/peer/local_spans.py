@@ -13,8 +13,7 @@ import torch
 
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import SpanId
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.span.contribute import SentSpan, contribute_span
 from p2p_diloco.span.device import contribute_from_device, encodes_alike

@@ -25,8 +25,7 @@ from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.memory.slabs import passing_vector
 from p2p_diloco.node.surroundings import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.outer.advance import replace_span
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan

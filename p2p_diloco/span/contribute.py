@@ -22,8 +22,7 @@ from p2p_diloco.codec.codes import contribute4
 from p2p_diloco.codec.dispatch import is_vector
 from p2p_diloco.codec.vectors import Vector, squared_norm_of_bfloat16
 from p2p_diloco.outer.advance import PreparedContribution, SpanAdvance, prepare_contribution, record_contribution
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, InFlight, PendingContribution, SpanState
 
 MOST_SHRINKS = 16
 

@@ -22,8 +22,7 @@ from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.codes import Limits, contribute4, widened
 from p2p_diloco.codec.vectors import BLOCK, CHUNK_ELEMENTS, Bits, Bytes, Integers, Vector, squared_norm_of_bfloat16
 from p2p_diloco.outer.advance import record_contribution
-from p2p_diloco.outer.in_flight import InFlight, PendingContribution
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import InFlight, PendingContribution, SpanState
 from p2p_diloco.span.contribute import SentSpan, encode_within, is_plain
 
 _MAGNITUDE = 0x7FFFFFFF

@@ -18,9 +18,8 @@ from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector
 from p2p_diloco.outer.advance import SpanAdvance, advance_span
-from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import InFlight, PendingContribution, SpanState
 from p2p_diloco.span.contribute import are_fused
 from p2p_diloco.span.reduce import Codecs
 

@@ -19,9 +19,8 @@ from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST
 from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead
 from p2p_diloco.memory.heap import shed_compiler, trim_heap
-from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.span.follow import follow_span
 from p2p_diloco.span.reduce import Codecs
 

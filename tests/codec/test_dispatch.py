@@ -18,7 +18,7 @@ import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.codec.dispatch import compiled_loops, why_no_loops
-from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.state import InFlight
 from p2p_diloco.outer.outer_step import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.mean import mark_radial

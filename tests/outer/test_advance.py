@@ -20,9 +20,8 @@ from p2p_diloco.outer.advance import (
     record_contribution,
     replace_span,
 )
-from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import SpanState, genesis_state, state_digest
+from p2p_diloco.outer.state import InFlight, SpanState, genesis_state, state_digest
 
 ROSTER = sha256(b"roster 0")
 PLAIN = OuterRule(learning_rate=1.0, momentum=0.0)

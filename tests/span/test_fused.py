@@ -18,9 +18,8 @@ from p2p_diloco.codec.vectors import Vector, num_blocks
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.log import AbsorbedEntry, SpanHead
-from p2p_diloco.outer.in_flight import InFlight, PendingContribution
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.outer.state import InFlight, PendingContribution, SpanState, content_digest
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.contribute import contribute_span
 from p2p_diloco.span.follow import follow_span
