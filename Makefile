@@ -60,7 +60,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Compiles numba's loops for all peers on this machine: 10 s, or 1 s if they have not changed since.
-COMPILE_LOOPS := $(VENV)/bin/python -c 'from p2p_diloco.span.vector_work import warm_up; warm_up()'
+COMPILE_LOOPS := $(VENV)/bin/python -c 'from p2p_diloco.span.known_answer import warm_up; warm_up()'
 
 # A separate environment that uses the packages of .venv (torch is large) and adds those of the extras, which peers do not
 # need.
@@ -137,7 +137,7 @@ guest: $(STAMP)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/kernels/test_device.py tests/research/test_stack.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/processes/test_gpu.py tests/span/test_device.py tests/research/test_stack.py $(TEST_FLAGS)
 
 RANKS_SECONDS ?= 300
 ranks: $(STAMP)

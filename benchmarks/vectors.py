@@ -11,17 +11,14 @@ import numpy as np
 
 from benchmarks.interleaved import Spread, measure_in_turn
 from p2p_diloco.codec.codec import Codec, codec_named
+from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.advance import prepare_contribution
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.mean import check_mean, shares_of
-from p2p_diloco.outer.merge import MergeRule, merge_local
-from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.radial import mark_radial
-from p2p_diloco.outer.state import content_digest, genesis_state
+from p2p_diloco.outer.mean import check_mean, mark_radial, shares_of
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
+from p2p_diloco.outer.state import InFlight, content_digest, genesis_state
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.span.vector_work import Codecs, reduce_parts
+from p2p_diloco.span.reduce import Codecs, reduce_parts
 
 COMPILED, NUMPY = "compiled", "numpy"
 PARTS = 4

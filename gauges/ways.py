@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 import p2p_diloco
-from p2p_diloco.span.vector_work import warm_up
+from p2p_diloco.span.known_answer import warm_up
 from p2p_diloco.testing import local_swarm
 
 SETTLING_ENTRIES, RECORDED_ENTRIES = 4, 8
@@ -65,7 +65,7 @@ WAYS: Mapping[str, Sequence[Stage]] = {
         Stage(("node/node", "SwarmNode._contribute")),  # in the loop: to the reducers
         _posted("SpanVector"),
         _received("SpanVector"),
-        Stage(("span/vector_work", "reduce_parts")),  # on the vector thread
+        Stage(("span/reduce", "reduce_parts")),  # on the vector thread
         Stage(("protocol/round/exchange", "Exchange.span_reduced")),  # a signed entry
     ),
     "entry": (

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.codec.vectors import Vector
 from research.learners import Learners, Tensor
+from simulator.maths import weighted_mean
 
 Model = tuple[Vector, ...]
 """All parameters of a model, by fragment."""

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.log.limits import contribution_weight
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.merge import MergeRule, merge_local
-from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.log import contribution_weight
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
 from research.algorithm import Algorithm, Model, radial_mean
 from research.learners import Learners
+from simulator.maths import weighted_mean
 
 BFLOAT16_BYTES, FLOAT32_BYTES = 2.0, 4.0
 _E3M0_EXPONENTS = 7

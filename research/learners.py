@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.text.corpus_files import MappedFiles
 from p2p_diloco.text.data import BatchStream, Corpus
 from p2p_diloco.training.evaluation import AnchorEvaluation

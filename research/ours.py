@@ -11,16 +11,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log.limits import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
+from p2p_diloco.log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
 from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import RadialBlocks, mark_radial
-from p2p_diloco.outer.state import SpanState, absorb, genesis_state
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.mean import RadialBlocks, mark_radial
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
+from p2p_diloco.outer.state import InFlight, SpanState, absorb, genesis_state
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK
@@ -29,7 +27,8 @@ from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
-from p2p_diloco.span.vector_work import Codecs, encode_contribution, payload_norm, reduce_parts
+from p2p_diloco.span.contribute import encode_contribution
+from p2p_diloco.span.reduce import Codecs, reduce_parts
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
 
@@ -192,7 +191,7 @@ class OurSwarm(Algorithm):
             payload=payload,
             norm=counted_norm(
                 rule.claimed_norm if rule.claimed_norm and not learner else prepared.norm,
-                payload_norm(codec, payload, len(local_N)),
+                codec.norm(payload, len(local_N)),
             ),
             tokens=tokens - told_tokens,
             steps=steps - told_steps,

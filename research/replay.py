@@ -20,12 +20,13 @@ import numpy as np
 import torch
 
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_text import open_own_stream, open_run_text
@@ -34,8 +35,7 @@ from p2p_diloco.peer.training_thread import InnerSteps, Steps
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
-from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.span.vector_work import reduce_parts
+from p2p_diloco.span.reduce import reduce_parts
 from p2p_diloco.text.data import Corpus, Text
 from p2p_diloco.training.evaluation import AnchorEvaluation
 from p2p_diloco.training.inner_loop import InnerLoop

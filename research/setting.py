@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.log.limits import MAX_NORM_RATIO
+from p2p_diloco.log import MAX_NORM_RATIO
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.vector import Vector
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.text.data import Corpus
 from p2p_diloco.training.inner_loop import InnerRule, Schedule

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.outer.fragments import Fragment
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.text.data import BatchStream
 from p2p_diloco.training.inner_loop import InnerRule
 from p2p_diloco.training.model import NORM_EPSILON, ModelShape, build_model, rotary_tables, rotate

@@ -16,8 +16,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
+from p2p_diloco.node.surroundings import Answer, SpanUpdate
 from p2p_diloco.outer.advance import (
     PreparedContribution,
     SpanAdvance,
@@ -26,13 +28,10 @@ from p2p_diloco.outer.advance import (
     record_contribution,
     replace_span,
 )
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
-from p2p_diloco.span.replica import Answer, SpanUpdate
-from p2p_diloco.span.vector_work import encode_contribution
+from p2p_diloco.span.contribute import encode_contribution
 from simulator.ledger import Ledger
 from simulator.maths import MERGE, SharedMaths
 

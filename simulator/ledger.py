@@ -13,8 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.outer.state import InFlight
 
 Wide = npt.NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.wire.ballot import Promise, Vote
 from p2p_diloco.protocol.wire.entry import Entry

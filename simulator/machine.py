@@ -19,6 +19,7 @@ from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.node.vector_worker import Done
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
@@ -31,8 +32,7 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
-from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.saving import Saver, WatchedMemory

@@ -8,19 +8,20 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.vectors import Vector, iterate_blocks, read_only
+from p2p_diloco.errors import RoundError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.log.head import AbsorbedEntry
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import RadialBlocks, radial_mean_of
+from p2p_diloco.log import AbsorbedEntry
+from p2p_diloco.outer.mean import RadialBlocks, check_mean, radial_mean_of, shares_of
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.outer.vector import Vector, read_only
-from p2p_diloco.span.vector_work import Codecs, state_bytes
+from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span.serve import state_bytes
 
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5, final_share=0.25, planned_entries=12)
 """The outer rate falls within the length of most simulations, and stays low in longer ones."""
@@ -51,7 +52,7 @@ class SharedMaths:
         key = (codec.name, bytes(payload))
         found = self._norms.get(key)
         if found is None:
-            found = self._norms[key] = math.sqrt(codec.squared_norm(payload, self.span_elements))
+            found = self._norms[key] = codec.norm(payload, self.span_elements)
         return found
 
     def follow(self, state: SpanState, entry: AbsorbedEntry, payload: bytes | memoryview) -> SpanState:
@@ -77,6 +78,34 @@ def mean_of_span(codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weight
     if is_radial_B is None:
         return weighted_mean(vectors, weights)
     return radial_mean(vectors, weights, is_radial_B)
+
+
+def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+    """Return Σ wᵢ vᵢ / Σ wᵢ, summed in the given order (the roster's), with separate multiply and add.
+
+    Reducers add up encoded vectors instead (`Codec.add_up`), with the same bits.
+
+    Args:
+        vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
+        weights: one per vector, finite and not negative.
+    Returns:
+        The mean, freshly allocated.
+    Raises:
+        RoundError: counts or lengths differ, a weight is negative or not finite, or all weights are zero.
+        NonFiniteUpdate: the mean holds a NaN or an infinity.
+    """
+    lengths = {len(vector_N) for vector_N in vectors}
+    if len(lengths) > 1:
+        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
+    shares = shares_of(weights, len(vectors))
+    mean_N = np.empty_like(vectors[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in iterate_blocks(len(mean_N)):
+            np.multiply(vectors[0][block], shares[0], out=mean_N[block])
+            for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
+                np.add(mean_N[block], np.multiply(vector_N[block], share), out=mean_N[block])
+    check_mean(mean_N, len(vectors))
+    return mean_N
 
 
 def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:

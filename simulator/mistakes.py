@@ -17,10 +17,10 @@ from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.serving import Serving
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.advance import prepare_contribution, replace_span
-from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import SpanState, absorb
+from p2p_diloco.outer.state import InFlight, SpanState, absorb
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
 from p2p_diloco.protocol.clock import SHORTEST_TURN_SECONDS, TURN_SHARE, RoundClock
@@ -39,10 +39,8 @@ from p2p_diloco.protocol.wire import inclusion, roster
 from p2p_diloco.protocol.wire.entry import Entry, next_head
 from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, vote_statement
-from p2p_diloco.span import pieces as pieces_module
-from p2p_diloco.span import vector_work
-from p2p_diloco.span.replica import SpanUpdate
-from p2p_diloco.span.vector_work import Codecs, EncodedMean
+from p2p_diloco.span import serve
+from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
 from p2p_diloco.storage import archive as archive_module
 from p2p_diloco.storage import whole_file
 from p2p_diloco.storage.checkpoint import CheckpointFolder
@@ -116,7 +114,7 @@ def _mistake(
 @_mistake("double-count", "I2")
 def _double_count() -> list[Patch]:
     """A reducer counts its first contribution twice."""
-    right = vector_work.reduce_parts
+    right = reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(replace(order, parts=(*order.parts, order.parts[0])), codecs, elements)
@@ -127,7 +125,7 @@ def _double_count() -> list[Patch]:
 @_mistake("equal-weights", "I2")
 def _equal_weights() -> list[Patch]:
     """A reducer ignores the weights."""
-    right = vector_work.reduce_parts
+    right = reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(replace(order, parts=tuple(replace(part, weight=1.0) for part in order.parts)), codecs, elements)
@@ -138,7 +136,7 @@ def _equal_weights() -> list[Patch]:
 @_mistake("plain-for-radial", "I2")
 def _plain_for_radial() -> list[Patch]:
     """A reducer computes a plain mean for spans that need a radial one."""
-    right = vector_work.reduce_parts
+    right = reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(order, replace(codecs, radial={}), elements)
@@ -149,7 +147,7 @@ def _plain_for_radial() -> list[Patch]:
 @_mistake("sender-forgotten", "I2")
 def _sender_forgotten() -> list[Patch]:
     """A mean leaves one contribution out but lists it as included."""
-    right = vector_work.reduce_parts
+    right = reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         parts = order.parts[1:] or order.parts
@@ -164,7 +162,7 @@ def _sender_forgotten() -> list[Patch]:
 @_mistake("undecoded-bytes", "I1")
 def _undecoded_bytes() -> list[Patch]:
     """An owner applies the mean from before it was encoded."""
-    right, advance = vector_work.reduce_parts, SimulatedIsland.advance
+    right, advance = reduce_parts, SimulatedIsland.advance
     means: dict[tuple[float, bytes], Any] = {}
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
@@ -190,7 +188,7 @@ def _undecoded_bytes() -> list[Patch]:
 @_mistake("weights-mixed-up", "I2")
 def _weights_mixed_up() -> list[Patch]:
     """A reducer gives each contribution the weight of another."""
-    right = vector_work.reduce_parts
+    right = reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         weights = [part.weight for part in order.parts]
@@ -205,7 +203,7 @@ def _weights_mixed_up() -> list[Patch]:
 @_mistake("row-counted-twice", "I2", kinds="none")
 def _row_counted_twice() -> list[Patch]:
     """An owner counts the mean of its first row twice."""
-    right = vector_work.reduce_parts
+    right = reduce_parts
 
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         if order.stage is ReduceStage.FINISH:
@@ -439,13 +437,13 @@ def _ready_too_early() -> list[Patch]:
 @_mistake("anchor-for-momentum", "I1 I6 I7")
 def _anchor_for_momentum() -> list[Patch]:
     """A transfer carries the anchor twice, the second time in place of the momentum."""
-    right = vector_work.cut_piece
+    right = serve.cut_piece
 
     def wrong(state: SpanState, offset: int, most_bytes: int) -> memoryview:
         half = 4 * state.elements
         return right(state, offset - half if half <= offset < 2 * half else offset, most_bytes)
 
-    return [(pieces_module, "cut_piece", wrong)]
+    return [(serve, "cut_piece", wrong)]
 
 
 @_mistake("memory-not-compared", "I1 I6 I7")

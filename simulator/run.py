@@ -13,16 +13,16 @@ from functools import cache, lru_cache
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.outer.radial import mark_radial
+from p2p_diloco.outer.mean import mark_radial
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 
 RUN = sha256(b"a simulated run")
 MANIFEST = b"a simulated manifest"

@@ -21,7 +21,7 @@ from p2p_diloco.protocol.wire.grid import grid_order
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanVector, decode_message
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.transport.link import whole
 from simulator.inspector import Violated
 from simulator.network import OPEN, OUTBOUND_ONLY, SentFrames

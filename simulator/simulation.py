@@ -20,13 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.transport.directory import MemoryDirectory

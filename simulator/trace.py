@@ -12,7 +12,7 @@ from dataclasses import fields
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.messages import Message, Ping, Pong, decode_message
 

@@ -2,7 +2,7 @@
 
 A contribution carries the tokens since the one before. One whose round had no entry for its span stays in the island's
 parameters: the contribution after the next entry carries its tokens too. One that its round's entry leaves out is lost,
-like those in flight when a span is replaced or a process ends. This mirrors `p2p_diloco/outer/in_flight.py`.
+like those in flight when a span is replaced or a process ends. This mirrors `p2p_diloco/outer/state.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT
+from p2p_diloco.outer.state import MAX_IN_FLIGHT
 from research.trace import chosen_spans
 
 

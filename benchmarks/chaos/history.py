@@ -11,7 +11,7 @@ from benchmarks.chaos.carried import carried_tokens
 from benchmarks.chaos.figures import Inclusion
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.peer.founding import genesis_states, make_start
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.wire.entry import Entry, included_places, next_head

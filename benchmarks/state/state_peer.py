@@ -21,8 +21,7 @@ from benchmarks.averaging.our_peer import OurPeer
 from benchmarks.meters import family_of
 from benchmarks.state.transfer import cpu_seconds_apart
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
-from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
+from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, SpanHead, founding_radius
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE

@@ -13,40 +13,37 @@ Axes: N elements of a span, B blocks of a span or chunk, K elements of a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from p2p_diloco.codec.checks import bytes_of_size, contiguous_vector, refuse_non_finite_update
-from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
-from p2p_diloco.codec.interface import Codec, Encoded, Vector
-from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.codec.codes import NO_NOISE, Limits, Parts, accumulate, code_squares, decode, encode, unpack4, widened
+from p2p_diloco.codec.interface import Codec, Encoded, RoundingBits, contiguous_vector, refuse_non_finite_update
+from p2p_diloco.codec.vectors import (
+    BLOCK,
+    LARGEST,
+    SMALLEST,
+    Bits,
+    Bytes,
+    Vector,
+    iterate_blocks,
+    num_blocks,
+    read_only,
+    squared_norm_of_bfloat16,
+)
 from p2p_diloco.errors import FrameError
-from p2p_diloco.kernels import operations
-from p2p_diloco.kernels.bounds import LARGEST, SMALLEST
-from p2p_diloco.kernels.choice import frozen
+from p2p_diloco.memory.slabs import passing_bytes
 
-BLOCK_ELEMENTS = operations.BLOCK
 _SCALE_BYTES = 2
 # Number of blocks for which random bits are drawn at a time: half a megabyte.
 _DRAWN_BLOCKS = 1 << 12
-# Number of elements that a mean adds up at a time, from one part after the other: 256 KiB stay in the cache.
-_ADDED_ELEMENTS = 1 << 16
+# Number of blocks that a mean adds up at a time, from one part after the other: 256 KiB stay in the cache.
+_ADDED_BLOCKS = 1 << 10
 _SMALLEST_SCALE_BITS = int(np.float32(SMALLEST).view(np.uint32)) >> 16
-
-Bytes = npt.NDArray[np.uint8]
-ScaleBits = npt.NDArray[np.uint16]
-
-
-class BlockParts(NamedTuple):
-    """The parts of an encoding: the bits of all scales, shape (B,), and the packed codes."""
-
-    scale_bits_B: ScaleBits
-    packed: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,67 +71,68 @@ class BlockCodec(Codec):
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
         """Scale and round to codes, block by block; see `Codec.encode`."""
         vector_N = contiguous_vector(vector_N)
-        whole = num_blocks(vector_N.size) * BLOCK_ELEMENTS
+        whole = num_blocks(vector_N.size) * BLOCK
         encoded = np.empty(self.encoded_bytes(whole), dtype=np.uint8)
         scale_bits_B, packed = parts_of(encoded, whole)
         noise, limits = None if rounding_seed is None else RoundingBits(rounding_seed), self.loop_limits()
-        for blocks in operations.iterate_blocks(scale_bits_B.size, _DRAWN_BLOCKS):
+        for blocks in iterate_blocks(scale_bits_B.size, _DRAWN_BLOCKS):
             here, codes = _elements_of(blocks), packed[self._codes_of(blocks)]
             whole_N = _filled_up(vector_N[here], here.stop - here.start)
-            noise_N = operations.NO_NOISE if noise is None else noise.draw(whole_N.size)
-            if not operations.encode[self.code_bits](whole_N, noise_N, limits, scale_bits_B[blocks], codes):
+            noise_N = NO_NOISE if noise is None else noise.draw(whole_N.size)
+            if not encode(whole_N, noise_N, limits, scale_bits_B[blocks], codes):
                 refuse_non_finite_update(vector_N)
         return encoded[: self.encoded_bytes(vector_N.size)].tobytes()
 
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         """Multiply codes by scales; see `Codec.decode`."""
         scale_bits_B, codes = self._whole_blocks(encoded, elements)
-        whole_N = np.empty(scale_bits_B.size * BLOCK_ELEMENTS, dtype=np.float32)
-        if not operations.decode[self.code_bits](scale_bits_B, codes, self._least, whole_N):
+        whole_N = np.empty(scale_bits_B.size * BLOCK, dtype=np.float32)
+        if not decode(scale_bits_B, codes, self._least, whole_N):
             self._refuse_codes(codes, elements)
         return whole_N[:elements]
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
         """Add up piece by piece, without intermediate decoded vectors; see `Codec.add_up`."""
         parts = [self._whole_blocks(one, elements) for one in encoded]
-        accumulate, sum_N = operations.accumulate[self.code_bits], np.empty(num_blocks(elements) * BLOCK_ELEMENTS, "f4")
-        for blocks in operations.iterate_blocks(num_blocks(elements), _ADDED_ELEMENTS // BLOCK_ELEMENTS):
+        sum_N = np.empty(num_blocks(elements) * BLOCK, np.float32)
+        for blocks in iterate_blocks(num_blocks(elements), _ADDED_BLOCKS):
             out_N, here = sum_N[_elements_of(blocks)], self._codes_of(blocks)
-            for place, ((scale_bits_B, codes), share) in enumerate(zip(parts, shares, strict=True)):
-                if not accumulate(scale_bits_B[blocks], codes[here], self._least, share, place == 0, out_N):
+            is_first = True
+            for (scale_bits_B, codes), share in zip(parts, shares, strict=True):
+                if not accumulate(scale_bits_B[blocks], codes[here], self._least, share, is_first, out_N):
                     self._refuse_codes(codes, elements)
+                is_first = False
         return sum_N[:elements]
 
-    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
-        """Decode slice by slice; see `Codec.reader`."""
-        scale_bits_B, packed = self._checked(encoded, elements)
-
-        def read(here: slice) -> Vector:
-            scales = scale_bits_B[here.start // BLOCK_ELEMENTS : num_blocks(here.stop)]
-            codes = packed[self.code_bytes(here.start) : self.code_bytes(here.stop)]
-            return self.decode(scales.tobytes() + codes.tobytes(), here.stop - here.start)
-
-        return read
+    def bytes_of(self, received: Bytes, elements: int, here: slice) -> bytes:
+        """Return the encoding of a slice; see `Codec.bytes_of`."""
+        scale_bits_B, packed = parts_of(received, elements)
+        scales = scale_bits_B[here.start // BLOCK : num_blocks(here.stop)]
+        return scales.tobytes() + packed[self.code_bytes(here.start) : self.code_bytes(here.stop)].tobytes()
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         """Return the exact sum over blocks of scale² · Σ code²; see `Codec.squared_norm`."""
         scale_bits_B, codes = self._whole_blocks(encoded, elements)
         code_squares_B = np.empty(scale_bits_B.size, dtype=np.int64)
-        if not operations.code_squares[self.code_bits](codes, self._least, code_squares_B):
+        if not code_squares(codes, self._least, code_squares_B):
             self._refuse_codes(codes, elements)
         return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
 
-    def parts(self, encoded: Encoded, elements: int) -> BlockParts:
+    def parts(self, encoded: Encoded, elements: int) -> Parts:
         """Return read-only views of an encoding's parts. Only the size is checked; compiled loops check the rest.
 
         Raises:
             FrameError: the size is wrong.
         """
-        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
-        scale_bits_B, packed = parts_of(received, elements)
-        return BlockParts(frozen(scale_bits_B), frozen(packed))
+        scale_bits_B, packed = parts_of(self._received(encoded, elements), elements)
+        return read_only(scale_bits_B), read_only(packed)
 
-    def loop_limits(self) -> operations.Limits:
+    def empty_encoding(self, elements: int) -> tuple[memoryview, Bits, Bytes]:
+        """Return memory for an encoding of whole blocks, and views of its parts, for a fused pass to write."""
+        room = passing_bytes(self.encoded_bytes(elements))
+        return room, *parts_of(np.frombuffer(room, dtype=np.uint8), elements)
+
+    def loop_limits(self) -> Limits:
         """Return the limits for a compiled encoder: largest code, and the bits of the smallest and largest scale."""
         most_bits = np.uint32(largest_scale_bits(self.largest_code))
         return np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS), most_bits
@@ -144,20 +142,11 @@ class BlockCodec(Codec):
         return np.int32(-self.largest_code)
 
     def _codes_of(self, blocks: slice) -> slice:
-        return slice(self.code_bytes(blocks.start * BLOCK_ELEMENTS), self.code_bytes(blocks.stop * BLOCK_ELEMENTS))
+        return slice(self.code_bytes(blocks.start * BLOCK), self.code_bytes(blocks.stop * BLOCK))
 
-    def _whole_blocks(self, encoded: Encoded, elements: int) -> BlockParts:
+    def _whole_blocks(self, encoded: Encoded, elements: int) -> Parts:
         """Return the parts of an encoding after checking its scales, with a short last block filled up."""
-        scale_bits_B, packed = self._checked(encoded, elements)
-        spare_bits = 8 * packed.size - self.code_bits * elements
-        codes = _filled_up(packed, self.code_bytes(scale_bits_B.size * BLOCK_ELEMENTS))
-        if spare_bits and packed[-1] >> (8 - spare_bits):
-            self._refuse_codes(codes, elements)
-        return BlockParts(scale_bits_B, codes)
-
-    def _checked(self, encoded: Encoded, elements: int) -> BlockParts:
-        received = bytes_of_size(self.name, encoded, elements, self.encoded_bytes(elements))
-        scale_bits_B, packed = parts_of(received, elements)
+        scale_bits_B, packed = parts_of(self._received(encoded, elements), elements)
         largest_bits = largest_scale_bits(self.largest_code)
         # One comparison refuses negative, infinite, NaN and too large scales: as integers they are all larger.
         wrong_B = (scale_bits_B > largest_bits) | ((scale_bits_B < _SMALLEST_SCALE_BITS) & (scale_bits_B != 0))
@@ -167,11 +156,15 @@ class BlockCodec(Codec):
                 f"{self.name} block {block} of {scale_bits_B.size} has a scale of {_scale(scale_bits_B[block]):.3g}; "
                 f"expected 0 or a number from {_scale(_SMALLEST_SCALE_BITS):.3g} to {_scale(largest_bits):.3g}"
             )
-        return BlockParts(scale_bits_B, packed)
+        spare_bits = 8 * packed.size - self.code_bits * elements
+        codes = _filled_up(packed, self.code_bytes(scale_bits_B.size * BLOCK))
+        if spare_bits and packed[-1] >> (8 - spare_bits):
+            self._refuse_codes(codes, elements)
+        return scale_bits_B, codes
 
     def _refuse_codes(self, codes: Bytes, elements: int) -> NoReturn:
         """Raise the error about codes that no encoder writes."""
-        codes_N = operations.UNPACK[self.code_bits](codes)
+        codes_N = codes.view(np.int8) if self.code_bits == 8 else unpack4(codes)
         if codes_N.min() < -self.largest_code:
             raise FrameError(
                 f"{self.name} element {int(np.argmin(codes_N))} of {elements} has the code {codes_N.min()}; "
@@ -201,14 +194,9 @@ class Int8Codec(BlockCodec):
     largest_code: int = 127
 
 
-def num_blocks(elements: int) -> int:
-    """Return the number of blocks; the last one may be short."""
-    return -(-elements // BLOCK_ELEMENTS)
-
-
 def is_whole(elements: int) -> bool:
     """Return whether a span consists of whole blocks."""
-    return elements > 0 and elements % BLOCK_ELEMENTS == 0
+    return elements > 0 and elements % BLOCK == 0
 
 
 @cache
@@ -218,14 +206,14 @@ def largest_scale_bits(largest_code: int) -> int:
     return int(limit.view(np.uint32)) >> 16
 
 
-def parts_of(encoded: Bytes, elements: int) -> BlockParts:
+def parts_of(encoded: Bytes, elements: int) -> Parts:
     """Return views of an encoding's parts."""
     border = _SCALE_BYTES * num_blocks(elements)
-    return BlockParts(encoded[:border].view("<u2"), encoded[border:])
+    return encoded[:border].view("<u2"), encoded[border:]
 
 
 def _elements_of(blocks: slice) -> slice:
-    return slice(blocks.start * BLOCK_ELEMENTS, blocks.stop * BLOCK_ELEMENTS)
+    return slice(blocks.start * BLOCK, blocks.stop * BLOCK)
 
 
 def _filled_up(array_N: npt.NDArray[Any], elements: int) -> npt.NDArray[Any]:
@@ -235,4 +223,4 @@ def _filled_up(array_N: npt.NDArray[Any], elements: int) -> npt.NDArray[Any]:
 
 
 def _scale(bits: int) -> float:
-    return float(operations.widened(np.array([bits], dtype=np.uint16))[0])
+    return float(widened(np.array([bits], dtype=np.uint16))[0])

@@ -1,4 +1,4 @@
-"""The codec interface: exact sizes, encode, decode, exact norm.
+"""The codec interface: exact sizes, encode, decode, exact norm; and what all codecs share.
 
 A codec is stateless. Peers that encode the same vector with the same seed get the same bytes, and peers that decode the
 same bytes get the same float32 values, bit for bit: everything in this package is integer arithmetic, or single float
@@ -9,6 +9,7 @@ Axes: N elements of a span, B blocks of a span, K elements of a block.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,15 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Vector: TypeAlias = npt.NDArray[np.float32]
-"""A flat float32 vector on the host."""
+from p2p_diloco.codec.vectors import LARGEST, SMALLEST, Bits, Bytes, Vector
+from p2p_diloco.errors import FrameError, NonFiniteUpdate
+from p2p_diloco.ids import sha256
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
 """An encoded span; any contiguous buffer of bytes."""
+
+_ROUNDING_DOMAIN = b"p2p-diloco stochastic rounding v1\0"
+_LANES_PER_WORD = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +47,13 @@ class Codec(ABC):
     def encode(self, vector_N: Vector, *, rounding_seed: bytes | None = None) -> bytes:
         """Encode a vector.
 
-        Too small values become 0 and too large ones are clipped: see `kernels/bounds.py`.
+        Too small values become 0 and too large ones are clipped: see `vectors.py`.
 
         Args:
             vector_N: float32, shape (N,). Not changed.
             rounding_seed: None rounds to nearest, ties to even. With a seed, rounding is stochastic: a value between
                 two codes becomes the upper one with a probability equal to its distance from the lower one, so that
-                errors are zero on average. The same vector and seed give the same bytes (see `rounding.py`).
+                errors are zero on average. The same vector and seed give the same bytes (see `RoundingBits`).
         Returns:
             Exactly `encoded_bytes(N)` bytes for `decode`.
         Raises:
@@ -57,7 +62,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, encoded: Encoded, elements: int) -> Vector:
-        """Decode bytes from a peer; all values of the result are within the bounds of `kernels/bounds.py`.
+        """Decode bytes from a peer; all values of the result are within the bounds of `vectors.py`.
 
         Args:
             encoded: untrusted bytes. Not changed, not kept.
@@ -69,13 +74,18 @@ class Codec(ABC):
                 code.
         """
 
-    @abstractmethod
     def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
         """Return a function that decodes a slice of the elements; slices begin and end at blocks, or at the end.
 
         Raises:
-            FrameError: as for `decode`; either here, or when the invalid part is read.
+            FrameError: as for `decode`; a wrong size here, anything else when the invalid part is read.
         """
+        received = self._received(encoded, elements)
+        return lambda here: self.decode(self.bytes_of(received, elements, here), here.stop - here.start)
+
+    @abstractmethod
+    def bytes_of(self, received: Bytes, elements: int, here: slice) -> bytes:
+        """Return the encoding of a slice of the elements, which begins and ends at blocks, or at the end."""
 
     def add_up(self, encoded: Sequence[Encoded], shares: Sequence[np.float32], elements: int) -> Vector:
         """Return Σ share · decoded values, in order.
@@ -111,3 +121,95 @@ class Codec(ABC):
         Raises:
             FrameError: as for `decode`.
         """
+
+    def norm(self, encoded: Encoded, elements: int) -> float:
+        """Return the exact norm of the decoded values; errors as for `decode`."""
+        return math.sqrt(self.squared_norm(encoded, elements))
+
+    def _received(self, encoded: Encoded, elements: int) -> Bytes:
+        """View bytes from a peer as an array.
+
+        Raises:
+            FrameError: there are more or fewer bytes than expected.
+        """
+        received_bytes, expected_bytes = memoryview(encoded).nbytes, self.encoded_bytes(elements)
+        if received_bytes != expected_bytes:
+            raise FrameError(
+                f"{self.name} span of {elements} elements has {received_bytes} bytes; expected {expected_bytes}"
+            )
+        return np.frombuffer(encoded, dtype=np.uint8)
+
+
+class RoundingBits:
+    """A stream of 16 random bits per element, in the order of the elements; reproducible from a seed.
+
+    The bits are those of Philox-4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): key =
+    the first 16 bytes of SHA-256(domain + seed) as two little-endian words, counter 1, 2, 3, …; element i uses bits
+    16 (i mod 4) to 16 (i mod 4) + 15 of word i // 4. Only raw words are used: NumPy guarantees that this stream stays
+    the same, but not its distributions. `tests/codec/test_rounding.py` has the same in plain Python.
+    """
+
+    __slots__ = ("_philox",)
+
+    def __init__(self, seed: bytes) -> None:
+        key = np.frombuffer(sha256(_ROUNDING_DOMAIN, seed)[:16], dtype="<u8").astype(np.uint64)
+        self._philox = np.random.Philox(key=key)
+
+    def draw(self, elements: int) -> Bits:
+        """Return the bits of the next elements; all draws except the last must be multiples of four elements."""
+        words = self._philox.random_raw(-(-elements // _LANES_PER_WORD))
+        lanes_N: Bits = words.astype("<u8", copy=False).view("<u2")[:elements]
+        return lanes_N
+
+
+def contiguous_vector(vector_N: Vector) -> Vector:
+    """Return one of our own vectors as a contiguous array; a wrong type or shape is our own bug."""
+    assert vector_N.dtype == np.float32, f"codecs take float32, not {vector_N.dtype}"
+    assert vector_N.ndim == 1, f"codecs take flat vectors, not shape {vector_N.shape}"
+    return np.ascontiguousarray(vector_N)
+
+
+def refuse_non_finite_update(vector_N: Vector) -> None:
+    """Raise NonFiniteUpdate if one of our own vectors holds a NaN or an infinity."""
+    count_text = _non_finite_text(vector_N)
+    if count_text:
+        raise NonFiniteUpdate(f"the update to encode holds {count_text}; it is skipped in this round")
+
+
+def within_bounds(vector_N: Vector) -> Vector:
+    """Return finite values within the bounds: too small ones become zero, too large ones are clipped.
+
+    Returns the same vector if nothing is out of bounds.
+    """
+    magnitude_N = np.abs(vector_N)
+    if not _is_out_of_bounds(magnitude_N).any():
+        return vector_N
+    return np.where(magnitude_N < SMALLEST, np.float32(0), np.clip(vector_N, np.float32(-LARGEST), np.float32(LARGEST)))
+
+
+def refuse_frame_out_of_bounds(name: str, vector_N: Vector) -> None:
+    """Raise FrameError if a peer's vector holds a NaN, an infinity, or a value that no encoder writes."""
+    count_text = _non_finite_text(vector_N)
+    if count_text:
+        raise FrameError(f"{name} span holds {count_text}")
+    wrong_N = _is_out_of_bounds(np.abs(vector_N))
+    if wrong_N.any():
+        element = int(np.argmax(wrong_N))
+        raise FrameError(
+            f"{name} span holds {int(np.count_nonzero(wrong_N))} of {vector_N.size} values out of bounds, the first at "
+            f"element {element} ({vector_N[element]:.3g}); expected 0 or a magnitude from {SMALLEST:.3g} to "
+            f"{LARGEST:.3g}"
+        )
+
+
+def _is_out_of_bounds(magnitude_N: Vector) -> npt.NDArray[np.bool_]:
+    wrong_N: npt.NDArray[np.bool_] = (magnitude_N > LARGEST) | ((magnitude_N < SMALLEST) & (magnitude_N != 0))
+    return wrong_N
+
+
+def _non_finite_text(vector_N: Vector) -> str:
+    finite_N = np.isfinite(vector_N)
+    if finite_N.all():
+        return ""
+    count = vector_N.size - int(np.count_nonzero(finite_N))
+    return f"{count} of {vector_N.size} values that are not finite, the first at element {int(np.argmin(finite_N))}"

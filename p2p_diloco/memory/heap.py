@@ -69,10 +69,15 @@ def shed_compiler() -> None:
     """
     if sys.platform != "linux" or not _MAPS.exists():
         return
-    advise = ctypes.CDLL(None, use_errno=True).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, stop in unwritten(_MAPS.read_text(), COMPILER):
         advise(start, stop - start, _ADVICE_DONT_NEED)
+
+
+def advise(start: int, length: int, advice: int) -> None:
+    """Announce to the kernel how pages will be used; one that does not know the advice does nothing."""
+    call = ctypes.CDLL(None, use_errno=True).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    call(start, length, advice)
 
 
 def unwritten(maps: str, library: str) -> Iterator[tuple[int, int]]:

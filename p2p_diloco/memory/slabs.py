@@ -12,12 +12,15 @@ import ctypes
 import mmap
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import Any
 from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
+
+from p2p_diloco.memory.heap import advise
 
 FEWEST_BYTES = 1 << 16
 """Shorter vectors come from the heap, where they do no harm."""
@@ -34,15 +37,7 @@ _free: dict[int, list[mmap.mmap]] = {}
 
 def empty_vector(elements: int) -> npt.NDArray[np.float32]:
     """Return an uninitialised float32 vector, whose memory is reused after it is freed."""
-    wanted = 4 * elements
-    if wanted < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return np.empty(elements, dtype=np.float32)
-    size = -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE
-    try:
-        slab = _free.setdefault(size, []).pop()
-    except IndexError:
-        slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.asarray(_Lease(slab, elements, is_kept=True))
+    return _vector(elements, is_kept=True)
 
 
 def passing_vector(elements: int) -> npt.NDArray[np.float32]:
@@ -50,10 +45,7 @@ def passing_vector(elements: int) -> npt.NDArray[np.float32]:
 
     Use it for lengths that rarely recur, for which a kept slab would never be reused.
     """
-    if 4 * elements < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return np.empty(elements, dtype=np.float32)
-    slab = mmap.mmap(-1, 4 * elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.asarray(_Lease(slab, elements, is_kept=False))
+    return _vector(elements, is_kept=False)
 
 
 def awaited_vector(elements: int) -> npt.NDArray[np.float32]:
@@ -87,6 +79,19 @@ def zero_vector(elements: int) -> npt.NDArray[np.float32]:
     return zeros_N
 
 
+def _vector(elements: int, *, is_kept: bool) -> npt.NDArray[np.float32]:
+    if 4 * elements < FEWEST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.empty(elements, dtype=np.float32)
+    size = -(-4 * elements // mmap.PAGESIZE) * mmap.PAGESIZE
+    slab = None
+    if is_kept:
+        with suppress(IndexError):
+            slab = _free.setdefault(size, []).pop()
+    if slab is None:
+        slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.asarray(_Lease(slab, elements, is_kept=is_kept))
+
+
 @cache
 def _ahead() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -101,8 +106,6 @@ def _find_pages(awaited: ref[npt.NDArray[np.float32]]) -> None:
     vector_N = awaited()
     if vector_N is None:
         return
-    advise = ctypes.CDLL(None, use_errno=True).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     advise(vector_N.ctypes.data, vector_N.nbytes, _POPULATE_WRITE)
 
 

@@ -22,6 +22,8 @@ from p2p_diloco.node.surroundings import (
     NoArchive,
     PeerMemory,
     ReachBook,
+    Replica,
+    SpanUpdate,
     SwarmObserver,
 )
 from p2p_diloco.node.text_exchange import SharedCopy, TextExchange
@@ -80,16 +82,8 @@ from p2p_diloco.protocol.wire.messages import (
     message_parts,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
-from p2p_diloco.span.replica import Replica, SpanUpdate
-from p2p_diloco.span.vector_work import (
-    Codecs,
-    EncodedMean,
-    agreement_of,
-    is_sound_piece,
-    payload_norm,
-    reduce_parts,
-    state_from_bytes,
-)
+from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
+from p2p_diloco.span.serve import is_sound_piece, state_from_bytes
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport
 
 INTRODUCTION_SECONDS = 10.0
@@ -437,7 +431,7 @@ class SwarmNode:
     def _norm_of(self, entry: Entry, elements: int) -> float | str:
         """Return the norm of an entry's payload, or what is wrong with it; runs on the worker."""
         try:
-            return payload_norm(self.codecs.entry, entry.payload, elements)
+            return self.codecs.entry.norm(entry.payload, elements)
         except PeerError as error:
             return str(error)
 

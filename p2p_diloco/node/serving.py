@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.node.surroundings import EntryArchive
+from p2p_diloco.log import SpanHead
+from p2p_diloco.node.surroundings import EntryArchive, Replica
 from p2p_diloco.protocol.actions import (
     CompareContent,
     HashSpan,
@@ -21,10 +21,7 @@ from p2p_diloco.protocol.actions import (
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
-from p2p_diloco.span.contents import Contents
-from p2p_diloco.span.pieces import Pieces
-from p2p_diloco.span.replica import Replica
-from p2p_diloco.span.vector_work import content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span.serve import Contents, Pieces, content_digests, state_bytes, state_from_bytes
 
 HASH_SECONDS = 10.0
 REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8

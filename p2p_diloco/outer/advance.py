@@ -1,8 +1,8 @@
 """The events of one island's span: contribute, absorb an entry, replace the span.
 
-The trainer calls one function per event and span, which returns everything that changed. θ changes only together with
-φ and the list in flight, so no contribution can be resolved twice or lost. Unless noted otherwise, every function
-preserves the residual φ − θ − Σ in-flight: what the island has learnt but not sent.
+The trainer calls one function per event and span, which changes none of its arguments and returns everything that is
+new. θ changes only together with φ and the list in flight, so no contribution can be resolved twice or lost. Unless
+noted otherwise, every function preserves the residual φ − θ − Σ in-flight: what the island has learnt but not sent.
 
 Legend: N = elements of one span.
 """
@@ -16,14 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
-from p2p_diloco.log.head import AbsorbedEntry
-from p2p_diloco.log.limits import MAX_NORM_RATIO
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
-from p2p_diloco.outer.merge import MergeRule, merge_local
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.outer.vector import Vector, euclidean_norm
+from p2p_diloco.log import MAX_NORM_RATIO, AbsorbedEntry
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule, merge_local
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, InFlight, PendingContribution, SpanState, absorb
 
 # Scaling rounds every element by up to 2⁻²⁴ of itself, and the factor likewise: this margin keeps the clipped norm
 # within the limit in spite of both.
@@ -37,9 +34,8 @@ def pseudo_gradient(anchor_N: Vector, local_N: Vector, in_flight: Sequence[Vecto
     exchange longer than a cycle the residual would oscillate or grow.
 
     Args:
-        anchor_N: φ, float32, shape (N,). Not changed.
-        local_N: θ, same shape. Not changed.
-        in_flight: unresolved decoded contributions, in order of rounds. Not changed.
+        anchor_N, local_N: φ and θ, float32, shape (N,).
+        in_flight: unresolved decoded contributions, in order of rounds.
     Returns:
         Δ, freshly allocated. Not finite where θ is not.
     """
@@ -56,12 +52,8 @@ def clip_to_norm(delta_N: Vector, limit: float) -> tuple[Vector, float]:
 
     The clipped part is not lost: it stays in θ and is part of the next Δ.
 
-    Args:
-        delta_N: Δ, float32, shape (N,). Not changed.
-        limit: largest Euclidean norm allowed; infinity for none.
     Returns:
-        The clipped Δ (the same array if it is within the limit) and its norm before clipping; with a non-finite norm
-        nothing is clipped.
+        The clipped Δ (the same array if it is within the limit, or not finite) and its norm before clipping.
     """
     norm = euclidean_norm(delta_N)
     if not limit < norm < float("inf"):
@@ -82,13 +74,11 @@ class PreparedContribution:
     """A pseudo-gradient ready for encoding.
 
     Attributes:
-        round: round of the contribution.
         delta_N: Δ after clipping, float32, shape (N,).
         norm: Euclidean norm of Δ before clipping; it is sent along and determines the next radius.
         limit: largest norm that reducers accept.
     """
 
-    round: int
     delta_N: Vector
     norm: float
     limit: float
@@ -104,7 +94,7 @@ def prepare_contribution(
     Args:
         state: the agreed state of the span.
         in_flight: unresolved contributions.
-        local_N: snapshot of θ, float32, shape (N,). Not changed.
+        local_N: snapshot of θ, float32, shape (N,).
         round_index: the current round.
         max_norm_ratio: κ.
     Raises:
@@ -121,7 +111,7 @@ def prepare_contribution(
             f"local parameters are not finite in a span of {state.elements} elements; skipping round {round_index}; "
             "a lower inner learning rate may help"
         )
-    return PreparedContribution(round=round_index, delta_N=delta_N, norm=norm, limit=limit)
+    return PreparedContribution(delta_N=delta_N, norm=norm, limit=limit)
 
 
 def record_contribution(
@@ -140,12 +130,10 @@ def record_contribution(
     Args:
         state: the agreed state of the span; returned unchanged.
         in_flight: earlier contributions.
-        local_N: current θ. Not changed.
+        local_N: current θ; returned unchanged unless something overflowed.
         round_index: round of the contribution.
         sent: c, encoded or decoded; ownership is transferred.
         max_in_flight: limit of the list.
-    Returns:
-        The span with c in flight; `local_N` is the same array unless something overflowed.
     Raises:
         RoundError: a contribution of that round or a later one is already in flight.
     """
@@ -167,6 +155,17 @@ def advance_span(
 ) -> SpanAdvance:
     """Absorb a valid entry atomically: outer step, resolve our contribution of its round, merge.
 
+    Args: those of `absorb` and `follow_entry`; errors are those of `absorb`.
+    """
+    advanced = absorb(state, entry=entry, update_N=update_N, rule=outer_rule)
+    return follow_entry(state, in_flight, local_N, advanced=advanced, merge_rule=merge_rule)
+
+
+def follow_entry(
+    state: SpanState, in_flight: InFlight, local_N: Vector, *, advanced: SpanState, merge_rule: MergeRule
+) -> SpanAdvance:
+    """Apply an already absorbed entry to θ and the list in flight: the second half of `advance_span`.
+
     With `keep` the residual is preserved, whether or not the entry includes our contribution. Only contributions of
     skipped rounds leave the list but stay in θ, and so return to the residual. With `blend` the residual against φ_new
     is multiplied by alpha.
@@ -174,41 +173,14 @@ def advance_span(
     Args:
         state: the entry's parent.
         in_flight: unresolved contributions.
-        local_N: current θ, float32, shape (N,). Not changed.
-        entry: the entry's values for the head.
-        update_N: the decoded entry. Not changed.
-        outer_rule: from the manifest.
-        merge_rule: from the manifest.
-    Raises:
-        StateError: the entry's round or length does not match the span.
-        NonFiniteUpdate: the update or the step along it is not finite; the span is skipped.
-    """
-    advanced = absorb(state, entry=entry, update_N=update_N, rule=outer_rule)
-    return follow_entry(state, in_flight, local_N, advanced=advanced, merge_rule=merge_rule)
-
-
-def follow_entry(
-    state: SpanState,
-    in_flight: InFlight,
-    local_N: Vector,
-    *,
-    advanced: SpanState,
-    merge_rule: MergeRule,
-) -> SpanAdvance:
-    """Apply an already absorbed entry to θ and the list in flight: the second half of `advance_span`.
-
-    Used where many islands share the absorbed state, as in the experiments of `research/`.
-
-    Args:
-        state: the entry's parent.
-        in_flight: unresolved contributions.
-        local_N: current θ, float32, shape (N,). Not changed.
-        advanced: the span after the entry; its head has the entry's round.
+        local_N: current θ.
+        advanced: the span after the entry; many islands may share it.
         merge_rule: from the manifest.
     """
     remaining, resolved_N = in_flight.resolve(advanced.head.round)
     merged_N = merge_local(local_N, state.anchor_N, advanced.anchor_N, resolved_N, merge_rule)
-    return SpanAdvance(advanced, _share_in_flight(remaining, merge_rule), merged_N)
+    share = merge_rule.in_flight_share
+    return SpanAdvance(advanced, remaining if share == 1.0 else remaining.scaled(share), merged_N)
 
 
 def replace_span(
@@ -223,7 +195,7 @@ def replace_span(
     Args:
         state: the old span.
         in_flight: unresolved contributions.
-        local_N: current θ. Not changed.
+        local_N: current θ.
         replacement: the span from other peers, with verified digests.
         merge_rule: from the manifest.
     Raises:
@@ -234,10 +206,6 @@ def replace_span(
     emptied, leaving = in_flight.cleared()
     merged_N = merge_local(local_N, state.anchor_N, replacement.anchor_N, _sum(leaving), merge_rule)
     return SpanAdvance(replacement, emptied, merged_N)
-
-
-def _share_in_flight(in_flight: InFlight, rule: MergeRule) -> InFlight:
-    return in_flight if rule.in_flight_share == 1.0 else in_flight.scaled(rule.in_flight_share)
 
 
 def _sum(vectors: Sequence[Vector]) -> Vector | None:

@@ -1,48 +1,43 @@
-"""The weighted mean of contributions.
+"""Means of contributions: plain, or radial, with directions and lengths averaged separately, block by block.
 
-The result is deterministic given contributions, weights and roster, so that a witness can check a reducer.
+Both are deterministic given contributions, weights and roster, so that a witness can check a reducer.
 
-Legend: N = elements of one span.
+Contributions of many islands are nearly orthogonal, so their mean is shorter than each of them: by sqrt(n) for n
+islands. A radial mean has the direction of the mean direction and the mean of the lengths, so that the same outer rate
+suits few islands and many. Only the weights determine the influence on the direction: long vectors do not turn it
+further than short ones. If contributions agree less than orthogonal ones would, the length is restored only as much as
+for orthogonal ones: opposite contributions cancel, as in a plain mean, and noise is not amplified.
+
+A block is the unit that has a codec scale. The model determines which blocks are radial (`peer/run_plan.py`): rows of
+an embedding are rare, and their means are short because most islands have no update for them.
+
+Source: Decoupled DiLoCo, arXiv 2604.21428, radial-directional averaging, there tensor by tensor. For the reason for
+blocks, and the bound, see docs/decisions/0022.
+
+Legend: N = elements of one span, P = vectors, B = blocks of a span, K = 64 elements of a block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from p2p_diloco.codec.dispatch import with_loop
+from p2p_diloco.codec.vectors import BLOCK, Vector, count_non_finite, iterate_blocks, num_blocks
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.kernels.operations import iterate_blocks
-from p2p_diloco.outer.vector import Vector, count_non_finite
 
+Part: TypeAlias = Callable[[slice], Vector]
+"""Returns the elements of one vector in a slice."""
+RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
+"""Which blocks of a span use the radial mean, shape (B,); the last block may be short."""
+Wide: TypeAlias = npt.NDArray[np.float64]
 
-def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Return Σ wᵢ vᵢ / Σ wᵢ, summed in the given order (the roster's), with separate multiply and add.
-
-    Weights are normalised in float64 and then rounded to float32, so that their magnitude cannot cause an overflow.
-
-    Args:
-        vectors: decoded contributions in roster order; float32, all of shape (N,). Not changed.
-        weights: one per vector, finite and not negative.
-    Returns:
-        The mean, freshly allocated.
-    Raises:
-        RoundError: counts or lengths differ, a weight is negative or not finite, or all weights are zero.
-        NonFiniteUpdate: the mean holds a NaN or an infinity.
-    """
-    lengths = {len(vector_N) for vector_N in vectors}
-    if len(lengths) > 1:
-        raise RoundError(f"cannot average contributions of {sorted(lengths)} elements; expected one length")
-    shares = shares_of(weights, len(vectors))
-    mean_N = np.empty_like(vectors[0])
-    with np.errstate(over="ignore", invalid="ignore"):
-        for block in iterate_blocks(len(mean_N)):
-            np.multiply(vectors[0][block], shares[0], out=mean_N[block])
-            for vector_N, share in zip(vectors[1:], shares[1:], strict=True):
-                np.add(mean_N[block], np.multiply(vector_N[block], share), out=mean_N[block])
-    check_mean(mean_N, len(vectors))
-    return mean_N
+_CHUNK_BLOCKS = 512
+"""Blocks processed at a time, of which all vectors are copied."""
 
 
 def check_mean(mean_N: Vector, num_vectors: int) -> None:
@@ -59,7 +54,7 @@ def check_mean(mean_N: Vector, num_vectors: int) -> None:
 
 
 def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
-    """Return the normalised weight of each vector of a mean.
+    """Return each vector's share of a mean: weights are normalised in float64, so that large ones cannot overflow.
 
     Raises:
         RoundError: there are no vectors, the counts differ, a weight is negative or not finite, or all are zero.
@@ -75,3 +70,89 @@ def shares_of(weights: Sequence[float], num_vectors: int) -> list[np.float32]:
     scaled = [math.ldexp(weight, -math.frexp(largest)[1]) for weight in weights]
     total = math.fsum(scaled)
     return [np.float32(weight / total) for weight in scaled]
+
+
+def mark_radial(start: int, stop: int, plain: Sequence[tuple[int, int]]) -> RadialBlocks:
+    """Return which blocks of a span are radial: those without an element of a plain range.
+
+    Args:
+        start, stop: position of the span in its fragment.
+        plain: (start, stop) in the fragment of elements with a plain mean.
+    """
+    is_radial_B = np.ones(num_blocks(stop - start), dtype=np.bool_)
+    for first, last in plain:
+        begin, end = max(first, start), min(last, stop)
+        if begin < end:
+            is_radial_B[(begin - start) // BLOCK : num_blocks(end - start)] = False
+    return is_radial_B
+
+
+def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
+    """Return the mean of vectors: radial in the marked blocks and plain in the others.
+
+    Computed in float64, vector by vector in the given order; sums over a block use a fixed order (`sums_of_blocks`), so
+    that the result is deterministic.
+
+    Args:
+        parts: for each vector, in roster order, a function that returns the elements of a slice that begins at a block.
+        elements: number of elements of each vector.
+        weights: one per vector, finite and not negative.
+        is_radial_B: from `mark_radial`.
+    Returns:
+        The mean, freshly allocated. No marked block is longer than the mean of its lengths.
+    Raises:
+        RoundError: as `shares_of`, or the number of marks is wrong.
+        NonFiniteUpdate: the mean holds a NaN or an infinity.
+    """
+    if len(is_radial_B) != num_blocks(elements):
+        raise RoundError(f"got marks for {len(is_radial_B)} blocks; a span of {elements} elements has another number")
+    shares_P = np.array(shares_of(weights, len(parts)), np.float32)
+    mean_N = np.empty(len(is_radial_B) * BLOCK, np.float32)
+    for blocks in iterate_blocks(len(is_radial_B), _CHUNK_BLOCKS):
+        whole_N = mean_N[blocks.start * BLOCK : blocks.stop * BLOCK]
+        here = slice(blocks.start * BLOCK, min(blocks.stop * BLOCK, elements))
+        vectors_PN = np.zeros((len(parts), len(whole_N)), np.float32)
+        for vector_N, part in zip(vectors_PN, parts, strict=True):
+            vector_N[: here.stop - here.start] = part(here)
+        radial_mean(vectors_PN, shares_P, is_radial_B[blocks], whole_N)
+    check_mean(mean_N[:elements], len(parts))
+    return mean_N[:elements]
+
+
+@with_loop()
+def radial_mean(vectors_PN: Vector, shares_P: Vector, is_radial_B: RadialBlocks, mean_N: Vector) -> None:
+    """Write the mean: radial in marked blocks; plain, rounded after each step, in the others."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(vectors_PN[0], shares_P[0], out=mean_N)
+        for vector_N, share in zip(vectors_PN[1:], shares_P[1:], strict=True):
+            mean_N += vector_N * share
+        vectors_BK = [vector_N.reshape(-1, BLOCK)[is_radial_B] for vector_N in vectors_PN]
+        mean_N.reshape(-1, BLOCK)[is_radial_B] = _radial(vectors_BK, list(shares_P))
+
+
+def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vector:
+    direction_BK = np.full(vectors_BK[0].shape, -0.0)  # -0.0 + x is x for every x, including -0.0
+    radius_B, least_B = np.zeros(len(direction_BK)), np.zeros(len(direction_BK))
+    for vector_BK, share in zip(vectors_BK, map(float, shares), strict=True):
+        wide_BK = vector_BK.astype(np.float64)
+        length_B = np.sqrt(sums_of_blocks(wide_BK * wide_BK))
+        is_there_B = length_B > 0.0
+        factor_B = np.divide(share, length_B, out=np.zeros_like(length_B), where=is_there_B)
+        direction_BK += wide_BK * factor_B[:, None]
+        radius_B += share * length_B
+        least_B += np.where(is_there_B, share * share, 0.0)
+    square_B = np.maximum(sums_of_blocks(direction_BK * direction_BK), least_B)
+    stretch_B = np.divide(radius_B, np.sqrt(square_B), out=np.zeros_like(radius_B), where=square_B > 0.0)
+    return (direction_BK * stretch_B[:, None]).astype(np.float32)
+
+
+def sums_of_blocks(values_BK: Wide) -> Wide:
+    """Return the sum of each block by adding halves to each other until one number is left.
+
+    NumPy and a compiled loop can both use this order on any hardware.
+    """
+    half = BLOCK // 2
+    while half:
+        values_BK = values_BK[:, :half] + values_BK[:, half:]
+        half //= 2
+    return values_BK[:, 0]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import SpanId
 from p2p_diloco.memory.slabs import passing_vector
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.protocol.engine import PeerEngine

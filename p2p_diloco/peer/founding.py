@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, genesis_state
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.wire.member import Member

@@ -8,25 +8,15 @@ Legend: N = elements of one span.
 
 from __future__ import annotations
 
-import math
-from functools import cache, partial
-
 import numpy as np
 import torch
 
-from p2p_diloco.codec.blocks import Int4Codec, is_whole, parts_of
-from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import SpanId
-from p2p_diloco.kernels import device
-from p2p_diloco.kernels.operations import contribute4
-from p2p_diloco.memory.slabs import passing_bytes
-from p2p_diloco.outer.advance import record_contribution
-from p2p_diloco.outer.in_flight import InFlight, PendingContribution
-from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.span.span_work import SentSpan, contribute_span
-from p2p_diloco.span.vector_work import encode_within
+from p2p_diloco.span.contribute import SentSpan, contribute_span
+from p2p_diloco.span.device import contribute_from_device, encodes_alike
 from p2p_diloco.training.parameters import LocalParameters
 
 
@@ -84,42 +74,19 @@ class DeviceSpans(LocalSpans):
 
     def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
         """Encode a contribution of a span, on the device if possible."""
-        found = None
-        if not len(in_flight) and round_index > state.head.round:
-            found = self._encode(span, state)
-        if found is None:
-            return super().contribute(span, state, in_flight, round_index)
-        sent = PendingContribution(found[1], partial(self.plan.codecs.contribution.decode, elements=state.elements))
-        # Nothing else is in flight, so nothing can overflow and θ does not change; its vector is not needed.
-        advance = record_contribution(state, in_flight, state.anchor_N, round_index=round_index, sent=sent)
-        return SentSpan(*found, advance)
-
-    def _encode(self, span: SpanId, state: SpanState) -> tuple[float, memoryview] | None:
-        """Return the norm of the pseudo-gradient and its encoding, scaled down until reducers accept it.
-
-        None if the device cannot encode it, or something is not finite.
-        """
-        place, codec = self.plan.places[span], self.plan.codecs.contribution
+        place = self.plan.places[span]
         local = self.parameters.on_device(span.fragment, place.start, place.stop)
-        if local is None or not isinstance(codec, Int4Codec) or not is_whole(state.elements):
-            return None
-        room = passing_bytes(codec.encoded_bytes(state.elements))
-        scale_bits_B, packed = parts_of(np.frombuffer(room, dtype=np.uint8), state.elements)
-        squares_B = np.empty(len(scale_bits_B), dtype=np.int64)
-        there = partial(device.contribute4, state.anchor_N, local, *codec.loop_limits(), scale_bits_B, packed)
-        whole, scale = math.nan, 1.0
-
-        def encode(factor: float) -> float:
-            nonlocal whole, scale
-            scale *= factor
-            norm = math.sqrt(there(squares_B, factor=np.float32(scale)))
-            whole = norm if factor == 1.0 else whole
-            if not math.isfinite(norm):
-                return norm
-            return max(norm, math.sqrt(squared_norm_of_bfloat16(scale_bits_B, squares_B)))
-
-        limit = state.head.norm_limit(self.plan.rules.contribution_limit)
-        return (whole, room.toreadonly()) if encode_within(limit, encode) else None
+        sent = None
+        if local is not None:
+            sent = contribute_from_device(
+                state,
+                in_flight,
+                local,
+                round_index=round_index,
+                codec=self.plan.codecs.contribution,
+                max_norm_ratio=self.plan.rules.contribution_limit,
+            )
+        return sent if sent is not None else super().contribute(span, state, in_flight, round_index)
 
 
 def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -> LocalSpans:
@@ -136,9 +103,3 @@ def describe_device(where: torch.device, local: LocalSpans) -> str:
     name = f" ({torch.cuda.get_device_name(where)})" if where.type == "cuda" else ""
     encodes = "there" if isinstance(local, DeviceSpans) else f"on the processor, since {where.type} rounds differently"
     return f"trains on {where}{name}; contributions are encoded {encodes}"
-
-
-@cache
-def encodes_alike(where: torch.device) -> bool:
-    """Return whether a device encodes exactly as the host does; tested once."""
-    return device.agrees(where, contribute4, Int4Codec().loop_limits())

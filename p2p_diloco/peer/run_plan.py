@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from p2p_diloco.codec.codec import ROW_MEAN_CODEC, codec_named
+from p2p_diloco.codec.vectors import BLOCK
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId, parse_peer_id
 from p2p_diloco.outer.fragments import Fragment, plan_fragments, plan_spans
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, mark_radial
+from p2p_diloco.outer.mean import RadialBlocks, mark_radial
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.rules import HEARTBEAT_SECONDS, RunRules
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.training.inner_loop import InnerRule, windows_of_step
 from p2p_diloco.training.model import EMBEDDINGS, DecoderModel, ModelShape, model_shape
 from p2p_diloco.training.parameters import sizes
@@ -138,7 +138,7 @@ def plan_tensors(
     places = {
         SpanId(fragment.index, index): SpanPlace(start=start, stop=stop)
         for fragment in fragments
-        for index, (start, stop) in enumerate(plan_spans(fragment.elements, num_spans, RADIAL_BLOCK))
+        for index, (start, stop) in enumerate(plan_spans(fragment.elements, num_spans, BLOCK))
     }
     outer = manifest.outer
     if outer.mean == "radial":

@@ -14,18 +14,18 @@ import torch
 
 from p2p_diloco.bandwidth.forecast import STATE_BYTES_PER_ELEMENT
 from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.codec.dispatch import why_no_loops
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.settings import PeerSettings, bytes_per_second
 from p2p_diloco.errors import ConfigError, DaemonEnded
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.kernels.choice import why_no_loops
 from p2p_diloco.memory.heap import trim_now_and_then
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.text_exchange import SharedCopy
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.archivist import FEWEST_CHECKPOINTS, Archivist, ArchivistParts
 from p2p_diloco.peer.contact import Contact, NextStart
 from p2p_diloco.peer.ending import (
@@ -48,8 +48,7 @@ from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.signing import SigningKey, is_signed_by
-from p2p_diloco.span.known_answer import check_known_answer
-from p2p_diloco.span.vector_work import warm_up
+from p2p_diloco.span.known_answer import check_known_answer, warm_up
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.disk_rule import Saving

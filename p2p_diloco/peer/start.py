@@ -18,6 +18,7 @@ from typing import Any
 
 from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
@@ -28,7 +29,6 @@ from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
 from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.archivist import check_archivist
 from p2p_diloco.peer.ending import StopRequest, result_before
 from p2p_diloco.peer.founding import read_buffers, read_start

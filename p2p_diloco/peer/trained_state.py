@@ -19,21 +19,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.kernels.choice import frozen
 from p2p_diloco.memory.slabs import passing_vector
+from p2p_diloco.node.surroundings import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.outer.advance import replace_span
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
-from p2p_diloco.span.replica import Answer, SpanDamaged, SpanUpdate
-from p2p_diloco.span.span_work import follow_span
+from p2p_diloco.span.follow import follow_span
 from p2p_diloco.storage.inner_state import InnerState
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.training.evaluation import Slice
@@ -162,7 +160,7 @@ class TrainedState(HeldState):
         self._looks: deque[_Look] = deque()
         # Negative zeros: -0.0 + x is x, bit for bit, for every x.
         longest = max(place.stop - place.start for place in plan.places.values())
-        self._nothing = frozen(np.full(longest, -0.0, np.float32))
+        self._nothing = read_only(np.full(longest, -0.0, np.float32))
 
     # -- for the event loop
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.node.surroundings import SpanDamaged
 from p2p_diloco.peer.evaluation import HeldOutLoss
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.run_text import SharedText
 from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.span.replica import SpanDamaged
 from p2p_diloco.training.parameters import LocalParameters
 
 

@@ -18,17 +18,15 @@ from p2p_diloco.codec.codec import ROW_MEAN_CODEC, codec_named
 from p2p_diloco.config.manifest import LONGEST_ROUND
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.fragments import suited_spans
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
+from p2p_diloco.outer.state import InFlight, genesis_state
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import check_count, check_positive, format_rate
-from p2p_diloco.span.vector_work import encode_contribution
+from p2p_diloco.span.contribute import encode_contribution
 from p2p_diloco.wording import format_bytes
 
 LARGEST_FRAGMENT = 500_000_000

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send, Stage
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
 from p2p_diloco.protocol.membership.attendance import LocalPeer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
-from p2p_diloco.log.limits import as_float32
+from p2p_diloco.log import as_float32
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
-from p2p_diloco.log.limits import MAX_NORM_RATIO, MAX_WEIGHT_RATIO, REJECT_NORM_RATIO
+from p2p_diloco.log import MAX_NORM_RATIO, MAX_WEIGHT_RATIO, REJECT_NORM_RATIO
 from p2p_diloco.protocol.clock import RoundClock
 
 HEARTBEAT_SECONDS = 1.0

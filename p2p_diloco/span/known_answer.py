@@ -1,27 +1,28 @@
-"""Checks that this machine computes the same bytes as all others, by decoding and stepping known vectors.
+"""Makes this machine ready: compiles the loops, and checks that it computes the same bytes as all others.
 
 A peer whose processor, NumPy or compiler rounds differently would follow every entry to bytes that no other peer has.
 It would notice only when contents are compared, cycles later. So each thread that decodes and steps is tested first,
-which takes a few milliseconds. A thread that flushes subnormal numbers passes: see `kernels/bounds.py`.
+which takes a few milliseconds. A thread that flushes subnormal numbers passes: see `codec/vectors.py`.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.dispatch import compiled_loops
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST
-from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry, SpanHead
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
-from p2p_diloco.span.span_work import follow_span
-from p2p_diloco.span.vector_work import Codecs, payload_norm
+from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead
+from p2p_diloco.memory.heap import shed_compiler, trim_heap
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
+from p2p_diloco.outer.state import InFlight, SpanState
+from p2p_diloco.span.follow import follow_span
+from p2p_diloco.span.reduce import Codecs
 
 KNOWN_ANSWER = "8ad2943b43d22e5a"
 """First digits of a SHA-256 over all anchors, momenta and norms; only another codec or outer step changes it."""
@@ -29,6 +30,19 @@ CODEC_NAMES = ("int4", "int8", "bfloat16", "float32")
 LENGTHS = (256, 200, 40)
 """Numbers of elements: complete blocks, a short last block, and less than one block, for each kind of loop."""
 STEPS = 2
+
+
+def warm_up() -> None:
+    """Compile all loops now: a loop never compiled on this machine takes seconds, too long for the first round.
+
+    Then free the compiler and its part of the heap, which are not needed any more. Also exempt all imported objects
+    from garbage collection: scanning the 300,000 objects of torch, numba and hivemind takes a tenth of a second, during
+    which neither training nor the loop runs.
+    """
+    compiled_loops()
+    shed_compiler()
+    trim_heap()
+    gc.freeze()
 
 
 def check_known_answer() -> None:
@@ -75,7 +89,7 @@ def known_answer() -> str:
                     outer_rule=OuterRule(),
                     merge_rule=MergeRule(),
                 )
-                norm = np.array([payload_norm(codec, payload, elements)], "<f8")
+                norm = np.array([codec.norm(payload, elements)], "<f8")
                 for array in (state.anchor_N, state.momentum_N, local_N):
                     answer.update(array.astype("<f4").tobytes())
                 answer.update(norm.tobytes())

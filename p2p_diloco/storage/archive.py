@@ -17,7 +17,7 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.disk_rule import Saving
 from p2p_diloco.storage.entry_log import EntryLog

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from p2p_diloco.codec.dispatch import is_vector
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanId
-from p2p_diloco.kernels.choice import is_vector
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.memory.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.storage.whole_file import replace_file
 
 _FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)

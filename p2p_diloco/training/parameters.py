@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from p2p_diloco.codec.vectors import CHUNK_ELEMENTS
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.kernels.device import CHUNK_ELEMENTS
 from p2p_diloco.outer.fragments import Fragment
 from p2p_diloco.training.shards import is_sharded
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from p2p_diloco.kernels.device import CHUNK_ELEMENTS
+from p2p_diloco.codec.vectors import CHUNK_ELEMENTS
 from p2p_diloco.outer.fragments import Fragment
 from p2p_diloco.training.parameters import LocalParameters, check_values
 from p2p_diloco.training.ranks import Order, Ranks, Word

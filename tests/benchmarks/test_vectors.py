@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.vectors import measure_vectors
-from p2p_diloco.kernels.choice import loops_of
+from p2p_diloco.codec.dispatch import compiled_loops
 
 
 @pytest.mark.parametrize("codec", ["int4", "int8", "float32"])
@@ -16,4 +16,4 @@ def test_each_step_of_a_cycle_is_measured(codec: str) -> None:
         assert 0.0 <= step.share <= 1.0
         for spread in (step.compiled, step.numpy):
             assert 0.0 < spread.low <= spread.middle <= spread.high
-    assert loops_of("blocks") is not None
+    assert compiled_loops() is not None

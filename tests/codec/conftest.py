@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2p_diloco.kernels.choice import loops_of, numpy_alone
+from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
 
 
 @pytest.fixture(scope="module", params=["compiled", "numpy"])
@@ -12,8 +12,8 @@ def loops(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run each claim about a codec with the compiled loops and with NumPy alone."""
     if request.param == "numpy":
         with numpy_alone():
-            assert loops_of("blocks") is None
+            assert compiled_loops() is None
             yield
     else:
-        assert loops_of("blocks") is not None
+        assert compiled_loops() is not None
         yield

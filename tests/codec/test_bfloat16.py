@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec import floats
-from p2p_diloco.codec.floats import Bfloat16Codec
-from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.codec import codec as codec_module
+from p2p_diloco.codec.codec import Bfloat16Codec
+from p2p_diloco.codec.interface import RoundingBits
 from p2p_diloco.errors import FrameError
 
 CODEC = Bfloat16Codec()
@@ -66,7 +66,7 @@ def test_stochastic_rounding_is_exactly_unbiased(value: float, monkeypatch: pyte
             self.first = first + elements
             return np.arange(first, first + elements).astype(np.uint16)
 
-    monkeypatch.setattr(floats, "RoundingBits", EveryDrawOnce)
+    monkeypatch.setattr(codec_module, "RoundingBits", EveryDrawOnce)
     vector_N = np.full(2**16, value, dtype=np.float32)
     decoded_N = CODEC.decode(CODEC.encode(vector_N, rounding_seed=b""), 2**16)
     mean = sum(Fraction(rounded) * int(count) for rounded, count in zip(*counts(decoded_N), strict=True)) / 2**16

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec import blocks
-from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec, largest_scale_bits, num_blocks
-from p2p_diloco.codec.interface import Vector
-from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec, largest_scale_bits
+from p2p_diloco.codec.interface import RoundingBits
+from p2p_diloco.codec.vectors import Vector, num_blocks
 from p2p_diloco.errors import FrameError
 
 pytestmark = pytest.mark.usefixtures("loops")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.checks import (
-    bytes_of_size,
+from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.interface import (
     contiguous_vector,
     refuse_frame_out_of_bounds,
     refuse_non_finite_update,
@@ -24,14 +24,14 @@ def test_a_contiguous_vector_is_not_copied() -> None:
 @pytest.mark.parametrize("received_bytes", [0, 339, 341])
 def test_a_wrong_size_is_reported_with_both_numbers(received_bytes: int) -> None:
     with pytest.raises(FrameError) as error:
-        bytes_of_size("int4", bytes(received_bytes), 640, 340)
+        codec_named("int4").decode(bytes(received_bytes), 640)
     assert str(error.value) == f"int4 span of 640 elements has {received_bytes} bytes; expected 340"
 
 
 def test_items_wider_than_a_byte_are_counted_as_bytes() -> None:
     words = memoryview(bytes(12)).cast("I")
     assert len(words) == 3
-    assert bytes_of_size("float32", words, 3, 12).size == 12
+    assert codec_named("float32").decode(words, 3).tolist() == [0.0] * 3
 
 
 def test_finite_vectors_pass() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16, squared_norm_of_float32
+from p2p_diloco.codec.vectors import squared_norm_of_bfloat16, squared_norm_of_float32
 
 pytestmark = pytest.mark.usefixtures("loops")
 

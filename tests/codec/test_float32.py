@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.floats import Float32Codec
+from p2p_diloco.codec.codec import Float32Codec
 from p2p_diloco.errors import FrameError
 
 CODEC = Float32Codec()

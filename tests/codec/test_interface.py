@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec.codec import CODEC_NAMES, Codec, codec_named
-from p2p_diloco.codec.interface import Vector
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=150)

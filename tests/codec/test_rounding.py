@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.codec.interface import RoundingBits
 
 MASK = 2**64 - 1
 

@@ -29,8 +29,7 @@ from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.toml_document import given_keys, known_keys
 from p2p_diloco.errors import ConfigError, FrameError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey
 from p2p_diloco.text.data import HELD_OUT_SHARE
 from p2p_diloco.training.inner_loop import InnerRule

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from p2p_diloco.kernels import choice
+from p2p_diloco.codec import dispatch
 from p2p_diloco.memory.heap import shed_compiler, unwritten
 
 MAPS = """\
@@ -54,13 +54,13 @@ def resident_kib(library: str) -> int:
 def test_loops_work_and_more_can_be_compiled_after_the_compiler_is_dropped() -> None:
     from numba import njit
 
-    loops = choice.loops_of("vectors")
+    loops = dispatch.compiled_loops()
     assert loops is not None
     assert njit(lambda x: x + 2)(40) == 42  # another test of this process may have dropped it already
     before = resident_kib("libllvmlite")
     shed_compiler()
     assert resident_kib("libllvmlite") < before - 16 * 1024
     vector_N = np.arange(64, dtype=np.float32)
-    assert loops.sum_of_squares(choice.frozen(vector_N)) == float((vector_N.astype(np.float64) ** 2).sum())
+    assert loops.sum_of_squares(vector_N) == float((vector_N.astype(np.float64) ** 2).sum())
     assert njit(lambda x: x + 1)(41) == 42
     assert resident_kib("libllvmlite") > 0

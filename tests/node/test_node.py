@@ -27,8 +27,8 @@ from p2p_diloco.protocol.wire.messages import (
     SpanVector,
     encode_message,
 )
-from p2p_diloco.span import pieces
-from p2p_diloco.span.vector_work import content_digests, state_bytes
+from p2p_diloco.span import serve
+from p2p_diloco.span.serve import content_digests, state_bytes
 from p2p_diloco.transport.directory import decode_record
 from p2p_diloco.transport.link import Lane
 from simulator.hostility import Caller
@@ -122,7 +122,7 @@ def test_a_clock_that_is_years_off_does_not_make_the_shell_spin() -> None:
 
 
 def test_a_span_is_served_in_pieces_from_the_offset_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 200)
+    monkeypatch.setattr(serve, "PIECE_BYTES", 200)
 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         state = founder.vectors.states[SPAN]

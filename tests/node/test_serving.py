@@ -12,8 +12,8 @@ from p2p_diloco.protocol.actions import RebuildSpan
 from p2p_diloco.protocol.engine import CYCLES_IN_MEMORY
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import EntryAbsent, EntryRequest, SpanReply, SpanRequest
-from p2p_diloco.span import pieces
-from p2p_diloco.span.vector_work import state_bytes
+from p2p_diloco.span import serve
+from p2p_diloco.span.serve import state_bytes
 from simulator.hostility import Caller
 from simulator.machine import Machine
 from simulator.process import run_in
@@ -25,7 +25,7 @@ LATEST = SpanRequest(span=SPAN, version=ZERO_DIGEST, offset=0, most_bytes=1 << 1
 
 
 def test_a_version_that_a_peer_has_started_to_fetch_is_served_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 200)
+    monkeypatch.setattr(serve, "PIECE_BYTES", 200)
 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         await swarm.run_to_round(0)
@@ -51,16 +51,16 @@ def test_a_span_that_is_being_fetched_is_served_once_it_has_arrived() -> None:
         await swarm.run(6.0)  # nothing is due meanwhile
         state = founder.vectors.states.pop(SPAN)
         began = swarm.now
-        swarm.at(began + 3 * pieces.SERVE_AGAIN_SECONDS, founder.vectors.states.__setitem__, SPAN, state)
+        swarm.at(began + 3 * serve.SERVE_AGAIN_SECONDS, founder.vectors.states.__setitem__, SPAN, state)
         reply = await caller.ask(founder.peer, LATEST, SpanReply)
         assert reply.piece == state_bytes(state)[: len(reply.piece)]
-        assert swarm.now - began < 5 * pieces.SERVE_AGAIN_SECONDS
+        assert swarm.now - began < 5 * serve.SERVE_AGAIN_SECONDS
 
     act(scene)
 
 
 def test_the_number_of_snapshots_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MOST_VERSIONS", 2)
+    monkeypatch.setattr(serve, "MOST_VERSIONS", 2)
 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         for index in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.node.traffic import FRAME_PREFIX_BYTES, Purpose, Traffic, purpose_of
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (

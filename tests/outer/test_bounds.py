@@ -11,12 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import (
+    LARGEST,
+    LARGEST_ANCHOR,
+    LARGEST_MOMENTUM,
+    LARGEST_RATE,
+    SMALLEST,
+    SMALLEST_RATE,
+    Vector,
+)
 from p2p_diloco.ids import ZERO_DIGEST
-from p2p_diloco.kernels.bounds import LARGEST, LARGEST_ANCHOR, LARGEST_MOMENTUM, LARGEST_RATE, SMALLEST, SMALLEST_RATE
-from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.state import genesis_state, is_sound
-from p2p_diloco.outer.vector import Vector
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 seeds = st.integers(0, 2**32 - 1)

@@ -20,15 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import Digest, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import SpanState, genesis_state
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
+from p2p_diloco.outer.state import InFlight, SpanState, genesis_state
+from simulator.maths import weighted_mean
 
 ROSTER = Digest(bytes(32))
 START = 16.0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import RoundError
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight, PendingContribution
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, InFlight, PendingContribution
 
 
 def decoded(value: float) -> Vector:

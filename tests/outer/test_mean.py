@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from p2p_diloco.codec.vectors import CACHED_ELEMENTS, Vector
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.kernels.operations import CACHED_ELEMENTS
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.vector import Vector
+from simulator.maths import weighted_mean
 
 VECTOR = hnp.arrays(np.float32, 6, elements=st.floats(-1e6, 1e6, width=32))
 WEIGHT = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)

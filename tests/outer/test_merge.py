@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from p2p_diloco.codec.vectors import CACHED_ELEMENTS, Vector
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.kernels.operations import CACHED_ELEMENTS
-from p2p_diloco.outer.merge import MergeRule, merge_local
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.outer_step import MergeRule, merge_local
 
 WHOLE = hnp.arrays(np.float32, 5, elements=st.integers(-1000, 1000).map(float))
 KEEP = MergeRule()

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from p2p_diloco.codec.vectors import CACHED_ELEMENTS, Vector
 from p2p_diloco.config.manifest import OuterSection
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate
-from p2p_diloco.kernels.operations import CACHED_ELEMENTS
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import Vector
 
 RULE = OuterRule(learning_rate=1.0, momentum=0.5)
 MODERATE = hnp.arrays(np.float32, 12, elements=st.floats(-1e6, 1e6, width=32))

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
-from p2p_diloco.kernels.choice import numpy_alone
-from p2p_diloco.kernels.operations import sums_of_blocks
-from p2p_diloco.outer.mean import shares_of, weighted_mean
-from p2p_diloco.outer.radial import RADIAL_BLOCK, mark_radial, num_radial_blocks
-from p2p_diloco.outer.vector import Vector
-from simulator.maths import radial_mean
+from p2p_diloco.outer.mean import mark_radial, shares_of, sums_of_blocks
+from simulator.maths import radial_mean, weighted_mean
 
-K = RADIAL_BLOCK
+K = BLOCK
 ALL = np.ones(1, np.bool_)
 
 
@@ -28,7 +26,7 @@ def block(*values: float) -> Vector:
 def draws(seed: int, num_vectors: int, elements: int) -> list[Vector]:
     """Return partly aligned vectors, with blocks of zeros and of very different lengths."""
     rng = np.random.default_rng(seed)
-    common_N, blocks = rng.standard_normal(elements), num_radial_blocks(elements)
+    common_N, blocks = rng.standard_normal(elements), num_blocks(elements)
     vectors = []
     for _ in range(num_vectors):
         size_B = np.exp2(rng.integers(-40, 20, blocks)) * (rng.random(blocks) < 0.9)
@@ -86,7 +84,7 @@ def test_noise_is_not_amplified() -> None:
 def check_formula(seed: int, num_vectors: int, elements: int) -> None:
     """Check a mean of random vectors block by block; about 70 % of its blocks are radial."""
     vectors, weights = draws(seed, num_vectors, elements), list(np.random.default_rng(seed).random(num_vectors) + 0.01)
-    is_radial_B = np.random.default_rng(seed).random(num_radial_blocks(elements)) < 0.7
+    is_radial_B = np.random.default_rng(seed).random(num_blocks(elements)) < 0.7
     mean_N, plain_N = radial_mean(vectors, weights, is_radial_B), weighted_mean(vectors, weights)
     with numpy_alone():
         assert np.array_equal(mean_N, radial_mean(vectors, weights, is_radial_B))
@@ -126,7 +124,7 @@ def test_spans_of_many_blocks_are_radial_to_their_end() -> None:
 @pytest.mark.parametrize("elements", [1, K - 1, K, K + 1, 40 * K + 3, 1200 * K])
 def test_a_single_contribution_is_its_own_mean(elements: int) -> None:
     vector_N = draws(3, 1, elements)[0]
-    marks_B = np.ones(num_radial_blocks(elements), np.bool_)
+    marks_B = np.ones(num_blocks(elements), np.bool_)
     assert np.array_equal(radial_mean([vector_N], [0.3], marks_B), vector_N)
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import NonFiniteUpdate, StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.log.head import GENESIS_ROUND, AbsorbedEntry
-from p2p_diloco.log.limits import FOUNDING_WEIGHT, founding_radius
+from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, AbsorbedEntry, founding_radius
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.state import SpanState, absorb, content_digest, genesis_state, state_digest
-from p2p_diloco.outer.vector import Vector
 
 ROSTER = sha256(b"roster 0")
 RULE = OuterRule()

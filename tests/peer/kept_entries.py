@@ -8,7 +8,7 @@ import numpy as np
 from small_run import ROSTER
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.wire.entry import Entry

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState, genesis_state
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.founding import make_start
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.local_spans import LocalSpans
@@ -25,7 +26,6 @@ from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training_thread import InnerSteps, Steps
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.storage.trace import Trace
 from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.training.inner_loop import InnerLoop

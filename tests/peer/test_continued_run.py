@@ -26,6 +26,7 @@ from test_shared_text import Tokens
 
 from p2p_diloco import found, new_run
 from p2p_diloco.cli.app import main
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.key_file import create_key_file, read_key_file, write_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import changed_keys, format_run_toml, read_run_toml
@@ -33,7 +34,6 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, format_peer_id
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
 from p2p_diloco.peer.network import Libp2pNetwork

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_run import HandDrivenIsland, small_corpus, small_plan, start_states
 
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch, anchor_slice
 from p2p_diloco.training.evaluation import AnchorEvaluation, Slice
 

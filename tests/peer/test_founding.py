@@ -13,11 +13,11 @@ from safetensors.torch import save_file, save_model
 from small_run import ORGANISER, peer_key, small_plan
 from torch import nn
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.log.head import GENESIS_ROUND
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.log import GENESIS_ROUND
 from p2p_diloco.peer.exported_model import files_of
 from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start, read_start
 from p2p_diloco.peer.learnt_model import learnt_model

@@ -15,10 +15,9 @@ import pytest
 import torch
 from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
+from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.ids import SpanId
-from p2p_diloco.kernels.choice import numpy_alone
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT, InFlight
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, InFlight, SpanState
 from p2p_diloco.peer import local_spans
 from p2p_diloco.peer.local_spans import DeviceSpans, LocalSpans, describe_device, encodes_alike, spans_for
 from p2p_diloco.peer.run_plan import RunPlan

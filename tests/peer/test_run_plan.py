@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_run import small_manifest, small_plan
 
-from p2p_diloco.codec.blocks import BLOCK_ELEMENTS
+from p2p_diloco.codec.vectors import BLOCK
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, SpanId, format_peer_id
@@ -31,7 +31,7 @@ def test_every_element_is_in_exactly_one_span() -> None:
 
 def test_spans_are_cut_at_blocks_of_the_codecs() -> None:
     plan = small_plan()
-    assert all(place.start % BLOCK_ELEMENTS == 0 for place in plan.places.values())
+    assert all(place.start % BLOCK == 0 for place in plan.places.values())
     for span, elements in plan.rules.span_elements.items():
         assert plan.rules.payload_bytes[span] == plan.codecs.contribution.encoded_bytes(elements)
 

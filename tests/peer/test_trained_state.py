@@ -19,8 +19,7 @@ from small_run import (
 )
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.outer.in_flight import MAX_IN_FLIGHT
-from p2p_diloco.outer.state import SpanState, state_digest
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, SpanState, state_digest
 from p2p_diloco.peer import trained_state
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.round.round import FragmentContribution

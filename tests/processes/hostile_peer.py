@@ -31,7 +31,7 @@ import uvloop
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, format_peer_id, sha256, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat

@@ -27,8 +27,7 @@ import uvloop
 
 from p2p_diloco.codec.blocks import Int4Codec
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import RADIUS_BOUNDS, RADIUS_MOVED, WEIGHT_BOUNDS, WEIGHT_MOVED, within_reach
+from p2p_diloco.log import RADIUS_BOUNDS, RADIUS_MOVED, WEIGHT_BOUNDS, WEIGHT_MOVED, SpanHead, within_reach
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.round.exchange import Exchange

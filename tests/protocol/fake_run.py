@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
+from p2p_diloco.log import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.actions import Report, RoundClosed
 from p2p_diloco.protocol.clock import LEAD_TURNS, RoundClock
 from p2p_diloco.protocol.engine import PeerEngine

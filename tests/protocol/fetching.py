@@ -8,7 +8,7 @@ from fake_run import RUN, peer_id, run_rules, verify
 from made import SPAN, head_of, ids
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES

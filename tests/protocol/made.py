@@ -8,7 +8,7 @@ from dataclasses import replace
 from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import RosterBook

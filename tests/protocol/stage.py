@@ -18,7 +18,7 @@ from fake_run import (
 )
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,

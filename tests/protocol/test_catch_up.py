@@ -27,7 +27,7 @@ from fetching import (
 from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.repair.catch_up import MOST_FORMER, NEARLY_LEVEL, CatchUp
 from p2p_diloco.protocol.repair.window import LONGEST_ANSWER_SECONDS

@@ -26,7 +26,7 @@ from made import (
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import (
     Action,
     CompareContent,

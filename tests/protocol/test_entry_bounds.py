@@ -14,8 +14,7 @@ from made import SPAN, entry_on, head_of, ids, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import (
+from p2p_diloco.log import (
     FOUNDING_WEIGHT,
     MAX_NORM_RATIO,
     MAX_WEIGHT_RATIO,
@@ -23,6 +22,7 @@ from p2p_diloco.log.limits import (
     RADIUS_MOVED,
     REJECT_NORM_RATIO,
     WEIGHT_MOVED,
+    SpanHead,
     as_float32,
     balanced,
 )

@@ -6,7 +6,7 @@ from fetching import NEW, A, B, catch_up, content_of, far_voters, hashed, piece,
 from made import SPAN, head_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.repair.catch_up import CatchUp, HeadsAsked
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply

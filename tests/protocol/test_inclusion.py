@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, head_of, ids, member, roster_of
 
-from p2p_diloco.log.limits import RADIUS_BOUNDS, RADIUS_MOVED, within_reach
+from p2p_diloco.log import RADIUS_BOUNDS, RADIUS_MOVED, within_reach
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry, join_inclusions, only_present

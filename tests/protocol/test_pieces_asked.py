@@ -9,7 +9,7 @@ from fetching import NEW, A, B, C, far_voters, what_is_fetched
 from made import SPAN
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, Report, Send
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.round.chain import ChainBook

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made import NAMES, SPAN, founding, head_of, ids, member, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.round.round import (
     Collection,

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.codec.vectors import Vector
 from research.learners import Tensor
 
 TOKENS_PER_STEP = 10

@@ -11,7 +11,7 @@ from scripted_learners import ScriptedLearners, at_right_angles, lengths_of_bloc
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 from research.ours import OurRule, OurSwarm, exchanged_bytes
 
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")

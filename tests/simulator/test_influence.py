@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.interface import Codec, Encoded, Vector
+from p2p_diloco.codec.interface import Codec, Encoded
+from p2p_diloco.codec.vectors import Bytes, Vector
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.protocol.round.round import FragmentContribution
 from simulator.machine import Machine
@@ -64,8 +65,8 @@ class Opposite(Codec):
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         return self.codec.decode(encoded, elements)
 
-    def reader(self, encoded: Encoded, elements: int) -> Callable[[slice], Vector]:
-        return self.codec.reader(encoded, elements)
+    def bytes_of(self, received: Bytes, elements: int, here: slice) -> bytes:
+        return self.codec.bytes_of(received, elements, here)
 
     def squared_norm(self, encoded: Encoded, elements: int) -> float:
         return self.codec.squared_norm(encoded, elements)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, sha256
+from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
-from p2p_diloco.span.replica import SpanUpdate
 from simulator.machine import Machine
 from simulator.run import key_named, sign_as
 from simulator.simulation import Simulation, play

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.advance import PreparedContribution, prepare_contribution
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.state import SpanState, genesis_state
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.outer.state import InFlight, SpanState, genesis_state
 from simulator.island import SimulatedIsland
 from simulator.maths import SharedMaths
 from simulator.run import SPAN_ELEMENTS, codecs_of

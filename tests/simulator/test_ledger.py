@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p_diloco.outer.in_flight import InFlight
+from p2p_diloco.outer.state import InFlight
 from simulator.ledger import Ledger, total
 
 N = 4

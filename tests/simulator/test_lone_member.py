@@ -14,7 +14,7 @@ import pytest
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead
 from p2p_diloco.protocol.wire.messages import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState, genesis_state
 from simulator.maths import SharedMaths, mean_of_span
 from simulator.run import SPAN_ELEMENTS, codecs_of

@@ -7,7 +7,7 @@ import pytest
 from p2p_diloco.node import node
 from p2p_diloco.protocol.membership import membership
 from p2p_diloco.protocol.wire import roster
-from p2p_diloco.span import vector_work
+from p2p_diloco.span.reduce import reduce_parts
 from simulator.command import catch, is_caught
 from simulator.mistakes import MISTAKES
 
@@ -55,4 +55,4 @@ def test_planted_mistakes_are_removed_again() -> None:
         with mistake.planted():
             pass
     assert vars(membership)["is_majority"] is roster.is_majority
-    assert vars(node)["reduce_parts"] is vector_work.reduce_parts
+    assert vars(node)["reduce_parts"] is reduce_parts

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.span import contents
-from p2p_diloco.span.contents import Contents, Pairs
-from p2p_diloco.span.vector_work import content_digests
+from p2p_diloco.span import serve
+from p2p_diloco.span.serve import Contents, Pairs, content_digests
 
 ANN, BEN = PeerId(b"a" * 32), PeerId(b"b" * 32)
 
@@ -36,7 +35,7 @@ class Desk:
         self.num_hashed = 0
         self.linked = {ANN, BEN}
         self.heard: list[tuple[str, Pairs]] = []
-        monkeypatch.setattr(contents, "content_digests", self.hash)
+        monkeypatch.setattr(serve, "content_digests", self.hash)
         self.contents = Contents(work=self.work, now=lambda: self.now, good_for_seconds=5.0, linked=self.linked)
 
     def hash(self, states: list[SpanState]) -> Pairs:

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.kernels import operations
-from p2p_diloco.kernels.choice import loops_of, numpy_alone
 from p2p_diloco.outer import outer_step
 from p2p_diloco.span import known_answer
 from p2p_diloco.span.known_answer import KNOWN_ANSWER, check_known_answer
 
 
 def test_this_machine_gives_the_known_answer_with_and_without_compiled_loops() -> None:
-    assert loops_of("spans") is not None
+    assert compiled_loops() is not None
     check_known_answer()
     with numpy_alone():
         check_known_answer()
@@ -56,13 +55,13 @@ def keeps_small(vector_N: np.ndarray[Any, Any]) -> None:
 
 
 def replaced_outer_step(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loops_of("vectors"), "outer_step", fused)
+    patch.setattr(compiled_loops(), "outer_step", fused)
 
 
 def replaced_follow(patch: pytest.MonkeyPatch) -> None:
-    kernels = loops_of("spans")
-    assert kernels is not None
-    follow = kernels.follow4
+    loops = compiled_loops()
+    assert loops is not None
+    follow = loops.follow4
 
     def other_follow(*arguments: Any) -> bool:
         is_done = follow(*arguments)
@@ -70,11 +69,11 @@ def replaced_follow(patch: pytest.MonkeyPatch) -> None:
         anchor_N.view(np.uint32)[11] ^= 1
         return bool(is_done)
 
-    patch.setattr(kernels, "follow4", other_follow)
+    patch.setattr(loops, "follow4", other_follow)
 
 
 def replaced_rule(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(operations, "zero_small", keeps_small)
+    patch.setattr(outer_step, "zero_small", keeps_small)
 
 
 @pytest.mark.parametrize("change", [replaced_outer_step, replaced_follow, replaced_rule])
@@ -92,7 +91,7 @@ def test_a_wrong_bit_in_any_kind_of_step_is_refused_with_both_answers(
 
 
 def test_a_machine_that_cannot_even_decode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops_of("spans"), "follow4", lambda *arguments: False)
+    monkeypatch.setattr(compiled_loops(), "follow4", lambda *arguments: False)
     check_known_answer()  # the slow path works
     monkeypatch.setattr(outer_step, "outer_step", lambda *arguments: False)
     monkeypatch.setattr(outer_step, "count_non_finite", lambda vector_N: 1)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply, encode_message
-from p2p_diloco.span import pieces
-from p2p_diloco.span.pieces import Pieces
+from p2p_diloco.span import serve
+from p2p_diloco.span.serve import Pieces
 from p2p_diloco.transport.byte_stream import FIRST_BYTES
 from simulator.simulation import play
 
@@ -82,7 +82,7 @@ def test_a_request_for_zero_bytes_gets_nothing(offset: int, most_bytes: int) -> 
 
 
 def test_an_asker_that_reads_nothing_costs_a_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "AHEAD_BYTES", 10_000)
+    monkeypatch.setattr(serve, "AHEAD_BYTES", 10_000)
 
     async def scene(line: Line) -> None:
         for _ in range(10_000):
@@ -94,13 +94,13 @@ def test_an_asker_that_reads_nothing_costs_a_few_frames(monkeypatch: pytest.Monk
         while line.waiting_bytes(ASKER):
             served += len(line.read())
             await asyncio.sleep(1.0)
-        assert served == 3 + pieces.MOST_QUESTIONS, "those beyond were dropped"
+        assert served == 3 + serve.MOST_QUESTIONS, "those beyond were dropped"
 
     act(scene)
 
 
 def test_all_askers_together_are_bounded_and_each_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "TOTAL_AHEAD_BYTES", 10_000)
+    monkeypatch.setattr(serve, "TOTAL_AHEAD_BYTES", 10_000)
 
     async def scene(line: Line) -> None:
         for _ in range(8):
@@ -136,7 +136,7 @@ def test_a_version_is_kept_while_it_is_requested_and_then_dropped() -> None:
 
 
 def test_many_spans_fetched_to_the_end_leave_few_versions_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SERVED_BYTES", 0)
+    monkeypatch.setattr(serve, "SERVED_BYTES", 0)
 
     async def scene(line: Line) -> None:
         for index in range(5):
@@ -154,15 +154,15 @@ def test_a_span_that_is_being_fetched_is_served_once_it_has_arrived() -> None:
     async def scene(line: Line) -> None:
         state = line.states.pop(SPAN)
         line.ask()
-        await asyncio.sleep(2.5 * pieces.SERVE_AGAIN_SECONDS)
+        await asyncio.sleep(2.5 * serve.SERVE_AGAIN_SECONDS)
         assert line.read() == []
         line.states[SPAN] = state
-        await asyncio.sleep(pieces.SERVE_AGAIN_SECONDS)
+        await asyncio.sleep(serve.SERVE_AGAIN_SECONDS)
         assert len(line.read()) == 1
         del line.states[SPAN]
         line.pieces = Line().pieces
         line.ask()
-        await asyncio.sleep(2 * pieces.SERVE_TRIES * pieces.SERVE_AGAIN_SECONDS)
+        await asyncio.sleep(2 * serve.SERVE_TRIES * serve.SERVE_AGAIN_SECONDS)
         assert line.read() == [], "not for ever"
 
     act(scene)

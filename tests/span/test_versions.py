@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.span import pieces
-from p2p_diloco.span.pieces import MOST_VERSIONS_OF_A_PEER, Versions
+from p2p_diloco.span import serve
+from p2p_diloco.span.serve import MOST_VERSIONS_OF_A_PEER, Versions
 
 ASKER, OTHER = PeerId(b"a" * 32), PeerId(b"o" * 32)
 SPAN = SpanId(0, 0)
@@ -80,7 +80,7 @@ def test_a_lost_last_piece_can_be_requested_again() -> None:
 
 
 def test_versions_whose_last_piece_was_sent_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SERVED_BYTES", 3 * WHOLE)
+    monkeypatch.setattr(serve, "SERVED_BYTES", 3 * WHOLE)
     donor = Donor(num_spans=20)
     for span in donor.spans:
         donor.end(donor.begin(span=span), span=span)
@@ -92,7 +92,7 @@ def test_versions_whose_last_piece_was_sent_are_bounded_in_bytes(monkeypatch: py
 
 
 def test_the_latest_such_version_is_kept_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SERVED_BYTES", 0)
+    monkeypatch.setattr(serve, "SERVED_BYTES", 0)
     donor = Donor(num_spans=2)
     began = [donor.begin(span=span) for span in donor.spans]
     for version, span in zip(began, donor.spans, strict=True):
@@ -113,7 +113,7 @@ def test_one_peer_keeps_no_more_versions_than_it_may_fetch_at_a_time() -> None:
 
 
 def test_all_peers_together_keep_only_a_few_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MOST_VERSIONS", 2)
+    monkeypatch.setattr(serve, "MOST_VERSIONS", 2)
     donor = Donor()
     for number in range(5):
         donor.begin(PeerId(bytes([number]) * 32))

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.storage.checkpoint import write_tensors
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
+from p2p_diloco.node.surroundings import Replica, SpanUpdate
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.protocol.round.round import FragmentContribution
-from p2p_diloco.span.replica import Replica, SpanUpdate
-from p2p_diloco.span.vector_work import Codecs
+from p2p_diloco.span.reduce import Codecs
 
 ROSTER = sha256(b"roster")
 ALWAYS = math.inf

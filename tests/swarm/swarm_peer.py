@@ -30,7 +30,7 @@ from p2p_diloco.peer.start import run_peer
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.span import pieces
+from p2p_diloco.span import serve
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.text_copy import TextCopy
@@ -114,13 +114,13 @@ def flip_a_bit(folder: Path) -> None:
 
 def serve_slowly(seconds: float) -> None:
     """Serve small pieces of spans, each after a delay."""
-    pieces.PIECE_BYTES = 2048
-    at_once = pieces.Pieces.serve
+    serve.PIECE_BYTES = 2048
+    at_once = serve.Pieces.serve
 
-    def later(self: pieces.Pieces, action: ServeSpan) -> None:
+    def later(self: serve.Pieces, action: ServeSpan) -> None:
         asyncio.get_running_loop().call_later(seconds, at_once, self, action)
 
-    pieces.Pieces.serve = later  # type: ignore[method-assign]
+    serve.Pieces.serve = later  # type: ignore[method-assign]
 
 
 def flip_text() -> None:

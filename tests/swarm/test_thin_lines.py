@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.span import pieces
+from p2p_diloco.span import serve
 from simulator.machine import Machine
 from simulator.run import run_rules
 from simulator.simulation import Simulation, play
@@ -24,7 +24,7 @@ ENTRY_BYTES_PER_SECOND = (max(RULES.entry_bytes.values()) + 300) * RULES.num_spa
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(serve, "PIECE_BYTES", PIECE_BYTES)
 
 
 async def join(swarm: Simulation, factor: float) -> Machine:

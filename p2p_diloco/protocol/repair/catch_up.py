@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.repair.donors import SHUN_SECONDS, Donors
 from p2p_diloco.protocol.repair.majority import NamedContents, Voices, is_start

@@ -29,7 +29,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.log.head import GENESIS_ROUND, SpanHead
+from p2p_diloco.log import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.messages import ContentReply
 from p2p_diloco.protocol.wire.roster import Roster

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, EntryRules, check_entry, is_signed_by_owner, next_head
 from p2p_diloco.protocol.wire.frames import to_bytes

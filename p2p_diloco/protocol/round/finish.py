@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import as_float32, balanced, weight_limit
+from p2p_diloco.log import SpanHead, as_float32, balanced, weight_limit
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import Collection, MeanInputs, ReductionRules, rounding_seed
 from p2p_diloco.protocol.wire.entry import lies_within, places_in

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import (
+from p2p_diloco.log import (
     WEIGHT_BOUNDS,
+    SpanHead,
     as_float32,
     balanced,
     contribution_weight,

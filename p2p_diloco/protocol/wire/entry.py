@@ -8,13 +8,15 @@ from functools import cached_property
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
-from p2p_diloco.log.head import AbsorbedEntry, SpanHead, advance_head
-from p2p_diloco.log.limits import (
+from p2p_diloco.log import (
     MAX_WEIGHT_RATIO,
     RADIUS_BOUNDS,
     RADIUS_MOVED,
     WEIGHT_BOUNDS,
     WEIGHT_MOVED,
+    AbsorbedEntry,
+    SpanHead,
+    advance_head,
     rest_of_row,
     weight_limit,
     within_reach,

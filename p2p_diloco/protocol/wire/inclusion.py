@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import (
+from p2p_diloco.log import (
     RADIUS_BOUNDS,
     RADIUS_MOVED,
     WEIGHT_BOUNDS,
     WEIGHT_MOVED,
+    SpanHead,
     as_float32,
     lower_median,
     median_around,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, PeerId, SpanId
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.ballot import (
     PREPARE_LAYOUT,
     PROMISED_LAYOUT,

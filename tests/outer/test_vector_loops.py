@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import Vector, count_non_finite, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate
-from p2p_diloco.kernels.choice import numpy_alone
 from p2p_diloco.outer.advance import pseudo_gradient
-from p2p_diloco.outer.mean import weighted_mean
-from p2p_diloco.outer.merge import MergeRule, merge_local
-from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
-from p2p_diloco.outer.vector import Vector, count_non_finite, euclidean_norm
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
+from simulator.maths import weighted_mean
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 seeds = st.integers(min_value=0, max_value=2**32 - 1)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from p2p_diloco.kernels import choice
+from p2p_diloco.codec import dispatch
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -17,16 +17,17 @@ import hashlib, sys
 import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.kernels.choice import loops_of, why_no_loops
-from p2p_diloco.outer.in_flight import InFlight
-from p2p_diloco.outer.merge import MergeRule
+from p2p_diloco.codec.dispatch import compiled_loops, why_no_loops
+from p2p_diloco.outer.state import InFlight
+from p2p_diloco.outer.outer_step import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import mark_radial
+from p2p_diloco.outer.mean import mark_radial
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.log.head import AbsorbedEntry
+from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.span.span_work import contribute_span, follow_span
-from p2p_diloco.span.vector_work import Codecs, payload_norm, reduce_parts
+from p2p_diloco.span.contribute import contribute_span
+from p2p_diloco.span.follow import follow_span
+from p2p_diloco.span.reduce import Codecs, reduce_parts
 
 ELEMENTS = 64 * 50
 bits = np.random.Generator(np.random.Philox(key=3))
@@ -38,7 +39,7 @@ local_N = state.anchor_N + np.float32(0.01) * draw()
 sent = contribute_span(state, InFlight(), local_N, round_index=0, codec=codec, max_norm_ratio=1.0, max_in_flight=4)
 payloads = [bytes(sent.payload), codec.encode(np.float32(0.02) * draw())]
 parts = tuple(Part(peer=PeerId(sha256(payload)), payload=payload, weight=1.0 + place,
-                   norm=payload_norm(codec, payload, ELEMENTS)) for place, payload in enumerate(payloads))
+                   norm=codec.norm(payload, ELEMENTS)) for place, payload in enumerate(payloads))
 order = ReduceSpan(round=0, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=float("inf"), rounding_seed=b"seed")
 mean = reduce_parts(order, codecs, ELEMENTS)
 entry = AbsorbedEntry(digest=ZERO_DIGEST, round=0, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
@@ -47,18 +48,18 @@ followed = follow_span(state, sent.advance.in_flight, local_N, entry=entry, payl
 digest = hashlib.sha256(payloads[0] + bytes(mean.payload))
 for array in (followed[0].anchor_N, followed[0].momentum_N, followed[2]):
     digest.update(array.tobytes())
-print(digest.hexdigest(), loops_of("spans") is not None, why_no_loops())
+print(digest.hexdigest(), compiled_loops() is not None, why_no_loops())
 """
 
 
 def test_loops_exist_where_numba_is_installed() -> None:
-    kernels = choice.loops_of("blocks")
-    assert kernels is not None
-    assert kernels is choice.loops_of("blocks")
-    with choice.numpy_alone():
-        assert choice.loops_of("blocks") is None
-    assert choice.loops_of("blocks") is kernels
-    assert choice.why_no_loops() == ""
+    loops = dispatch.compiled_loops()
+    assert loops is not None
+    assert loops is dispatch.compiled_loops()
+    with dispatch.numpy_alone():
+        assert dispatch.compiled_loops() is None
+    assert dispatch.compiled_loops() is loops
+    assert dispatch.why_no_loops() == ""
 
 
 def test_a_span_has_the_same_bytes_without_numba(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec
-from p2p_diloco.codec.interface import Vector
+from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
-from p2p_diloco.kernels.choice import numpy_alone
-from p2p_diloco.outer.mean import shares_of, weighted_mean
+from p2p_diloco.outer.mean import shares_of
+from simulator.maths import weighted_mean
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])

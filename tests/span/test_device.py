@@ -13,29 +13,29 @@ from hypothesis import strategies as st
 
 from p2p_diloco.codec.blocks import Int4Codec, parts_of
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.kernels import device
-from p2p_diloco.kernels.choice import frozen, loops_of
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.codec.dispatch import compiled_loops
+from p2p_diloco.codec.vectors import Vector, read_only
+from p2p_diloco.span import device
 
 INT4 = codec_named("int4")
 assert isinstance(INT4, Int4Codec)
 
 
 def encoded_there(anchor_N: Vector, local_N: Vector) -> tuple[float, bytes, list[int]]:
-    return encoded(device.contribute4, anchor_N, torch.tensor(local_N))
+    return encoded(device.contribute4_there, anchor_N, torch.tensor(local_N))
 
 
 def encoded_here(anchor_N: Vector, local_N: Vector) -> tuple[float, bytes, list[int]]:
-    loops = loops_of("spans")
+    loops = compiled_loops()
     assert loops is not None
-    return encoded(loops.contribute4, anchor_N, frozen(local_N))
+    return encoded(loops.contribute4, anchor_N, read_only(local_N))
 
 
 def encoded(loop, anchor_N, local_N):  # type: ignore[no-untyped-def]
     room = np.empty(INT4.encoded_bytes(len(anchor_N)), np.uint8)
     scale_bits_B, packed = parts_of(room, len(anchor_N))
     squares_B = np.empty(len(scale_bits_B), np.int64)
-    squared = loop(frozen(anchor_N), local_N, *INT4.loop_limits(), scale_bits_B, packed, squares_B)
+    squared = loop(read_only(anchor_N), local_N, INT4.loop_limits(), scale_bits_B, packed, squares_B)
     return squared, room.tobytes(), squares_B.tolist()
 
 
@@ -89,12 +89,12 @@ def test_a_long_span_is_copied_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_neither_vector_is_changed() -> None:
     anchor_N, local_N = np.linspace(-1, 1, 128, dtype=np.float32), torch.linspace(0, 1, 128)
     before = anchor_N.tobytes(), local_N.numpy().tobytes()
-    encoded(device.contribute4, anchor_N, local_N)
+    encoded(device.contribute4_there, anchor_N, local_N)
     assert (anchor_N.tobytes(), local_N.numpy().tobytes()) == before
 
 
 def test_a_device_with_one_wrong_operation_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    loops, here = loops_of("spans"), torch.device("cpu")
+    loops, here = compiled_loops(), torch.device("cpu")
     assert loops is not None
     assert device.agrees(here, loops.contribute4, INT4.loop_limits())
     monkeypatch.setattr(torch.Tensor, "amax", lambda tensor, dim: tensor.select(dim, 0))
@@ -105,7 +105,7 @@ def test_a_device_with_one_wrong_operation_does_not_agree(monkeypatch: pytest.Mo
 def test_the_local_gpu_agrees(name: str) -> None:
     if not getattr(torch, name if name == "cuda" else "mps").is_available():
         pytest.skip(f"no {name} here")
-    loops = loops_of("spans")
+    loops = compiled_loops()
     assert loops is not None
     assert device.agrees(torch.device(name), loops.contribute4, INT4.loop_limits())
 
@@ -113,7 +113,7 @@ def test_the_local_gpu_agrees(name: str) -> None:
 def test_a_factor_shortens_the_encoded_vector() -> None:
     rng = np.random.default_rng(9)
     anchor_N, local_N = (rng.standard_normal(256, dtype=np.float32) for _ in range(2))
-    half = encoded(partial(device.contribute4, factor=np.float32(0.5)), anchor_N, torch.tensor(local_N))
+    half = encoded(partial(device.contribute4_there, factor=np.float32(0.5)), anchor_N, torch.tensor(local_N))
     assert half[0] == pytest.approx(encoded_here(anchor_N, local_N)[0] / 4, rel=1e-5)
     assert half[1:] == encoded_here(anchor_N * np.float32(0.5), local_N * np.float32(0.5))[1:]
 
@@ -123,7 +123,7 @@ def test_the_default_dtype_of_torch_does_not_matter() -> None:
     there = torch.tensor(local_N)
     torch.set_default_dtype(torch.float16)
     try:
-        found = encoded(device.contribute4, anchor_N, there)
+        found = encoded(device.contribute4_there, anchor_N, there)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found[1:] == encoded_here(anchor_N, local_N)[1:]

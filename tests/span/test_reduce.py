@@ -9,29 +9,18 @@ import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.dispatch import compiled_loops
+from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.kernels.choice import loops_of
-from p2p_diloco.log.head import SpanHead
+from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.advance import PreparedContribution
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.outer.vector import Vector
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.wire.messages import SpanReply
-from p2p_diloco.span.vector_work import (
-    MOST_SHRINKS,
-    Codecs,
-    EncodedMean,
-    agreement_of,
-    content_digests,
-    cut_piece,
-    encode_contribution,
-    is_sound_piece,
-    payload_norm,
-    reduce_parts,
-    state_bytes,
-    state_from_bytes,
-    warm_up,
-)
+from p2p_diloco.span.contribute import MOST_SHRINKS, encode_contribution
+from p2p_diloco.span.known_answer import warm_up
+from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
+from p2p_diloco.span.serve import content_digests, cut_piece, is_sound_piece, state_bytes, state_from_bytes
 
 ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
@@ -40,14 +29,14 @@ ELEMENTS = 64
 
 
 def test_a_warm_up_compiles_everything() -> None:
-    kernels = loops_of("blocks")
-    assert kernels is not None
+    found = compiled_loops()
+    assert found is not None
     codecs = [INT4, codec_named("int8")]
     gc.unfreeze()
     warm_up()
     assert gc.get_freeze_count() > 1000, "collections need not look at what was imported"
     gc.unfreeze()
-    loops = [getattr(kernels, f"{name}{bits}") for name in ("encode", "decode", "code_squares") for bits in (4, 8)]
+    loops = [found.encode, found.decode, found.code_squares]
     compiled = [len(loop.signatures) for loop in loops]
     assert all(compiled)
     for codec in codecs:
@@ -86,7 +75,7 @@ def span_state(anchor_N: Vector, momentum_N: Vector) -> SpanState:
 def test_the_mean_is_weighted_and_its_norm_exact() -> None:
     result = reduced(reduce(part(ANN, vector(1.0), weight=3.0), part(BEN, vector(5.0), weight=1.0)))
     assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
-    assert result.norm == payload_norm(FLOAT32, result.payload, ELEMENTS) == 16.0
+    assert result.norm == FLOAT32.norm(result.payload, ELEMENTS) == 16.0
     assert result.sound == {ANN, BEN}
     assert result.measured == {ANN: 8.0, BEN: 40.0}
     assert result.dropped == ()
@@ -126,7 +115,7 @@ def test_a_mean_that_overflows_is_skipped_without_an_error() -> None:
 
 
 def test_a_sender_slightly_above_the_limit_by_rounding_is_not_dropped() -> None:
-    limit = payload_norm(FLOAT32, FLOAT32.encode(vector(1.0)), ELEMENTS) * (1.0 - 1e-7)
+    limit = FLOAT32.norm(FLOAT32.encode(vector(1.0)), ELEMENTS) * (1.0 - 1e-7)
     assert reduced(reduce(part(ANN, vector(1.0)), norm_limit=limit)).sound == {ANN}
 
 
@@ -209,16 +198,16 @@ def test_a_contribution_that_rounding_made_too_long_is_encoded_again() -> None:
     codec = codec_named("int4")
     delta_N = np.array([1.0, 0.55] * 64, np.float32)
     norm = float(np.linalg.norm(delta_N))
-    free = PreparedContribution(round=1, delta_N=delta_N, norm=norm, limit=float("inf"))
+    free = PreparedContribution(delta_N=delta_N, norm=norm, limit=float("inf"))
     same, payload = encode_contribution(codec, free)
     assert same is free, "its encoding fits"
     assert payload == codec.encode(delta_N)
-    tight = dataclasses.replace(free, limit=0.9 * payload_norm(codec, payload, len(delta_N)))
+    tight = dataclasses.replace(free, limit=0.9 * codec.norm(payload, len(delta_N)))
     shrunk, shorter = encode_contribution(codec, tight)
-    assert payload_norm(codec, shorter, len(delta_N)) <= tight.limit
-    assert payload_norm(codec, shorter, len(delta_N)) >= 0.98 * tight.limit
+    assert codec.norm(shorter, len(delta_N)) <= tight.limit
+    assert codec.norm(shorter, len(delta_N)) >= 0.98 * tight.limit
     assert shorter == codec.encode(shrunk.delta_N)
-    assert (shrunk.round, shrunk.norm, shrunk.limit) == (tight.round, tight.norm, tight.limit)
+    assert (shrunk.norm, shrunk.limit) == (tight.norm, tight.limit)
     asked: list[bytes] = []
 
     def too_long(encoded: bytes) -> float:

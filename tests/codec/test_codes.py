@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.kernels import operations
-from p2p_diloco.kernels.choice import Operation, is_vector, loops_of, numpy_alone
-from p2p_diloco.kernels.operations import CACHED_ELEMENTS, iterate_blocks, pack4, unpack4
+from p2p_diloco.codec import codes
+from p2p_diloco.codec.codes import pack4, unpack4
+from p2p_diloco.codec.dispatch import compiled_loops, is_vector, numpy_alone, with_loop
+from p2p_diloco.codec.vectors import CACHED_ELEMENTS, iterate_blocks
 
 
 @settings(deadline=None)
@@ -32,41 +34,43 @@ WRONG = [np.zeros(65, np.float32), np.zeros(64), np.zeros(64, ">f4"), np.zeros((
 
 def test_loops_take_only_vectors_of_one_kind_and_length_with_enough_elements() -> None:
     called: list[Any] = []
-    move = Operation("vectors", "follow", lambda *all: called.append(all), outputs=1, fewest=64, are_vectors=True)
+
+    @with_loop(fewest=64, of_vectors=True)
+    def follow(*arguments: Any) -> None:
+        called.append(arguments)
+
     one_N, moved_N = np.ones(64, np.float32), np.zeros(64, np.float32)
-    move(one_N, one_N, one_N, one_N, moved_N)
+    follow(one_N, one_N, one_N, one_N, moved_N)
     assert (called, moved_N.tolist()) == ([], [2.0] * 64)
-    for wrong_N in WRONG:
-        move(one_N, one_N, one_N, one_N, wrong_N)
-        move(wrong_N, one_N, one_N, one_N, moved_N)
-    move(*(one_N[:63],) * 4, moved_N[:63])
+    for wrong_N in (*WRONG, np.ones(128, np.float32)[::2]):
+        follow(one_N, one_N, one_N, one_N, wrong_N)
+        follow(wrong_N, one_N, one_N, one_N, moved_N)
+    follow(*(one_N[:63],) * 4, moved_N[:63])
     with numpy_alone():
-        move(one_N, one_N, one_N, one_N, moved_N)
-    assert len(called) == 2 * len(WRONG) + 2
+        follow(one_N, one_N, one_N, one_N, moved_N)
+    assert len(called) == 2 * len(WRONG) + 4
     assert moved_N.tolist() == [2.0] * 64
 
 
-def all_operations() -> list[Operation]:
-    held = [one for each in vars(operations).values() for one in (each.values() if isinstance(each, dict) else [each])]
-    return [one for one in held if isinstance(one, Operation)]
-
-
-def test_every_operation_has_its_loop() -> None:
-    assert len(all_operations()) >= 15
-    for operation in all_operations():
-        assert callable(getattr(loops_of(operation.loops), operation.name))
+def test_loops_refuse_what_they_were_not_compiled_for() -> None:
+    """Otherwise numba would compile again, which takes seconds, while a round waits."""
+    loops = compiled_loops()
+    assert loops is not None
+    with pytest.raises(TypeError, match="No matching definition"):
+        loops.is_finite(np.ones(64))
 
 
 def test_a_fused_pass_is_refused_without_loops() -> None:
     vector_N = np.ones(64, np.float32)
     rooms = np.zeros(1, np.uint16), np.zeros(32, np.uint8), np.zeros(1, np.int64)
     limits = np.float32(7), np.uint32(0x0080), np.uint32(0x7E00)
-    both, rates, into = rooms[:2], limits[:1] * 2, (np.empty_like(vector_N), np.empty_like(vector_N))
-    assert operations.contribute4(vector_N, vector_N, *limits, *rooms) == 0.0
-    assert operations.follow4(both, both, (vector_N,) * 3, rates, limits, (*into, np.empty_like(vector_N)))
+    both, rates = rooms[:2], (np.float32(0.7), np.float32(0.7))
+    into = (np.empty_like(vector_N), np.empty_like(vector_N), np.empty_like(vector_N))
+    assert codes.contribute4(vector_N, vector_N, limits, *rooms) == 0.0
+    assert codes.follow4(both, both, (vector_N, vector_N, vector_N), rates, limits, into)
     with numpy_alone():
-        assert np.isnan(operations.contribute4(vector_N, vector_N, *limits, *rooms))
-        assert not operations.follow4(both, both, (vector_N,) * 3, rates, limits, (*into, np.empty_like(vector_N)))
+        assert np.isnan(codes.contribute4(vector_N, vector_N, limits, *rooms))
+        assert not codes.follow4(both, both, (vector_N, vector_N, vector_N), rates, limits, into)
 
 
 def test_every_pair_of_codes_survives_packing() -> None:

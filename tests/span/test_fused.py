@@ -13,19 +13,17 @@ from hypothesis import strategies as st
 
 from p2p_diloco.codec.blocks import parts_of as blocks_of
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
+from p2p_diloco.codec.vectors import Vector, num_blocks
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.kernels.choice import loops_of, numpy_alone
-from p2p_diloco.log.head import AbsorbedEntry, SpanHead
-from p2p_diloco.outer.in_flight import InFlight, PendingContribution
-from p2p_diloco.outer.merge import MergeRule
-from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.radial import num_radial_blocks
-from p2p_diloco.outer.state import SpanState, content_digest
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.log import AbsorbedEntry, SpanHead
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
+from p2p_diloco.outer.state import InFlight, PendingContribution, SpanState, content_digest
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.span.span_work import contribute_span, follow_span
-from p2p_diloco.span.vector_work import Codecs, EncodedMean, reduce_parts
+from p2p_diloco.span.contribute import contribute_span
+from p2p_diloco.span.follow import follow_span
+from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
 from simulator.maths import radial_mean
 
 ROSTER = sha256(b"a roster")
@@ -69,7 +67,7 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 def both(work: Callable[[], Any]) -> Any:
     """Run it fused and step by step; return the outcome, which must be equal except for the norm's last digit."""
-    assert loops_of("spans") is not None
+    assert compiled_loops() is not None
     at_once = outcome(work)
     with numpy_alone():
         by_steps = outcome(work)
@@ -182,7 +180,7 @@ def test_averaging_at_once_is_averaging_step_by_step(seed: int, elements: int, n
 def test_radial_means_at_once_are_those_of_decoded_vectors(
     seed: int, elements: int, num_parts: int, share: float
 ) -> None:
-    marks_B = np.random.default_rng(seed).random(num_radial_blocks(elements)) < share
+    marks_B = np.random.default_rng(seed).random(num_blocks(elements)) < share
     parts = parts_of(seed, elements, num_parts)
     result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
     decoded = [INT4.decode(part.payload, elements) for part in parts]
@@ -205,7 +203,7 @@ def emptied(part: Part, elements: int, rng: np.random.Generator) -> Part:
 def test_radial_means_of_parts_with_empty_blocks_have_nothing_of_other_blocks(seed: int, num_parts: int) -> None:
     elements, rng = 640, np.random.default_rng(seed)
     parts = [emptied(part, elements, rng) for part in parts_of(seed, elements, num_parts)]
-    marks_B = np.ones(num_radial_blocks(elements), np.bool_)
+    marks_B = np.ones(num_blocks(elements), np.bool_)
     result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
     decoded = [INT4.decode(part.payload, elements) for part in parts]
     mean_N = radial_mean(decoded, [part.weight for part in parts], marks_B)
@@ -260,12 +258,12 @@ def test_means_of_rows_have_eight_bits_and_are_computed_step_by_step() -> None:
 
 def test_only_whole_blocks_of_four_bits_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """This shows that the two properties above really compare two implementations."""
-    kernels = loops_of("spans")
-    assert kernels is not None
+    loops = compiled_loops()
+    assert loops is not None
     calls: list[str] = []
     for name in ("contribute4", "average4", "follow4"):
-        loop = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *args, _loop=loop, _name=name: (calls.append(_name), _loop(*args))[1])
+        loop = getattr(loops, name)
+        monkeypatch.setattr(loops, name, lambda *args, _loop=loop, _name=name: (calls.append(_name), _loop(*args))[1])
     for elements in (128, 100):
         state = span(1, elements)
         sent = contribute(state, InFlight(), local(state, 2))

@@ -1,24 +1,35 @@
-"""Serves pieces of spans: views of the state, put into frames no sooner than the link takes them.
+"""Serves other peers from this peer's spans: pieces for those that fetch them, digests for those that compare them.
 
-Whatever a peer requests, only a short list of requests and a few frames wait for it here. Spans move on while they are
-fetched, so a version that a peer has begun to fetch is kept until its last piece; see `Versions`.
+Pieces are views of the state, put into frames no sooner than the link takes them. Whatever a peer requests, only a
+short list of requests and a few frames wait for it here. Spans move on while they are fetched, so a version that a peer
+has begun to fetch is kept until its last piece; see `Versions`.
+
+Of the digests, one span is hashed at a time, so that no round waits for a whole fragment. Two peers that request the
+same digest at about the same time are answered from one hash. A hash is reused for seconds only, because contents are
+compared in order to detect failing memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import ref
 
-from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.outer.state import SpanState
+import numpy as np
+
+from p2p_diloco.codec.vectors import LARGEST_ANCHOR, LARGEST_MOMENTUM
+from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.log import SpanHead
+from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.repair.catch_up import MOST_ASKED_PER_DONOR
 from p2p_diloco.protocol.repair.transfer import Want
+from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT
+from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply
-from p2p_diloco.span.vector_work import cut_piece
 
 PIECE_BYTES = MOST_PIECE_BYTES
 """Longest piece that is served; a requester may ask for shorter ones."""
@@ -35,6 +46,13 @@ MOST_VERSIONS_OF_A_PEER = MOST_ASKED_PER_DONOR[Want.SPAN]
 SERVED_BYTES = 4 << 20
 """Maximum bytes of versions kept after their last piece was sent, in addition to the latest one. A lost link loses what
 waits to be written, and without the version, earlier pieces would have to be sent again."""
+
+Pairs = tuple[tuple[Digest, Digest], ...]
+"""Chain and content digest of each span."""
+Work = Callable[..., None]
+
+
+# -- pieces
 
 
 class Pieces:
@@ -191,3 +209,125 @@ class Versions:
         served = [(key, 8 * one.state.elements) for key, one in self._kept.items() if one.is_served]
         sizes = accumulate(size for _, size in reversed(served))
         return [key for (key, _), size in list(zip(reversed(served), sizes, strict=True))[1:] if size > SERVED_BYTES]
+
+
+# -- digests
+
+
+class _Known(NamedTuple):
+    """A hash, weak references to the arrays that it is of, and when it was made."""
+
+    arrays: tuple[ref[Any], ref[Any]]
+    pair: tuple[Digest, Digest]
+    made_at: float
+
+    def is_of(self, state: SpanState) -> bool:
+        return self.arrays[0]() is state.anchor_N and self.arrays[1]() is state.momentum_N
+
+
+class Contents:
+    """Hashes spans on the worker.
+
+    Args:
+        work: runs a function there and passes its result on in the loop.
+        now: returns seconds; may be called from any thread.
+        good_for_seconds: how long a hash is reused; much less than the time between two comparisons.
+        linked: peers with a link; for other peers no more spans are hashed.
+    """
+
+    def __init__(
+        self, *, work: Work, now: Callable[[], float], good_for_seconds: float, linked: Collection[PeerId]
+    ) -> None:
+        self._work = work
+        self._now = now
+        self._good_for_seconds = good_for_seconds
+        self._linked = linked
+        self._known: dict[Digest, _Known] = {}
+        self._under_way: set[tuple[PeerId, object]] = set()
+
+    def hash(self, peer: PeerId, question: object, states: Sequence[SpanState], then: Callable[[Pairs], None]) -> None:
+        """Pass the digests of `states` to `then`, in the loop. Ignore the call while the same request is under way.
+
+        Args:
+            peer, question: identify the request. Hashing may take longer than a requester waits before it asks again.
+        """
+        key = (peer, question)
+        if key not in self._under_way:
+            self._under_way.add(key)
+            self._go_on(key, states, (), then)
+
+    def _go_on(
+        self, key: tuple[PeerId, object], states: Sequence[SpanState], pairs: Pairs, then: Callable[[Pairs], None]
+    ) -> None:
+        is_done = len(pairs) == len(states)
+        if is_done or key[0] not in self._linked:
+            self._under_way.discard(key)
+            if is_done:
+                then(pairs)
+            return
+
+        def hashed(pair: tuple[Digest, Digest]) -> None:
+            self._go_on(key, states, (*pairs, pair), then)
+
+        self._work(hashed, key[0], self._hash_one, states[len(pairs)])
+
+    def _hash_one(self, state: SpanState) -> tuple[Digest, Digest]:
+        """Return a span's digests; runs on the worker, so that a second request finds the result of the first."""
+        known, now = self._known.get(state.head.digest), self._now()
+        if known is not None and known.is_of(state) and now - known.made_at < self._good_for_seconds:
+            return known.pair
+        (pair,) = content_digests([state])
+        self._known = {key: one for key, one in self._known.items() if now - one.made_at < self._good_for_seconds}
+        self._known[state.head.digest] = _Known((ref(state.anchor_N), ref(state.momentum_N)), pair, self._now())
+        return pair
+
+
+# -- bytes of a span
+
+
+def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:
+    """Return the chain digest and the content digest of each span.
+
+    The content digest covers the whole head, so it also identifies the span's height, round and radius.
+    """
+    return tuple((state.head.digest, _content_of(state)) for state in states)
+
+
+def _content_of(state: SpanState) -> Digest:
+    content = content_digest(state.anchor_N, state.momentum_N, state.head.digest)
+    return sha256(content, to_bytes(state.head, HEAD_LAYOUT))
+
+
+def state_bytes(state: SpanState) -> bytes:
+    """Return anchor, then momentum, as little-endian float32: the content of a span's transfer."""
+    return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
+
+
+def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
+    """Return a piece of what `state_bytes` returns, as a view of the span's own memory: nothing is copied.
+
+    A piece never crosses the end of the anchor, so it may be shorter. Past the end of the momentum it is empty.
+    """
+    half = 4 * state.elements
+    vector_N, start = (state.anchor_N, offset) if offset < half else (state.momentum_N, offset - half)
+    return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")[start : start + most_bytes]
+
+
+def is_sound_piece(reply: SpanReply) -> bool:
+    """Return whether a piece of a transfer holds complete numbers within the bounds of φ and m."""
+    if len(reply.piece) % 4:
+        return False
+    numbers_N = np.frombuffer(reply.piece, dtype="<f4").astype("=f4", copy=False)
+    left = max(0, reply.total_bytes // 2 - reply.offset) // 4  # numbers of φ, which comes first
+    return is_sound(numbers_N[:left], largest=LARGEST_ANCHOR) and is_sound(numbers_N[left:], largest=LARGEST_MOMENTUM)
+
+
+def state_from_bytes(head: SpanHead, raw: bytes | memoryview) -> SpanState:
+    """Build a span from transferred bytes whose pieces were found finite.
+
+    Args:
+        raw: ownership is transferred; the vectors use its memory.
+    """
+    both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
+    half = len(both_N) // 2
+    return SpanState(head=head, anchor_N=both_N[:half], momentum_N=both_N[half:])

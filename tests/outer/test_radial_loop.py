@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.kernels.choice import loops_of, numpy_alone
-from p2p_diloco.kernels.radial import sum_of_block
-from p2p_diloco.outer.mean import weighted_mean
-from simulator.maths import radial_mean
+from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
+from p2p_diloco.codec.loops import sum_of_block
+from simulator.maths import radial_mean, weighted_mean
 
 
 def halves(values: list[float]) -> float:
@@ -30,7 +29,7 @@ def test_a_block_is_summed_by_halves() -> None:
 @pytest.mark.parametrize("num_vectors", [1, 2, 7])
 @pytest.mark.parametrize("elements", [64, 100, 64 * 1100 + 5])
 def test_the_loop_and_numpy_agree_in_every_bit(seed: int, num_vectors: int, elements: int) -> None:
-    assert loops_of("radial") is not None
+    assert compiled_loops() is not None
     rng = np.random.default_rng(seed)
     blocks = -(-elements // 64)
     sizes = np.exp2(rng.integers(-60, 60, (num_vectors, blocks))) * (rng.random((num_vectors, blocks)) < 0.8)

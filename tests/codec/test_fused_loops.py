@@ -1,4 +1,4 @@
-"""One pass over a span gives the same bits as the loops of `blocks.py` and `vectors.py` one after the other."""
+"""One pass over a span gives the same bits as the other loops one after the other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 
 from p2p_diloco.codec.blocks import Int4Codec
-from p2p_diloco.codec.interface import Vector
-from p2p_diloco.kernels.choice import frozen, loops_of
+from p2p_diloco.codec.dispatch import compiled_loops
+from p2p_diloco.codec.vectors import Vector, read_only
 
 BLOCKS = 40
 ELEMENTS = 64 * BLOCKS
 LIMITS = Int4Codec().loop_limits()
 RATES = (np.float32(0.7), np.float32(0.3))
 LEAST = np.int32(-7)
-PLAIN = frozen(np.empty(0, np.bool_))
-LOOPS, BLOCK_LOOPS, VECTOR_LOOPS = loops_of("spans"), loops_of("blocks"), loops_of("vectors")
+PLAIN = read_only(np.empty(0, np.bool_))
+LOOPS = compiled_loops()
 assert LOOPS is not None
-assert BLOCK_LOOPS is not None
-assert VECTOR_LOOPS is not None
 
 
 def vector(seed: int, size: float = 1.0) -> Vector:
@@ -28,7 +26,7 @@ def vector(seed: int, size: float = 1.0) -> Vector:
     rng = np.random.default_rng(seed)
     numbers_N = rng.standard_normal(ELEMENTS) * np.exp2(np.repeat(rng.integers(-30, 4, BLOCKS), 64)) * size
     numbers_N[np.repeat(rng.random(BLOCKS) < 0.1, 64)] = 0.0
-    return frozen(numbers_N.astype(np.float32))
+    return read_only(numbers_N.astype(np.float32))
 
 
 def places() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -39,26 +37,26 @@ def encoded(vector_N: Vector, noise_N: np.ndarray | None = None) -> tuple[np.nda
     """Return bits of scales, codes, and sums of squared codes, as computed by the loops over blocks."""
     scale_bits_B, packed, squares_B = places()
     noise_N = noise_N if noise_N is not None else np.empty(0, np.uint16)
-    assert BLOCK_LOOPS.encode4(vector_N, noise_N, LIMITS, scale_bits_B, packed)
-    assert BLOCK_LOOPS.code_squares4(frozen(packed), LEAST, squares_B)
-    return frozen(scale_bits_B), frozen(packed), squares_B
+    assert LOOPS.encode(vector_N, noise_N, LIMITS, scale_bits_B, packed)
+    assert LOOPS.code_squares(read_only(packed), LEAST, squares_B)
+    return read_only(scale_bits_B), read_only(packed), squares_B
 
 
 def decoded(scale_bits_B: np.ndarray, packed: np.ndarray) -> Vector:
     out_N = np.empty(ELEMENTS, np.float32)
-    assert BLOCK_LOOPS.decode4(scale_bits_B, packed, LEAST, out_N)
-    return frozen(out_N)
+    assert LOOPS.decode(scale_bits_B, packed, LEAST, out_N)
+    return read_only(out_N)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_contributing_matches_the_separate_loops(seed: int) -> None:
     anchor_N, local_N = vector(seed), vector(seed + 100)
     places_of_ours = places()
-    squared = LOOPS.contribute4(anchor_N, local_N, *LIMITS, *places_of_ours)
+    squared = LOOPS.contribute4(anchor_N, local_N, LIMITS, *places_of_ours)
     delta_N = np.empty(ELEMENTS, np.float32)
     np.subtract(anchor_N, local_N, out=delta_N)
-    assert squared == VECTOR_LOOPS.sum_of_squares(frozen(delta_N))
-    for ours, expected in zip(places_of_ours, encoded(frozen(delta_N)), strict=True):
+    assert squared == LOOPS.sum_of_squares(read_only(delta_N))
+    for ours, expected in zip(places_of_ours, encoded(read_only(delta_N)), strict=True):
         assert np.array_equal(ours, expected)
 
 
@@ -66,7 +64,7 @@ def test_contributing_matches_the_separate_loops(seed: int) -> None:
 def test_a_contribution_that_is_not_finite_has_no_length(wrong: float) -> None:
     local_N = vector(1).copy()
     local_N[70] = wrong
-    assert math.isnan(LOOPS.contribute4(vector(0), frozen(local_N), *LIMITS, *places()))
+    assert math.isnan(LOOPS.contribute4(vector(0), read_only(local_N), LIMITS, *places()))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -78,10 +76,10 @@ def test_following_matches_the_separate_loops(seed: int, has_own: bool) -> None:
     ours = tuple(np.empty(ELEMENTS, np.float32) for _ in now)
     assert LOOPS.follow4(entry, leaving, now, RATES, LIMITS, ours)
     expected = tuple(np.empty(ELEMENTS, np.float32) for _ in now)
-    assert VECTOR_LOOPS.outer_step(anchor_N, momentum_N, decoded(*entry), RATES, expected[0], expected[1])
-    after_N = frozen(expected[0])
+    assert LOOPS.outer_step(anchor_N, momentum_N, decoded(*entry), RATES, expected[0], expected[1])
+    after_N = read_only(expected[0])
     if has_own:
-        VECTOR_LOOPS.follow(local_N, anchor_N, after_N, decoded(*own), expected[2])
+        LOOPS.follow(local_N, anchor_N, after_N, decoded(*own), expected[2])
     else:
         expected[2][:] = local_N + (after_N - anchor_N)
     for mine, theirs in zip(ours, expected, strict=True):
@@ -102,9 +100,9 @@ def test_averaging_matches_the_separate_loops(seed: int, is_drawn: bool, num_par
     assert LOOPS.average4(scales_PB, codes_PN, shares_P, PLAIN, noise_N, LIMITS, *mine)
     mean_N = np.empty(ELEMENTS, np.float32)
     for place, (part, share) in enumerate(zip(parts, shares_P, strict=True)):
-        assert BLOCK_LOOPS.accumulate4(*part[:2], LEAST, share, place == 0, mean_N)
+        assert LOOPS.accumulate(*part[:2], LEAST, share, place == 0, mean_N)
         assert np.array_equal(squares_PB[place], part[2])
-    for ours, expected in zip((scale_bits_B, packed, squares_B), encoded(frozen(mean_N), noise_N), strict=True):
+    for ours, expected in zip((scale_bits_B, packed, squares_B), encoded(read_only(mean_N), noise_N), strict=True):
         assert np.array_equal(ours, expected)
 
 
@@ -115,7 +113,7 @@ def test_a_scale_that_no_encoder_writes_is_refused(bits: int) -> None:
     wrong_B[-1] = bits
     now, ours = (vector(1),) * 3, tuple(np.empty(ELEMENTS, np.float32) for _ in range(3))
     nothing = (scale_bits_B[:0], packed[:0])
-    assert not LOOPS.follow4((frozen(wrong_B), packed), nothing, now, RATES, LIMITS, ours)
+    assert not LOOPS.follow4((read_only(wrong_B), packed), nothing, now, RATES, LIMITS, ours)
     none_N, one_P = np.empty(0, np.uint16), np.ones(1, np.float32)
     mine = (*places()[:2], np.empty((1, BLOCKS), np.int64), squares_B)
     assert not LOOPS.average4(wrong_B[None], packed.copy()[None], one_P, PLAIN, none_N, LIMITS, *mine)

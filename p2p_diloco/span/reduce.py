@@ -1,43 +1,29 @@
-"""The vector work of a peer besides training: check entries, average contributions, hash and cut spans.
+"""Average the contributions to one span, as a reducer, and compare an entry with this peer's own contribution.
 
 Plain functions for the single worker thread; the event loop never touches a whole vector.
 """
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import Int4Codec, is_whole, parts_of
+from p2p_diloco.codec.blocks import Int4Codec, is_whole
 from p2p_diloco.codec.codec import Codec
-from p2p_diloco.codec.exact_norm import squared_norm_of_bfloat16
-from p2p_diloco.codec.rounding import RoundingBits
+from p2p_diloco.codec.codes import NO_NOISE, average4
+from p2p_diloco.codec.interface import RoundingBits
+from p2p_diloco.codec.vectors import BLOCK, Vector, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
-from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.kernels.bounds import LARGEST_ANCHOR, LARGEST_MOMENTUM
-from p2p_diloco.kernels.choice import compile_loops
-from p2p_diloco.kernels.operations import NO_NOISE, average4
-from p2p_diloco.log.head import SpanHead
-from p2p_diloco.log.limits import balanced
-from p2p_diloco.memory.heap import shed_compiler, trim_heap
-from p2p_diloco.memory.slabs import passing_bytes
-from p2p_diloco.outer.advance import PreparedContribution
-from p2p_diloco.outer.mean import check_mean, shares_of
-from p2p_diloco.outer.radial import RADIAL_BLOCK, RadialBlocks, radial_mean_of
-from p2p_diloco.outer.state import SpanState, content_digest, is_sound
-from p2p_diloco.outer.vector import Vector
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
+from p2p_diloco.log import balanced
+from p2p_diloco.outer.mean import RadialBlocks, check_mean, radial_mean_of, shares_of
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.influence import Agreement
-from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT
-from p2p_diloco.protocol.wire.frames import to_bytes
-from p2p_diloco.protocol.wire.messages import SpanReply
 
-MOST_SHRINKS = 16
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
@@ -87,74 +73,6 @@ class EncodedMean:
         return frozenset(self.measured)
 
 
-def warm_up() -> None:
-    """Compile all loops now: a loop never compiled on this machine takes seconds, too long for the first round.
-
-    Then free the compiler and its part of the heap, which are not needed any more. Also exempt all imported objects
-    from garbage collection: scanning the 300,000 objects of torch, numba and hivemind takes a tenth of a second, during
-    which neither training nor the loop runs.
-    """
-    compile_loops()
-    shed_compiler()
-    trim_heap()
-    gc.freeze()
-
-
-def encode_contribution(
-    codec: Codec, prepared: PreparedContribution, norm: Callable[[bytes], float] | None = None
-) -> tuple[PreparedContribution, bytes]:
-    """Encode a contribution so that its decoded norm is within its limit.
-
-    Args:
-        norm: returns the exact norm of an encoded vector, for callers that cache norms; computed unless given.
-    Returns:
-        The contribution as encoded, shrunk if rounding made it too long, and its encoding.
-    """
-    payload, limit = b"", prepared.limit
-    norm = norm if norm is not None else lambda payload: payload_norm(codec, payload, len(prepared.delta_N))
-
-    def encode(factor: float) -> float:
-        nonlocal prepared, payload
-        if factor != 1.0:
-            prepared = replace(prepared, delta_N=np.multiply(prepared.delta_N, np.float32(factor)))
-        payload = codec.encode(prepared.delta_N)
-        return norm(payload)
-
-    encode_within(limit, encode)
-    return prepared, payload
-
-
-def encode_within(limit: float, encode: Callable[[float], float]) -> bool:
-    """Encode a vector, shorter each time, until the norm of what was encoded is within the limit of reducers.
-
-    Rounding to a few bits lengthens a vector slightly, so this takes one or two attempts, and one more for a vector
-    that is too long itself.
-
-    Args:
-        encode: multiplies the vector by a factor, which is 1 at first, encodes it, and returns the norm.
-    Returns:
-        Whether it is within the limit; False after `MOST_SHRINKS` attempts, or if a norm is not finite.
-    """
-    factor = 1.0
-    for _ in range(MOST_SHRINKS):
-        norm = encode(factor)
-        if norm <= limit:
-            return True
-        if not math.isfinite(norm):
-            return False
-        factor = limit / norm * (1.0 - 2.0**-10)
-    return False
-
-
-def payload_norm(codec: Codec, payload: bytes | memoryview, elements: int) -> float:
-    """Return the exact norm of an encoded vector.
-
-    Raises:
-        FrameError: wrong size, or not finite.
-    """
-    return math.sqrt(codec.squared_norm(payload, elements))
-
-
 def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
     """Average the sound parts in roster order and encode the mean, or return the reason why there is none."""
     at_once = _reduce_at_once(action, codecs, elements)
@@ -180,7 +98,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMe
     return EncodedMean(
         measured=measured,
         payload=payload,
-        norm=payload_norm(target, payload, elements),
+        norm=target.norm(payload, elements),
         dropped=tuple(dropped),
     )
 
@@ -197,9 +115,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
         shares = shares_of(_weights_of(action.parts, action.stage), len(parts))
     except (PeerError, RoundError):
         return None
-    room = passing_bytes(target.encoded_bytes(elements))
-    encoded = np.frombuffer(room, dtype=np.uint8)
-    scale_bits_B, packed = parts_of(encoded, elements)
+    room, scale_bits_B, packed = target.empty_encoding(elements)
     squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
     seed, marks_B, limits = _seed_of(action, codecs), codecs.radial.get(action.span, _ALL_PLAIN), source.loop_limits()
     draw = partial(RoundingBits(seed).draw, elements) if seed is not None else lambda: NO_NOISE
@@ -209,7 +125,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
         math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
         for bits_B, squares_B in zip([*(bits_B for bits_B, _ in parts), scale_bits_B], squares_PB, strict=True)
     ]
-    if any(_is_too_long(norm, action.norm_limit) for norm in norms[:-1]):
+    if any(norm > action.norm_limit * _NORM_SLACK for norm in norms[:-1]):
         return None
     measured = {part.peer: norm for part, norm in zip(action.parts, norms[:-1], strict=True)}
     return EncodedMean(measured=measured, payload=room.toreadonly(), norm=norms[-1], dropped=())
@@ -220,14 +136,10 @@ def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
     return action.rounding_seed if codecs.rounds_stochastically and action.stage is not Stage.ROW else None
 
 
-def _is_too_long(norm: float, limit: float) -> bool:
-    return norm > limit * _NORM_SLACK
-
-
 def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> float:
     """Return the norm of a part, or raise PeerError."""
-    norm = payload_norm(codec, part.payload, elements)
-    if _is_too_long(norm, norm_limit):
+    norm = codec.norm(part.payload, elements)
+    if norm > norm_limit * _NORM_SLACK:
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")
     return norm
 
@@ -274,54 +186,6 @@ def agreement_of(
 def _compared(elements: int, number: int) -> list[slice]:
     if elements <= _COMPARED:
         return [slice(0, elements)]
-    length, apart = _COMPARED // _COMPARED_PIECES, elements // _COMPARED_PIECES // RADIAL_BLOCK * RADIAL_BLOCK
-    first = number % ((apart - length) // RADIAL_BLOCK + 1) * RADIAL_BLOCK
+    length, apart = _COMPARED // _COMPARED_PIECES, elements // _COMPARED_PIECES // BLOCK * BLOCK
+    first = number % ((apart - length) // BLOCK + 1) * BLOCK
     return [slice(first + place * apart, first + place * apart + length) for place in range(_COMPARED_PIECES)]
-
-
-def content_digests(states: Sequence[SpanState]) -> tuple[tuple[Digest, Digest], ...]:
-    """Return the chain digest and the content digest of each span.
-
-    The content digest covers the whole head, so it also identifies the span's height, round and radius.
-    """
-    return tuple((state.head.digest, _content_of(state)) for state in states)
-
-
-def _content_of(state: SpanState) -> Digest:
-    content = content_digest(state.anchor_N, state.momentum_N, state.head.digest)
-    return sha256(content, to_bytes(state.head, HEAD_LAYOUT))
-
-
-def state_bytes(state: SpanState) -> bytes:
-    """Return anchor, then momentum, as little-endian float32: the content of a span's transfer."""
-    return np.concatenate((state.anchor_N, state.momentum_N)).astype("<f4", copy=False).tobytes()
-
-
-def cut_piece(state: SpanState, offset: int, most_bytes: int) -> memoryview:
-    """Return a piece of what `state_bytes` returns, as a view of the span's own memory: nothing is copied.
-
-    A piece never crosses the end of the anchor, so it may be shorter. Past the end of the momentum it is empty.
-    """
-    half = 4 * state.elements
-    vector_N, start = (state.anchor_N, offset) if offset < half else (state.momentum_N, offset - half)
-    return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")[start : start + most_bytes]
-
-
-def is_sound_piece(reply: SpanReply) -> bool:
-    """Return whether a piece of a transfer holds complete numbers within the bounds of φ and m."""
-    if len(reply.piece) % 4:
-        return False
-    numbers_N = np.frombuffer(reply.piece, dtype="<f4").astype("=f4", copy=False)
-    left = max(0, reply.total_bytes // 2 - reply.offset) // 4  # numbers of φ, which comes first
-    return is_sound(numbers_N[:left], largest=LARGEST_ANCHOR) and is_sound(numbers_N[left:], largest=LARGEST_MOMENTUM)
-
-
-def state_from_bytes(head: SpanHead, raw: bytes | memoryview) -> SpanState:
-    """Build a span from transferred bytes whose pieces were found finite.
-
-    Args:
-        raw: ownership is transferred; the vectors use its memory.
-    """
-    both_N = np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
-    half = len(both_N) // 2
-    return SpanState(head=head, anchor_N=both_N[:half], momentum_N=both_N[half:])

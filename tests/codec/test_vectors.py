@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from p2p_diloco.kernels.operations import CACHED_ELEMENTS
-from p2p_diloco.outer.vector import count_non_finite, euclidean_norm, read_only
+from p2p_diloco.codec.vectors import CACHED_ELEMENTS, count_non_finite, euclidean_norm, read_only
 
 
 def test_a_read_only_view_refuses_writes_and_shares_memory() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from p2p_diloco.kernels.bits import bits_of, float_of
+from p2p_diloco.codec.loops import bits_of, float_of
 
 
 @njit
