@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterable
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.testing.network import Channel, MemoryLink, MemoryNetwork, MemoryTransport
 from p2p_diloco.transport.link import Lane, TransportLimits
-from p2p_diloco.transport.memory import Channel, MemoryLink, MemoryNetwork, MemoryTransport
 from p2p_diloco.transport.outbox import PostedFrame
 
 
@@ -232,8 +232,8 @@ class FaultyTransport(MemoryTransport):
     def _give_up_if_stuck(self, channel: Channel, writing: PostedFrame) -> None:
         if not self._paths.is_stalled(self.peer):
             super()._give_up_if_stuck(channel, writing)
-        elif channel.stuck is writing:
-            channel.stuck = None  # after waking, the next write attempt sets the timer again
+        else:
+            channel.forget_stuck(writing)  # after waking, the next write attempt sets the timer again
 
     def _give_up_if_cut(self, peer: PeerId, link: MemoryLink) -> None:
         if self._paths.is_cut(self.peer, peer):

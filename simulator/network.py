@@ -17,8 +17,8 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node import node as node_module
 from p2p_diloco.protocol.wire.messages import Message, decode_message, encode_message
+from p2p_diloco.testing.network import MemoryTransport
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, whole
-from p2p_diloco.transport.memory import MemoryTransport
 from simulator.faulty_network import FaultyNetwork, FaultyTransport
 from simulator.process import OUTSIDE, Process, SimulationLoop
 

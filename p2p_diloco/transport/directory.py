@@ -11,10 +11,9 @@ import functools
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import DIGEST_BYTES, PEER_ID_BYTES, Digest, PeerId, short_peer_id
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
@@ -180,28 +179,3 @@ class Directory(ABC):
         Raises:
             PeerError: no peer answered; try again later.
         """
-
-
-class MemoryDirectory(Directory):
-    """A directory for peers in one process. `now_seconds` returns the time; `is_down` makes every call fail."""
-
-    def __init__(self, now_seconds: Callable[[], float]) -> None:
-        self._now_seconds = now_seconds
-        self._records: dict[PeerId, tuple[PeerRecord, float]] = {}
-        self.is_down = False
-
-    async def announce(self, record: PeerRecord, expires_at: float) -> None:
-        self._raise_if_down()
-        known = self._records.get(record.peer)
-        if known is None or known[0].issued_at <= record.issued_at:
-            self._records[record.peer] = (decode_record(record.encode()), expires_at)
-
-    async def peers(self) -> tuple[PeerRecord, ...]:
-        self._raise_if_down()
-        now = self._now_seconds()
-        self._records = {peer: kept for peer, kept in self._records.items() if kept[1] > now}
-        return tuple(self._records[peer][0] for peer in sorted(self._records))
-
-    def _raise_if_down(self) -> None:
-        if self.is_down:
-            raise PeerError("the directory does not answer")

@@ -24,7 +24,7 @@ from p2p_diloco.transport.framing import (
     read_frame,
     write_frame,
 )
-from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, LaneCounters, TransportLimits, whole
+from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits, whole
 from p2p_diloco.transport.outbox import PostedFrame
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.rate_limit import WIRE_BYTES_PER_FRAME, TokenBucket
@@ -118,13 +118,12 @@ class LaneWriter:
         link: StreamLink,
         lane: Lane,
         *,
-        counters: LaneCounters,
         limits: TransportLimits,
         pace: Pace | None,
         went_idle: asyncio.Event,
         end_stream: Callable[[StreamLink, LaneStream, str], None],
     ) -> None:
-        self._link, self._lane, self._counters, self._limits = link, lane, counters, limits
+        self._link, self._lane, self._counters, self._limits = link, lane, link.counters.lane(lane), limits
         self._pace = pace
         self._went_idle = went_idle
         self._end_stream = end_stream
@@ -181,7 +180,7 @@ class LaneWriter:
             return
         if self._pace is not None:
             self._pace.count(len(posted.frame) + FRAME_PREFIX_BYTES)
-        self._counters.bytes_sent += len(posted.frame) + FRAME_PREFIX_BYTES
+        self._counters.count_sent(len(posted.frame) + FRAME_PREFIX_BYTES)
         try:
             await write_frame(
                 stream.writer,
@@ -227,14 +226,14 @@ class LaneWriter:
             if not flight.has_room(num_bytes):
                 return None
             flight.send(num_bytes, now, posted.deadline)
-        self._counters.frames_sent += 1
+        self._counters.count_sent(0, num_frames=1)
         return outbox.take(now)
 
     async def _write_paced(self, stream: LaneStream, posted: PostedFrame, pace: Pace) -> None:
         """Write a frame piece by piece, holding the turn; waiting for the cap does not count against the other end."""
         frame = memoryview(frame_prefix(posted.frame) + whole(posted.frame))
         left = len(frame)
-        self._counters.bytes_waiting += left
+        self._counters.count_waiting(left)
         patience = self._limits.longest_seconds(left)
         try:
             with blame(self._link.peer, self._lane):
@@ -244,11 +243,11 @@ class LaneWriter:
                     stream.writer.write(piece)
                     left -= len(piece)
                     stream.is_cut = left > 0
-                    self._counters.bytes_sent += len(piece)
-                    self._counters.bytes_waiting -= len(piece)
+                    self._counters.count_sent(len(piece))
+                    self._counters.count_waiting(-len(piece))
                     patience -= await self._give_way(stream, posted.deadline, patience, pace)
         finally:
-            self._counters.bytes_waiting -= left
+            self._counters.count_waiting(-left)
 
     async def _give_way(self, stream: LaneStream, deadline: float, patience: float, pace: Pace) -> float:
         """Give up the turn while this frame's reader is behind; return the seconds waited past its deadline."""

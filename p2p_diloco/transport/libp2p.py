@@ -27,7 +27,6 @@ from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.lanes import LaneReader, LaneWriter
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits
-from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.reach_probe import probe_identity
 from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, StreamLink, StreamPair
@@ -325,9 +324,7 @@ class Libp2pTransport(Transport):
         stream.task = self._spawn(f"read {stream.lane.value}", self._read_stream, link, stream)
 
     def _new_link(self, peer: PeerId) -> StreamLink:
-        link = StreamLink(
-            peer, {lane: Outbox(self.limits.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
-        )
+        link = StreamLink(peer, self.limits, self.counters)
         asyncio.get_running_loop().call_later(_GREETING_SECONDS, self._drop_if_incomplete, link)
         return link
 
@@ -350,7 +347,7 @@ class Libp2pTransport(Transport):
                 if frame:
                     objection = self._hand_over(link.peer, stream.lane, frame)
                 else:
-                    self._count_received(stream.lane, reader.skipped_bytes)
+                    self.counters.lane(stream.lane).count_received(reader.skipped_bytes)
                 if link.is_lost:
                     return  # the listener hung up meanwhile
                 if stream.lane is Lane.BULK:
@@ -391,7 +388,6 @@ class Libp2pTransport(Transport):
         writer = LaneWriter(
             link,
             lane,
-            counters=self.counters.lane(lane),
             limits=self.limits,
             pace=self.upload,
             went_idle=self._went_idle,

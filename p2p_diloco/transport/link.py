@@ -121,6 +121,29 @@ class LaneCounters:
     bytes_waiting: int = 0
     """Bytes of posted frames that are not written yet, without their prefixes."""
 
+    def count_sent(self, num_bytes: int, *, num_frames: int = 0) -> None:
+        """Count bytes, and frames that begin with them."""
+        self.frames_sent += num_frames
+        self.bytes_sent += num_bytes
+
+    def count_read(self, num_bytes: int, now: float) -> None:
+        """Count bytes that the other end has read."""
+        self.bytes_read += num_bytes
+        self.last_read_at = now
+
+    def count_received(self, frame_bytes: int) -> None:
+        """Count a frame, and its prefix."""
+        self.frames_received += 1
+        self.bytes_received += frame_bytes + FRAME_PREFIX_BYTES
+
+    def count_dropped(self, num_frames: int) -> None:
+        """Count frames that are not written."""
+        self.frames_dropped += num_frames
+
+    def count_waiting(self, num_bytes: int) -> None:
+        """Count bytes that wait from now on; fewer than 0 if they wait no longer."""
+        self.bytes_waiting += num_bytes
+
 
 @dataclass(slots=True, kw_only=True)
 class TransportCounters:
@@ -306,14 +329,9 @@ class Transport(ABC):
             message = f"the transport's listener failed in {getattr(callback, '__name__', callback)}"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
-    def _count_received(self, lane: Lane, frame_bytes: int) -> None:
-        counters = self.counters.lane(lane)
-        counters.frames_received += 1
-        counters.bytes_received += frame_bytes + FRAME_PREFIX_BYTES
-
     def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
         """Count and deliver one frame; return a reason to close the link if the listener raises PeerError."""
-        self._count_received(lane, len(frame))
+        self.counters.lane(lane).count_received(len(frame))
         try:
             self.listener.frame_received(sender, lane, frame)
         except PeerError as error:

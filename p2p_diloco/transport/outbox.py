@@ -55,23 +55,18 @@ class Outbox:
             if self._frames[0].deadline >= now:
                 return self._frames[0]
             self._remove_first()
-            self._counters.frames_dropped += 1
+            self._counters.count_dropped(1)
         return None
 
     def _remove_first(self) -> None:
         self._add(-len(self._frames.popleft().frame))
 
-    def count_read(self, num_bytes: int, now: float) -> None:
-        """Record that the other end has read `num_bytes` bytes."""
-        self._counters.bytes_read += num_bytes
-        self._counters.last_read_at = now
-
     def clear(self) -> None:
         """Drop all frames: the link is gone."""
-        self._counters.frames_dropped += len(self._frames)
+        self._counters.count_dropped(len(self._frames))
         self._frames.clear()
         self._add(-self._bytes)
 
     def _add(self, num_bytes: int) -> None:
         self._bytes += num_bytes
-        self._counters.bytes_waiting += num_bytes
+        self._counters.count_waiting(num_bytes)

@@ -10,7 +10,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
 from p2p_diloco.transport.flight_window import FlightWindow
 from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
-from p2p_diloco.transport.link import Lane
+from p2p_diloco.transport.link import Lane, TransportCounters, TransportLimits
 from p2p_diloco.transport.outbox import Outbox
 
 StreamPair = tuple[ByteReader, ByteWriter]
@@ -79,14 +79,15 @@ class StreamLink:
     """
 
     __slots__ = (
-        "_heard_read", "_own_read", "_says_later", "flight", "is_lost", "is_up", "landed", "outboxes", "peer",
-        "streams", "wakes", "writers", "writing",
+        "_heard_read", "_own_read", "_says_later", "counters", "flight", "is_lost", "is_up", "landed", "outboxes",
+        "peer", "streams", "wakes", "writers", "writing",
     )  # fmt: skip
 
-    def __init__(self, peer: PeerId, outboxes: dict[Lane, Outbox]) -> None:
+    def __init__(self, peer: PeerId, limits: TransportLimits, counters: TransportCounters) -> None:
         self.peer = peer
+        self.counters = counters
         self.streams: dict[Lane, list[LaneStream]] = {lane: [] for lane in Lane}
-        self.outboxes = outboxes
+        self.outboxes = {lane: Outbox(limits.queue_bytes(lane), counters.lane(lane)) for lane in Lane}
         self.wakes = {lane: asyncio.Event() for lane in Lane}
         self.writers: list[asyncio.Task[None]] = []
         self.writing: set[Lane] = set()
@@ -139,7 +140,7 @@ class StreamLink:
         now = asyncio.get_running_loop().time()
         known = self.flight.read(num_bytes, now)
         if known:
-            self.outboxes[Lane.BULK].count_read(known, now)
+            self.counters.bulk.count_read(known, now)
             self.landed.set()
 
     def all_streams(self) -> list[LaneStream]:

@@ -14,10 +14,10 @@ from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.transport.link import MIB, Lane
 from simulator.faulty_network import FaultyNetwork, FaultyTransport
 from simulator.virtual_time import run_virtual
+from tests.testing.test_network import MemoryStage
 from tests.transport.failure_contract import StopContract
 from tests.transport.rate_contract import RateContract
 from tests.transport.stage import RUN, Recorder, Remote, act, in_seconds
-from tests.transport.test_contract import MemoryStage
 
 A, B, C = (PeerId(bytes([letter]) * 32) for letter in b"abc")
 

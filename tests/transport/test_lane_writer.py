@@ -14,7 +14,6 @@ from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.lanes import LaneWriter
 from p2p_diloco.transport.link import KIB, Frame, Lane, SplitFrame, TransportCounters, TransportLimits
-from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.pace import Pace
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
 from simulator.virtual_time import run_virtual
@@ -81,8 +80,7 @@ class Bench:
 
     def __init__(self, name: str, *, pace: Pace | None, reads: Callable[[], float] = lambda: float("inf")) -> None:
         self.counters = TransportCounters()
-        boxes = {lane: Outbox(LIMITS.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
-        self.link = StreamLink(PeerId(sha256(name.encode())), boxes)
+        self.link = StreamLink(PeerId(sha256(name.encode())), LIMITS, self.counters)
         self.sockets = {lane: FakeSocket(reads) for lane in Lane}
         self.reader = CountingReader()
         for lane, socket in self.sockets.items():
@@ -92,7 +90,7 @@ class Bench:
         self.idle = asyncio.Event()
         self.writers = {
             lane: LaneWriter(
-                self.link, lane, counters=self.counters.lane(lane), limits=LIMITS, pace=pace, went_idle=self.idle,
+                self.link, lane, limits=LIMITS, pace=pace, went_idle=self.idle,
                 end_stream=self._end,
             )
             for lane in Lane

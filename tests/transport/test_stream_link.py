@@ -10,8 +10,7 @@ import pytest
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
-from p2p_diloco.transport.link import Lane, LaneCounters
-from p2p_diloco.transport.outbox import Outbox
+from p2p_diloco.transport.link import Lane, TransportCounters, TransportLimits
 from p2p_diloco.transport.stream_link import SAY_AGAIN_SECONDS, LaneStream, StreamLink
 from simulator.virtual_time import run_virtual
 from tests.transport.stage import FedReader
@@ -50,7 +49,7 @@ def make_stream(writer: FakeWriter, lane: Lane = Lane.BULK) -> LaneStream:
 
 
 def make_link() -> StreamLink:
-    return StreamLink(PeerId(bytes(32)), {lane: Outbox(100, LaneCounters()) for lane in Lane})
+    return StreamLink(PeerId(bytes(32)), TransportLimits(), TransportCounters())
 
 
 def test_closing_gently_waits_for_the_other_end() -> None:

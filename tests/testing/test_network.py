@@ -1,18 +1,22 @@
-"""The memory transport fulfils the contract of all transports, in virtual time."""
+"""The memory network fulfils the contract of all transports, in virtual time; and killed peers, and peers twice."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
-from p2p_diloco.transport.link import Transport, TransportLimits
-from p2p_diloco.transport.memory import MemoryNetwork
+from p2p_diloco.testing.network import MemoryNetwork
+from p2p_diloco.transport.link import Lane, Transport, TransportLimits
 from simulator.virtual_time import run_virtual
 from tests.transport.contract import LinkContract
 from tests.transport.failure_contract import FailureContract
-from tests.transport.stage import RUN, Remote, Stage, act
+from tests.transport.stage import RUN, Remote, Stage, act, in_seconds, link
 
 
 def refuse() -> None:
@@ -57,3 +61,31 @@ class TestMemory(LinkContract, FailureContract):
             await act(MemoryStage(), scene)
 
         run_virtual(run())
+
+
+def test_a_killed_peer_receives_nothing_more_and_may_return() -> None:
+    async def scene(stage: MemoryStage) -> None:
+        (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
+        await link(one, two, two_heard)
+        stage.network.kill(two.peer)
+        stage.network.kill(two.peer)
+        assert not two.post(one.peer, b"ghost", lane=Lane.CONTROL, deadline=in_seconds(1))
+        with pytest.raises(PeerError, match="this peer is offline"):
+            await two.dial(one.peer, one.listen_addresses(), in_seconds(1))
+        await asyncio.sleep(1)
+        assert one_heard.kinds() == ["up", "lost"]
+        assert two_heard.kinds() == ["up"]
+        async with stage.network.transport(two.peer, run=RUN) as again:
+            await again.dial(one.peer, one.listen_addresses(), in_seconds(1))
+            assert one_heard.kinds() == ["up", "lost", "up"]
+
+    run_virtual(act(MemoryStage(), scene))
+
+
+def test_a_peer_is_online_only_once() -> None:
+    async def scene(stage: MemoryStage) -> None:
+        one, _ = await stage.add()
+        with pytest.raises(ConfigError, match="is already online"):
+            await stage.network.transport(one.peer, run=RUN).__aenter__()
+
+    run_virtual(act(MemoryStage(), scene))
