@@ -33,9 +33,8 @@ from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.span.replica import SpanUpdate
 from p2p_diloco.span.vector_work import Codecs
-from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.storage.saving import Saver, WatchedMemory
+from p2p_diloco.storage.archive import Archive, Saver
+from p2p_diloco.storage.run_folder import RunFolder, WatchedMemory
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import TransportLimits
 from simulator.clock import MachineClock

@@ -49,10 +49,8 @@ from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import check_known_answer
 from p2p_diloco.span.vector_work import warm_up
 from p2p_diloco.status.reporter import StatusReporter
-from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.disk_rule import Saving
-from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.storage.saving import Saver, WatchedMemory, pause_between_checkpoints
+from p2p_diloco.storage.archive import Archive, Saver, Saving, pause_between_checkpoints
+from p2p_diloco.storage.run_folder import RunFolder, WatchedMemory
 from p2p_diloco.storage.text_copy import OwnText, TextStore
 from p2p_diloco.transport.addresses import without_loopback
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record

@@ -44,8 +44,7 @@ from p2p_diloco.status.event_log import EVENTS_FILE
 from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
-from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
-from p2p_diloco.storage.kept_port import PORT_FILE
+from p2p_diloco.storage.identity import PORT_FILE, load_or_create_identity, lock_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS_FILE, RunFolder, run_folder
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.libp2p import ADVICE

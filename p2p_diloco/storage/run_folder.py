@@ -14,6 +14,7 @@ from typing import Any
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
+from p2p_diloco.node.surroundings import PeerMemory
 from p2p_diloco.protocol.engine import SavedState
 from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveliness
 from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
@@ -204,6 +205,45 @@ class RunFolder:
         except FrameError as error:
             raise StateError(f"{self.path / name} is broken ({error}); move it away to start as a newcomer") from None
         return fields
+
+
+class WatchedMemory:
+    """A `PeerMemory` that reports failed writes, besides raising.
+
+    The transport swallows exceptions of its listener, because one peer's message must not stop everything. Without the
+    report, the peer would continue without being able to vote, for no visible reason.
+
+    Args:
+        memory: the memory to write to.
+        died: called once for each failed write.
+        soon: runs functions on the writer thread, one at a time.
+    """
+
+    def __init__(
+        self, memory: PeerMemory, died: Callable[[StateError], None], *, soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self._memory = memory
+        self._died = died
+        self._soon = soon
+
+    def keep_ballots(self, ballots: Ballots) -> None:
+        """Save this peer's ballots."""
+        self._watch(lambda: self._memory.keep_ballots(ballots))
+
+    def keep_roster(self, certified: CertifiedRoster) -> None:
+        """Save a certified roster."""
+        self._watch(lambda: self._memory.keep_roster(certified))
+
+    def keep_liveliness(self, liveliness: Liveliness) -> None:
+        """Schedule saving the liveliness record: it changes every round, and correctness does not depend on it."""
+        self._soon(lambda: self._memory.keep_liveliness(liveliness))
+
+    def _watch(self, keep: Callable[[], None]) -> None:
+        try:
+            keep()
+        except StateError as error:
+            self._died(error)
+            raise
 
 
 def run_folder(state_directory: Path, run: Digest) -> Path:

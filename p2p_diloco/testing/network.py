@@ -31,7 +31,6 @@ from p2p_diloco.transport.link import (
     whole,
 )
 from p2p_diloco.transport.outbox import Outbox, PostedFrame
-from p2p_diloco.transport.pace import book_frame
 
 PIPE_BYTES = MIB
 """Bytes that a lane accepts without being read."""
@@ -337,7 +336,8 @@ class MemoryTransport(Transport):
 
     def _arrival(self, channel: Channel, num_bytes: int, earliest: float) -> float | None:
         """Book a frame that can be sent at `earliest`; return when it arrives, or None if it is lost."""
-        allowed = book_frame((channel.sender.upload, channel.receiver.download), num_bytes + FRAME_PREFIX_BYTES)
+        caps = (channel.sender.upload, channel.receiver.download)
+        allowed = max(cap.count(num_bytes + FRAME_PREFIX_BYTES) for cap in caps)
         return channel.occupy(max(earliest, allowed) if channel.lane is Lane.BULK else earliest)
 
     def _deliver_due(self, channel: Channel) -> None:

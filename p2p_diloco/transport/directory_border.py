@@ -23,9 +23,17 @@ from p2p_diloco.transport.directory import (
     MAX_LIFETIME_SECONDS,
     MOST_AHEAD_SECONDS,
     PeerRecord,
+    decode_addresses,
+    encode_addresses,
+    expiry_of,
+    is_acceptable,
     parse_record,
+    record_in,
+    subkey_of,
 )
-from p2p_diloco.transport.directory_guard import (
+from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.rate_limit import TokenBucket
+from p2p_diloco.transport.strangers import (
     MOST_ANSWER_BYTES,
     MOST_KEYS,
     MOST_NEIGHBOURS,
@@ -35,14 +43,9 @@ from p2p_diloco.transport.directory_guard import (
     MOST_STRANGERS,
     MOST_VALUES,
     CallBudgets,
+    DialBudget,
     choose_peers,
-    decode_addresses,
-    encode_addresses,
 )
-from p2p_diloco.transport.directory_shards import expiry_of, is_acceptable, record_in, subkey_of
-from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.rate_limit import TokenBucket
-from p2p_diloco.transport.strangers import DialBudget
 
 _CONNECT_SECONDS = 5.0
 _CONNECTED_SECONDS = 120.0

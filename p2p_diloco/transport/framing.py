@@ -26,7 +26,7 @@ from p2p_diloco.transport.link import (
     TransportLimits,
     frame_too_long,
 )
-from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import Pace
 
 STALL_SECONDS = 5.0
 """A frame may take longer than its deadline while its reader makes progress, but not without progress for this long."""

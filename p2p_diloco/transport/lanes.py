@@ -26,8 +26,7 @@ from p2p_diloco.transport.framing import (
 )
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Lane, TransportLimits, whole
 from p2p_diloco.transport.outbox import PostedFrame
-from p2p_diloco.transport.pace import Pace
-from p2p_diloco.transport.rate_limit import WIRE_BYTES_PER_FRAME, TokenBucket
+from p2p_diloco.transport.rate_limit import WIRE_BYTES_PER_FRAME, Pace, TokenBucket
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
 
 EXPIRY_SECONDS = 1e-3

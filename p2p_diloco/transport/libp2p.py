@@ -21,7 +21,6 @@ from weakref import WeakValueDictionary
 from p2p_diloco.errors import DaemonEnded, FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, is_loopback, sort_addresses
-from p2p_diloco.transport.callers import Callers
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
@@ -29,6 +28,7 @@ from p2p_diloco.transport.lanes import LaneReader, LaneWriter
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.reach_probe import probe_identity
+from p2p_diloco.transport.strangers import Callers
 from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, StreamLink, StreamPair
 
 logger = logging.getLogger(__name__)

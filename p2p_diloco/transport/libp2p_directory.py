@@ -18,13 +18,11 @@ from typing import Any, Self
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, PeerError
 from p2p_diloco.ids import PeerId, parse_peer_id
 from p2p_diloco.transport.addresses import sort_addresses
-from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
+from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record, directory_key, directory_keys, shard_of
 from p2p_diloco.transport.directory_border import DirectoryBorder, hivemind_peer, node_id_of
-from p2p_diloco.transport.directory_guard import MOST_STRANGERS, choose_peers
-from p2p_diloco.transport.directory_shards import directory_key, directory_keys, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.strangers import DialBudget
+from p2p_diloco.transport.strangers import MOST_STRANGERS, DialBudget, choose_peers
 
 logger = logging.getLogger(__name__)
 

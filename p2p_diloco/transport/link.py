@@ -18,7 +18,7 @@ from typing import Protocol, Self, TypeAlias
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.transport.addresses import port_in
-from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import Pace
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -8,10 +8,9 @@ import math
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
-from p2p_diloco.transport.flight_window import FlightWindow
 from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
 from p2p_diloco.transport.link import Lane, TransportCounters, TransportLimits
-from p2p_diloco.transport.outbox import Outbox
+from p2p_diloco.transport.outbox import FlightWindow, Outbox
 
 StreamPair = tuple[ByteReader, ByteWriter]
 SAY_AGAIN_SECONDS = 0.25

@@ -16,9 +16,8 @@ from typing import Any, cast
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.protocol.wire.messages import decode_message, encode_message, kind_of, longest_frames
-from p2p_diloco.transport.directory import MAX_ADDRESSES
+from p2p_diloco.transport.directory import MAX_ADDRESSES, MOST_ADDRESSES_TOLD, decode_addresses
 from p2p_diloco.transport.directory_border import DirectoryBorder, hivemind_peer
-from p2p_diloco.transport.directory_guard import MOST_ADDRESSES_TOLD, decode_addresses
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.strangers import DialBudget
 

@@ -20,12 +20,12 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p
 from p2p_diloco.transport.byte_stream import ByteReader
-from p2p_diloco.transport.callers import BORNE_AT_ONCE, MOST_OF_ONE
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Lane, TransportLimits
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
+from p2p_diloco.transport.strangers import BORNE_AT_ONCE, MOST_OF_ONE
 from p2p_diloco.transport.stream_link import StreamPair
 from tests.transport.stage import RUN, Recorder, in_seconds, link
 

@@ -89,3 +89,17 @@ def test_a_peer_is_online_only_once() -> None:
             await stage.network.transport(one.peer, run=RUN).__aenter__()
 
     run_virtual(act(MemoryStage(), scene))
+
+
+def test_a_frame_is_charged_to_the_caps_of_both_ends() -> None:
+    async def scene(stage: MemoryStage) -> None:
+        one, _ = await stage.add(limits=TransportLimits(upload_bytes_per_second=100_000.0))
+        two, heard = await stage.add(limits=TransportLimits(download_bytes_per_second=10_000.0))
+        await link(one, two, heard)
+        one.post(two.peer, bytes(300_000), lane=Lane.BULK, deadline=in_seconds(60))
+        assert one.upload.debt_bytes() == pytest.approx(300_000, rel=0.1)
+        assert two.download.debt_bytes() == pytest.approx(300_000, rel=0.1)
+        await heard.wait_until(lambda it: it.frames != [], seconds=60)
+        assert in_seconds(0) == pytest.approx(30, rel=0.1)
+
+    run_virtual(act(MemoryStage(), scene))

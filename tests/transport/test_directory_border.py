@@ -16,12 +16,17 @@ import pytest
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport.directory import RECORD_LIFETIME_SECONDS, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.directory import (
+    RECORD_LIFETIME_SECONDS,
+    PeerRecord,
+    PeerRole,
+    directory_key,
+    shard_of,
+    sign_record,
+)
 from p2p_diloco.transport.directory_border import DirectoryBorder, forget_cancelled, hivemind_peer, node_id_of
-from p2p_diloco.transport.directory_guard import MOST_REQUEST_BYTES, MOST_STRANGERS
-from p2p_diloco.transport.directory_shards import directory_key, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
-from p2p_diloco.transport.strangers import DialBudget
+from p2p_diloco.transport.strangers import MOST_REQUEST_BYTES, MOST_STRANGERS, DialBudget
 
 load_hivemind()
 messages = importlib.import_module("hivemind.proto.dht_pb2")

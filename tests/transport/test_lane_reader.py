@@ -13,7 +13,7 @@ from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.framing import reading_of
 from p2p_diloco.transport.lanes import CONTROL_BURST_SECONDS, LaneReader
 from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
-from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import Pace
 from p2p_diloco.transport.stream_link import LaneStream
 from simulator.virtual_time import run_virtual
 from tests.transport.stage import FedReader

@@ -14,7 +14,7 @@ from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.lanes import LaneWriter
 from p2p_diloco.transport.link import KIB, Frame, Lane, SplitFrame, TransportCounters, TransportLimits
-from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import Pace
 from p2p_diloco.transport.stream_link import LaneStream, StreamLink
 from simulator.virtual_time import run_virtual
 

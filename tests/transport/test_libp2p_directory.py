@@ -14,8 +14,7 @@ from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.testing.network import MemoryNetwork
 from p2p_diloco.transport import libp2p_directory
-from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.directory_shards import SHARDS, directory_keys, shard_of
+from p2p_diloco.transport.directory import SHARDS, PeerRecord, PeerRole, directory_keys, shard_of, sign_record
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, _group_by_peer
 from simulator.virtual_time import run_virtual
 
