@@ -114,7 +114,7 @@ class PeerSession:
             wanted=self._engine.wanted_links,
             is_stranger=self._engine.is_unknown,
         )
-        parts.transport.is_needed = self._is_needed
+        parts.transport.serve(is_needed=self._is_needed)
         self._reach = ReachKeeper(
             transport=parts.transport,
             engine=self._engine,
@@ -168,7 +168,7 @@ class PeerSession:
             soon=self._write_soon,
             report=lambda topic, text: self._in_loop(lambda: self._reporter.report(topic, text)),
         )
-        self._parts.folder.make_room = archive.make_room
+        self._parts.folder.make_room_with(archive.make_room)
         return archive
 
     def _num_checkpoints(self) -> int:
@@ -254,7 +254,7 @@ class PeerSession:
         finally:
             if self._parts.guest is not None:
                 self._parts.guest.detach()
-            self._parts.transport.listener = SilentListener()  # ignore what still arrives
+            self._parts.transport.serve(SilentListener())  # ignore what still arrives
             self._worker.close()
             if self._text_worker is not None:
                 self._text_worker.close()

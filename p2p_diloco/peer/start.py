@@ -130,9 +130,8 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
         if plan.founding is not None:
             plan = replace(plan, source=plan.founding.by(key.peer))
         run = plan.source.run
-        folder = RunFolder(settings.state_directory, run)
-        if not is_new:
-            folder.least_incarnation = int(plan.clocks.wall())
+        least = 1 if is_new else int(plan.clocks.wall())
+        folder = RunFolder(settings.state_directory, run, least_incarnation=least)
         reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall, steady=plan.clocks.steady)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)

@@ -48,22 +48,26 @@ _LENGTH_BYTES = 4
 class RunFolder:
     """One peer's files of one run; every write is atomic.
 
+    Args:
+        least_incarnation: minimum incarnation of the next start. A folder that is new or restored from a backup does
+            not know the number of starts, so this is taken from the clock.
     Raises:
         StateError: a file cannot be read or written; the text says what to do. No agreed state is lost.
     """
 
-    def __init__(self, state_directory: Path, run: Digest) -> None:
+    def __init__(self, state_directory: Path, run: Digest, *, least_incarnation: int = 1) -> None:
         self.path = run_folder(state_directory, run)
-        self.least_incarnation = 1
-        """Minimum incarnation of the next start. A folder that is new or restored from a backup does not know the
-        number of starts, so this is taken from the clock."""
-        self.make_room: Callable[[], bool] = lambda: False
-        """Frees space on a full disk for essential files; returns whether it could."""
+        self._least_incarnation = least_incarnation
+        self._make_room: Callable[[], bool] = lambda: False
         self._spare = SpareDescriptor()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _disk_error(self.path, error) from None
+
+    def make_room_with(self, make_room: Callable[[], bool]) -> None:
+        """Free space for essential files by this function when the disk is full; it returns whether it could."""
+        self._make_room = make_room
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Save this peer's ballots; call this before they are sent."""
@@ -115,7 +119,7 @@ class RunFolder:
         return _whole_rosters(self.read(ROSTERS_FILE) or b"")[0]
 
     def next_incarnation(self) -> int:
-        """Count this start and return its number, at least `least_incarnation`.
+        """Count this start and return its number, at least the minimum.
 
         Raises:
             StateError: the file is broken. Other peers would ignore a peer that restarts the count.
@@ -126,7 +130,7 @@ class RunFolder:
             raise StateError(
                 f"{path} is broken; write a number greater than the old one: date +%s > {quote(str(path))}"
             )
-        incarnation = max(int(raw or 0) + 1, min(self.least_incarnation, LATEST_INCARNATION))
+        incarnation = max(int(raw or 0) + 1, min(self._least_incarnation, LATEST_INCARNATION))
         self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 
@@ -189,7 +193,7 @@ class RunFolder:
                     tries += 1
                     if error.errno in (errno.EMFILE, errno.ENFILE) and tries <= MOST_TRIES:
                         self._spare.release()
-                    elif error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.make_room():
+                    elif error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room():
                         raise _disk_error(path, error) from None
         finally:
             self._spare.take()

@@ -156,7 +156,7 @@ async def read_frame(
 
     Args:
         may_read: given a frame's first bytes and its length, returns whether to read or skip it; see
-            `Transport.may_read`.
+            `Transport.serve`.
         pace: bandwidth cap for frames that must wait for it; that time does not count against the sender.
     Raises:
         FrameError: the frame is too long or was cut off; memory is allocated only as its bytes arrive.

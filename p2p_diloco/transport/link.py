@@ -163,6 +163,9 @@ def frame_too_long(sender: PeerId, lane: Lane, frame_bytes: int, longest_bytes: 
     return f"{name} announced a {lane.value} frame of {frame_bytes} bytes where 1 to {longest_bytes} are allowed"
 
 
+MayRead: TypeAlias = Callable[[PeerId, Lane, bytes, int], bool]
+
+
 class TransportListener(Protocol):
     """Callbacks of a transport, called in its loop. They must be synchronous and short; they may post and hang up."""
 
@@ -186,7 +189,7 @@ class TransportListener(Protocol):
 
 
 class SilentListener:
-    """A listener that ignores everything; the default of `Transport.listener`."""
+    """A listener that ignores everything; a transport without another one has it."""
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Ignore the frame."""
@@ -205,7 +208,7 @@ class SilentListener:
 
 
 class Transport(ABC):
-    """Message passing between the peers of one run. Set `listener`, then enter with `async with`."""
+    """Message passing between the peers of one run. Call `serve`, then enter with `async with`."""
 
     def __init__(self, *, peer: PeerId, run: Digest, limits: TransportLimits | None = None) -> None:
         self.peer = peer
@@ -213,18 +216,36 @@ class Transport(ABC):
         self.limits = limits if limits is not None else TransportLimits()
         self.listener: TransportListener = SilentListener()
         self.is_needed: Callable[[PeerId], bool] = lambda peer: False
-        """Returns whether a peer gets a link even beyond the limit; a session sets this for members."""
         self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
-        """Returns whether a peer that dials gets a link at all."""
-        self.may_read: Callable[[PeerId, Lane, bytes, int], bool] = lambda peer, lane, head, length: True
-        """Returns whether to read a frame, given its first `HEAD_BYTES` bytes and its length; otherwise it is skipped.
-
-        Raising FrameError closes the link, with its text as the reason. No memory is taken before this returns."""
+        self.may_read: MayRead = lambda peer, lane, head, length: True
         self.lost: NetworkError | None = None
         """Why the transport has failed, if it has."""
         self.counters = TransportCounters()
         self.upload = Pace(self.limits.upload_bytes_per_second)
         self.download = Pace(self.limits.download_bytes_per_second)
+
+    def serve(
+        self,
+        listener: TransportListener | None = None,
+        *,
+        may_read: MayRead | None = None,
+        is_needed: Callable[[PeerId], bool] | None = None,
+        is_welcome: Callable[[PeerId], bool] | None = None,
+    ) -> None:
+        """Call `listener` from now on, and follow these rules; what is left out stays as it is.
+
+        Args:
+            listener: see `TransportListener`; at first nothing is called.
+            may_read: returns whether to read a frame, given its first `HEAD_BYTES` bytes and its length; otherwise it
+                is skipped. Raising FrameError closes the link, with its text as the reason. No memory is taken before
+                this returns. At first all frames are read.
+            is_needed: returns whether a peer gets a link even beyond the limit, as members do; at first nobody does.
+            is_welcome: returns whether a peer that dials gets a link at all; at first everybody does.
+        """
+        self.listener = listener if listener is not None else self.listener
+        self.may_read = may_read or self.may_read
+        self.is_needed = is_needed or self.is_needed
+        self.is_welcome = is_welcome or self.is_welcome
 
     def backlog_bytes(self) -> float:
         """Return the bytes of bulk frames still to be sent, plus those booked ahead under a cap."""

@@ -178,7 +178,7 @@ class LaneReader:
     Args:
         pace: bandwidth cap: bulk frames wait for it, control frames are only counted.
         was_read: called with the total bytes of bulk frames that the sender acknowledges.
-        may_read: see `Transport.may_read`.
+        may_read: see `Transport.serve`.
     """
 
     def __init__(

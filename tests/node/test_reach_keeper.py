@@ -76,7 +76,7 @@ class Keeper(SilentListener):
             verify=is_signed_by,
             on_change=self.standings.append,
         )
-        transport.listener = self
+        transport.serve(self)
 
     async def hosts(self) -> dict[PeerId, tuple[str, ...]]:
         return dict.fromkeys(self.transport.linked_peers(), (HOST,))

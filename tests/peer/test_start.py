@@ -820,7 +820,7 @@ class Liar(SilentListener):
 
     def __init__(self, transport: MemoryTransport, manifest: bytes) -> None:
         self._transport, self._manifest = transport, manifest
-        transport.listener = self
+        transport.serve(self)
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         if isinstance(decode_message(frame), ManifestRequest):

@@ -103,7 +103,7 @@ class Stranger(SilentListener):
         self.heads: dict[tuple[PeerId, int], tuple[SpanHead, ...]] = {}
         self.answer: Callable[[PeerId, Message], Iterable[Message]] = lambda peer, message: ()
         self.transport = transport
-        transport.listener = self
+        transport.serve(self)
 
     def post(self, peer: PeerId, message: Message) -> None:
         """Send a message, if there is a link and room."""

@@ -46,7 +46,7 @@ def make(directory: Path, name: str, limits: TransportLimits | None = None) -> t
     key = load_or_create_identity(path)
     transport = Libp2pTransport(peer=key.peer, run=RUN, identity_path=path, host_maddrs=[LOOPBACK], limits=limits)
     recorder = Recorder()
-    transport.listener = recorder
+    transport.serve(recorder)
     return transport, recorder
 
 

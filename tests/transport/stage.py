@@ -158,7 +158,7 @@ class Stage(ABC):
     ) -> tuple[Transport, Recorder]:
         transport = self.make(run=run, can_be_dialled=can_be_dialled, limits=limits)
         recorder = Recorder()
-        transport.listener = recorder
+        transport.serve(recorder)
         await self.exits.enter_async_context(transport)
         return transport, recorder
 
