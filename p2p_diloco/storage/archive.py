@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -179,21 +180,19 @@ class Archive:
         The oldest is used because newer checkpoints may contain a flipped bit from memory.
         """
         for state in self._trusted(span):
-            reached = self._follow(state, span, until=digest)
-            if reached.head.digest == digest:
-                self._rebuilt_from[span] = state.head.height
-                return reached
+            for reached in self._history(state, span):
+                if reached.head.digest == digest:
+                    self._rebuilt_from[span] = state.head.height
+                    return reached
         return None
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
         """Return the span before the entry that led to `tip`, from the oldest checkpoint that leads there."""
         for state in self._trusted(span):
-            height, before = state.head.height, None
-            while state.head.digest != tip and (reached := self._follow_one(state, span)) is not None:
-                before, state = state, reached
-            if before is not None and state.head.digest == tip:
-                self._rebuilt_from[span] = height
-                return before
+            for before, reached in pairwise(self._history(state, span)):
+                if reached.head.digest == tip:
+                    self._rebuilt_from[span] = state.head.height
+                    return before
         return None
 
     def rebuild_before(self, span: SpanId, round_index: int, tip: Digest) -> SpanState | None:
@@ -205,7 +204,7 @@ class Archive:
         for state in self._trusted(span):
             if state.head.round >= round_index:
                 return None
-            reached = self._follow(state, span, before=round_index)
+            reached = deque(self._history(state, span, before=round_index), maxlen=1)[0]
             following = self._log.entry_after(span, reached.head.digest)
             if reached.head.digest == tip or (following is not None and following.round >= round_index):
                 return reached
@@ -291,7 +290,7 @@ class Archive:
         if states is None:
             return None
         self._log.note_checkpoint(_heights(states))
-        recalled = {span: self._follow(state, span) for span, state in states.items()}
+        recalled = {span: deque(self._history(state, span), maxlen=1)[0] for span, state in states.items()}
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
             entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
@@ -311,15 +310,14 @@ class Archive:
         if self.saving is not Saving.ALL:
             self._log.drop_before_checkpoint()
 
-    def _follow(
-        self, state: SpanState, span: SpanId, until: Digest | None = None, before: int | None = None
-    ) -> SpanState:
-        """Apply the entries on disk, in parent order, up to `until` or the last one; only those `before` a round."""
-        while state.head.digest != until and (reached := self._follow_one(state, span, before)) is not None:
-            state = reached
-        return state
+    def _history(self, state: SpanState, span: SpanId, before: int | None = None) -> Iterator[SpanState]:
+        """Yield a state and those to which the entries on disk lead, in parent order; only entries `before` a round."""
+        reached: SpanState | None = state
+        while reached is not None:
+            yield reached
+            reached = self._follow_one(reached, span, before)
 
-    def _follow_one(self, state: SpanState, span: SpanId, before: int | None = None) -> SpanState | None:
+    def _follow_one(self, state: SpanState, span: SpanId, before: int | None) -> SpanState | None:
         """Apply the next entry on disk; None if there is none, it is of a later round, or it cannot be applied."""
         entry = self._log.entry_after(span, state.head.digest)
         if entry is None or (before is not None and entry.round >= before):

@@ -22,7 +22,7 @@ from p2p_diloco.config.key_file import create_key_file, read_key_file
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.storage.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file
 from p2p_diloco.transport.p2pd import check_ports_are_free
 
 PORT_FILE = "port"
@@ -188,7 +188,7 @@ def _read(folder: Path) -> int | None:
 def _write(folder: Path, port: int, notify: Callable[[str], None]) -> None:
     path = folder / PORT_FILE
     try:
-        replace_file(path, lambda draft: write_all(draft, f"{port}\n".encode("ascii")))
+        replace_file(path, f"{port}\n".encode("ascii"))
     except OSError as error:
         text = (
             f"cannot write {path}: {error.strerror}; after a restart this peer may listen on another port than {port}"

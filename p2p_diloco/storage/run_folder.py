@@ -20,7 +20,7 @@ from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveline
 from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to_bytes
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, CertifiedRoster
-from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file, write_all
+from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file
 
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
@@ -83,7 +83,7 @@ class RunFolder:
         """Save the liveliness record if possible; a full disk must not stop the peer."""
         record = to_bytes(liveliness, LIVELINESS_LAYOUT)
         with contextlib.suppress(OSError):
-            replace_file(self.path / LIVELINESS_FILE, lambda draft: write_all(draft, record))
+            replace_file(self.path / LIVELINESS_FILE, record)
 
     def recall(self) -> SavedState:
         """Return everything that a restarted peer must know about its earlier starts."""
@@ -157,7 +157,7 @@ class RunFolder:
     def keep_clock_offset(self, seconds: float) -> None:
         """Save swarm time minus wall time durably; a failed write is ignored."""
         with contextlib.suppress(OSError):
-            replace_file(self.path / CLOCK_FILE, lambda draft: write_all(draft, f"{seconds:.3f}\n".encode("ascii")))
+            replace_file(self.path / CLOCK_FILE, f"{seconds:.3f}\n".encode("ascii"))
 
     def recall_clock_offset(self) -> float:
         """Return the saved offset; 0 if it cannot be read or is implausible."""
@@ -180,7 +180,7 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Write `content` to the file `name`; it is on the disk when this returns."""
         path = self.path / name
-        self._insist(path, lambda: replace_file(path, lambda draft: write_all(draft, content)))
+        self._insist(path, lambda: replace_file(path, content))
 
     def _insist(self, path: Path, write: Callable[[], None]) -> None:
         """Write; retry on a full disk as long as room can be made, and without descriptors with the spare one."""
@@ -231,11 +231,9 @@ class WatchedMemory:
         self._soon = soon
 
     def keep_ballots(self, ballots: Ballots) -> None:
-        """Save this peer's ballots."""
         self._watch(lambda: self._memory.keep_ballots(ballots))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
-        """Save a certified roster."""
         self._watch(lambda: self._memory.keep_roster(certified))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:

@@ -58,7 +58,6 @@ def port_in(address: str) -> int | None:
 
 
 def tcp_address(host: str, port: int) -> str:
-    """Return the multiaddr of an IP address and a TCP port."""
     return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
 
 
@@ -68,7 +67,6 @@ def without_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a multiaddr is a loopback address."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 

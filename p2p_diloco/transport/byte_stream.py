@@ -49,14 +49,12 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- callbacks of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called when the connection is open."""
         self.transport = cast(
             asyncio.Transport, transport
         )  # uvloop's transports are not subclasses, but have the same methods
         self._connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._begin == self._end:
@@ -64,7 +62,6 @@ class ByteStream(asyncio.BufferedProtocol):
         return self._ahead[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called when `nbytes` bytes have been received."""
         self.bytes_received += nbytes
         if self._target is not None:
             self._filled += nbytes
@@ -84,18 +81,15 @@ class ByteStream(asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Called when the connection is lost."""
         self._is_over = self._is_lost = True
         self._error = exc
         self._room.set()
         self._wake_reader()
 
     def pause_writing(self) -> None:
-        """Called when the write buffer is too full."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Called when there is room again."""
         self._room.set()
 
     # -- reading
@@ -226,7 +220,6 @@ class ByteStream(asyncio.BufferedProtocol):
         return self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self.transport.abort()
 
     def has_room(self) -> bool:

@@ -208,7 +208,6 @@ def directory_key(run: Digest, shard: int) -> bytes:
 
 
 def directory_keys(run: Digest) -> tuple[bytes, ...]:
-    """Return the DHT keys of all shards of a run, in order."""
     return tuple(directory_key(run, shard) for shard in range(SHARDS))
 
 

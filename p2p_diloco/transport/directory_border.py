@@ -348,7 +348,6 @@ def _drop_false_ids(message: Any, sender: bytes) -> None:
 
 
 def hivemind_peer(peer: PeerId) -> Any:
-    """Return hivemind's object for a peer id."""
     return importlib.import_module("hivemind.p2p").PeerID.from_base58(format_peer_id(peer))
 
 

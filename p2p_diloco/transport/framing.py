@@ -100,7 +100,6 @@ class LaneStream:
         self.has_run_out = True
 
     def write_piece(self, piece: bytes | memoryview, *, is_last: bool) -> None:
-        """Write a part of a frame."""
         self.connection.write(piece)
         self.is_cut = not is_last
 
@@ -274,7 +273,6 @@ def not_read_in_time(receiver: PeerId, lane: Lane) -> str:
 
 
 def frame_prefix(frame: Frame) -> bytes:
-    """Return the length prefix of a frame."""
     return _LENGTH.pack(len(frame))
 
 

@@ -91,7 +91,7 @@ class Libp2pTransport(Transport):
         self._hanging_up: set[PeerId] = set()
         self._dialling: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         self._addresses: tuple[str, ...] = ()
-        self._daemon = Daemon(self._settings)
+        self.daemon = Daemon(self._settings)
         self._client: DaemonClient | None = None
         self._services = contextlib.AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
@@ -105,25 +105,20 @@ class Libp2pTransport(Transport):
         assert self._client is not None, "enter the transport first"
         return self._client
 
-    @property
-    def daemon(self) -> Daemon:
-        """The p2pd of this transport."""
-        return self._daemon
-
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(load_hivemind)  # seconds of imports, not in the loop
         async with contextlib.AsyncExitStack() as services:
-            await services.enter_async_context(self._daemon)
-            self._client = DaemonClient(self._daemon.control_path)
+            await services.enter_async_context(self.daemon)
+            self._client = DaemonClient(self.daemon.control_path)
             await services.enter_async_context(self._client.hold_daemon())
             await self._identify()
             await services.enter_async_context(self._tasks)
-            streams_path = self._daemon.directory / "streams.sock"
+            streams_path = self.daemon.directory / "streams.sock"
             protocols = (*self._lanes, _RELAY_PROTOCOL)
             await services.enter_async_context(self._client.accept_streams(protocols, streams_path, self._accept))
             self._services = services.pop_all()
         self._spawn("watch p2pd", self._watch_daemon)
-        self._spawn("watch its memory", self._daemon.end_if_too_large)
+        self._spawn("watch its memory", self.daemon.end_if_too_large)
         self._spawn("refresh addresses", self._refresh_addresses)
         return self
 
@@ -314,7 +309,7 @@ class Libp2pTransport(Transport):
         if link.is_up:
             self._start_reading(link, stream)
         elif all(link.streams.values()):
-            link.start([self._spawn(f"write {lane.value}", self._write_lane, link, lane) for lane in Lane])
+            link.start([self._start_writing(link, lane) for lane in Lane])
             self._tell(self.listener.link_up, peer)
             for waiting in link.all_streams():  # not earlier, or the listener could receive a frame before `link_up`
                 self._start_reading(link, waiting)
@@ -383,16 +378,12 @@ class Libp2pTransport(Transport):
         else:
             asyncio.get_running_loop().call_later(seconds, self._wait_for_rest, link, now)
 
-    async def _write_lane(self, link: StreamLink, lane: Lane) -> None:
+    def _start_writing(self, link: StreamLink, lane: Lane) -> asyncio.Task[None]:
+        went_idle, end_stream = self._went_idle, self._end_stream
         writer = LaneWriter(
-            link,
-            lane,
-            limits=self.limits,
-            pace=self.upload,
-            went_idle=self._went_idle,
-            end_stream=self._end_stream,
+            link, lane, limits=self.limits, pace=self.upload, went_idle=went_idle, end_stream=end_stream
         )
-        await writer.run()
+        return self._spawn(f"write {lane.value}", writer.run)
 
     def _end_stream(self, link: StreamLink, stream: LaneStream, reason: str) -> None:
         """Close one stream; the link is lost if its lane has no other."""
@@ -446,7 +437,7 @@ class Libp2pTransport(Transport):
                 logger.debug("the libp2p daemon did not return its addresses: %s", error)
 
     async def _watch_daemon(self) -> None:
-        end = await self._daemon.wait_for_end()
+        end = await self.daemon.wait_for_end()
         if self._is_closing:
             return
         self.lost = DaemonEnded(f"the libp2p daemon of this peer ended ({end}){ADVICE}")

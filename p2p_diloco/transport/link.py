@@ -92,11 +92,9 @@ class TransportLimits:
     links: int = 512
 
     def frame_bytes(self, lane: Lane) -> int:
-        """Return the maximum size of a frame on `lane`."""
         return self.control_frame_bytes if lane is Lane.CONTROL else self.bulk_frame_bytes
 
     def queue_bytes(self, lane: Lane) -> int:
-        """Return the maximum bytes queued on one link's `lane`."""
         return self.control_queue_bytes if lane is Lane.CONTROL else self.bulk_queue_bytes
 
     def longest_seconds(self, frame_bytes: int) -> float:
@@ -153,7 +151,6 @@ class TransportCounters:
     bulk: LaneCounters = field(default_factory=LaneCounters)
 
     def lane(self, lane: Lane) -> LaneCounters:
-        """Return the counters of `lane`."""
         return self.control if lane is Lane.CONTROL else self.bulk
 
 
@@ -347,8 +344,7 @@ class Transport(ABC):
         try:
             callback(*arguments)
         except Exception as error:
-            message = f"the transport's listener failed in {getattr(callback, '__name__', callback)}"
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            _report_failure(f"in {getattr(callback, '__name__', callback)}", error)
 
     def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
         """Count and deliver one frame; return a reason to close the link if the listener raises PeerError."""
@@ -358,6 +354,10 @@ class Transport(ABC):
         except PeerError as error:
             return str(error)
         except Exception as error:
-            message = f"the transport's listener failed on a {lane.value} frame of {short_peer_id(sender)}"
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            _report_failure(f"on a {lane.value} frame of {short_peer_id(sender)}", error)
         return None
+
+
+def _report_failure(where: str, error: Exception) -> None:
+    message = f"the transport's listener failed {where}"
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

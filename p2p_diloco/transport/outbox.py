@@ -62,7 +62,6 @@ class Outbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of all queued frames."""
         return self._bytes
 
     def offer(self, frame: Frame, deadline: float) -> bool:
@@ -170,11 +169,9 @@ class FlightWindow:
 
     @property
     def oldest(self) -> WriteInFlight | None:
-        """The oldest frame in flight."""
         return self._frames[0] if self._frames else None
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a frame of `num_bytes` bytes may be sent."""
         return not self._frames or self.bytes_under_way + num_bytes <= self.window_bytes
 
     def send(self, num_bytes: int, now: float, deadline: float) -> None:

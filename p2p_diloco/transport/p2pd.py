@@ -128,7 +128,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     async def wait(self) -> int:
@@ -201,7 +200,6 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id of p2pd."""
         assert self._process is not None, "start the daemon first"
         return self._process.pid
 

@@ -77,7 +77,6 @@ class Buckets(Generic[Key]):
         self._buckets: dict[Key, TokenBucket] = {}
 
     def __len__(self) -> int:
-        """Return the number of buckets held."""
         return len(self._buckets)
 
     def get(self, key: Key, now: float, *, per_second: float, burst: float) -> TokenBucket | None:

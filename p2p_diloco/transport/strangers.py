@@ -156,7 +156,6 @@ class Callers(Generic[Stream]):
         self._borne: Buckets[PeerId] = Buckets()
 
     def __len__(self) -> int:
-        """Return the number of ungreeted streams."""
         return sum(map(len, self._waiting.values()))
 
     def called(self, peer: PeerId, stream: Stream, now: float, *, is_member: bool) -> Answer[Stream]:

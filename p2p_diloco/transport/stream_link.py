@@ -123,7 +123,6 @@ class StreamLink:
         self.is_up, self.writers = True, writers
 
     def all_streams(self) -> list[LaneStream]:
-        """Return the streams of both lanes."""
         return [stream for streams in self.streams.values() for stream in streams]
 
     def bytes_received(self) -> int:
@@ -136,7 +135,6 @@ class StreamLink:
         return f"{short_peer_id(self.peer)} closed the connection"
 
     def is_idle(self) -> bool:
-        """Return whether there is nothing to write."""
         return not self.writing and not any(len(outbox) for outbox in self.outboxes.values())
 
     def has_run_out(self) -> bool:
@@ -265,7 +263,6 @@ class LaneWriter:
         self._has_turn = False
 
     async def run(self) -> None:
-        """Write until the link is lost."""
         link, lane = self._link, self._lane
         while not link.is_lost:
             if not len(link.outboxes[lane]):
