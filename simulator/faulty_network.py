@@ -218,8 +218,8 @@ class FaultyTransport(MemoryTransport):
     def _can_read(self, channel: Channel) -> bool:
         return super()._can_read(channel) and not self._paths.is_blocked(channel.sender.peer, self.peer)
 
-    def _tell_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
-        super()._tell_other_end(link, reason, delay_seconds + self._paths.draw_delay_seconds())
+    def _notify_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
+        super()._notify_other_end(link, reason, delay_seconds + self._paths.draw_delay_seconds())
 
     def _report_to_other(self, link: MemoryLink, reason: str) -> None:
         """Notify the other end; a cut delays this."""

@@ -242,15 +242,15 @@ class SimulatedTransport(FaultyTransport):
         if stale is None or stale.other(self) is link.other(self):
             return
         if self._net.is_on_line(stale.other(self)):
-            self._tell_other_end(stale, f"{short_peer_id(self.peer)} closed the connection")
+            self._notify_other_end(stale, f"{short_peer_id(self.peer)} closed the connection")
 
     def _establish(self, peer: PeerId, address: str) -> None:
         if not self._net.can_dial(self.peer, peer):
             raise PeerError(f"{short_peer_id(peer)} cannot be dialled: {address} does not answer")
         super()._establish(peer, address)
 
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        self.process.context.copy().run(super()._tell, callback, *arguments)
+    def _notify(self, callback: Callable[..., None], *arguments: object) -> None:
+        self.process.context.copy().run(super()._notify, callback, *arguments)
 
     def _judge(self, sender: PeerId, lane: Lane, head: bytes, length: int) -> bool:
         return self.process.context.copy().run(super()._judge, sender, lane, head, length)

@@ -248,9 +248,9 @@ class Archive:
                 self._write_next()
             self._log.sync()
         except StateError as error:
-            self._say_refused(str(error))
+            self._report_refused(str(error))
             return
-        self._say_refused("")
+        self._report_refused("")
         if self._log.num_given_up > self._num_given_up:
             self._report("entries", "the disk is full; deleted the entries of the oldest cycles to make room")
         self._num_given_up = self._log.num_given_up
@@ -268,7 +268,7 @@ class Archive:
             self._waiting.popleft()
         self._log.keep(entries)
 
-    def _say_refused(self, sentence: str) -> None:
+    def _report_refused(self, sentence: str) -> None:
         """Report once that the disk fails, and once that it works again."""
         if sentence and not self._is_refused:
             self._report("entries", sentence)

@@ -123,7 +123,7 @@ async def keep_port(
         folder: the state directory, in which the port is stored.
         peer: determines the port of a first start.
         preferred: port of a first start if it is free, such as the bootstrap port.
-        say: called with a sentence when this peer's port changes.
+        notify: called with a sentence when this peer's port changes.
     """
     kept = _read(folder)
     named = {port_of(address) for address in host_maddrs} - {0}

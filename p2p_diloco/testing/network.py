@@ -271,7 +271,7 @@ class MemoryTransport(Transport):
         self._network.strike(self)
         for link in tuple(self._links.values()):
             self._drop_end(link)
-            self._tell_other_end(link, reason)
+            self._notify_other_end(link, reason)
         self._can_be_dialled = False
 
     def lose(self, link: MemoryLink, reason: str) -> None:
@@ -280,7 +280,7 @@ class MemoryTransport(Transport):
             return
         self._drop_end(link)
         if self._network.is_on_line(self):
-            self._tell(self.listener.link_lost, link.other(self).peer, reason)
+            self._notify(self.listener.link_lost, link.other(self).peer, reason)
 
     def accept(self, link: MemoryLink) -> None:
         """Accept a new link; first lose a half-open one to the same peer, whose other end is already closed."""
@@ -288,9 +288,9 @@ class MemoryTransport(Transport):
         stale = self._links.get(peer)
         if stale is not None:
             self._drop_end(stale)
-            self._tell(self.listener.link_lost, peer, f"{short_peer_id(peer)} opened a new link")
+            self._notify(self.listener.link_lost, peer, f"{short_peer_id(peer)} opened a new link")
         self._links[peer] = link
-        self._tell(self.listener.link_up, peer)
+        self._notify(self.listener.link_up, peer)
 
     async def _round_trip(self, peer: PeerId) -> None:
         """Wait until an answer of `peer` could have arrived."""
@@ -377,9 +377,9 @@ class MemoryTransport(Transport):
 
     def _close(self, link: MemoryLink, own_reason: str, their_reason: str) -> None:
         self.lose(link, own_reason)
-        self._tell_other_end(link, their_reason)
+        self._notify_other_end(link, their_reason)
 
-    def _tell_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
+    def _notify_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
         """Notify the other end of the loss after all written frames have arrived."""
         arrivals = [link.channels[self.peer, lane].last_arrival for lane in Lane]
         self.loop.call_at(max(self.loop.time() + delay_seconds, *arrivals), self._report_to_other, link, reason)

@@ -38,7 +38,7 @@ MOST_AHEAD_SECONDS = 3600.0
 
 SHARDS = 16
 """With 1,024 peers, each shard has about 64, some 20 kB; four are requested at a time, far below hivemind's 4 MiB."""
-MOST_ADDRESSES_TOLD = 64
+MOST_ADDRESSES_SENT = 64
 """Maximum addresses in one answer."""
 ADDRESSES_FIELD = 100
 """Number of the field, which hivemind's messages do not have."""
@@ -281,7 +281,7 @@ def encode_addresses(addresses: Iterable[str]) -> bytes:
     hivemind names neighbours by their ids alone, and would find their addresses in a second DHT, of the libp2p daemon,
     in which strangers can store without bounds.
     """
-    text = "\n".join(islice(addresses, MOST_ADDRESSES_TOLD)).encode("ascii", "ignore")
+    text = "\n".join(islice(addresses, MOST_ADDRESSES_SENT)).encode("ascii", "ignore")
     return encode_field(ADDRESSES_FIELD, text) if text else b""
 
 
@@ -292,7 +292,7 @@ def decode_addresses(answer: bytes) -> dict[PeerId, tuple[str, ...]]:
     except ValueError:  # answers to other questions have fields without a length
         return {}
     found: dict[PeerId, tuple[str, ...]] = {}
-    for line in value[: MOST_ADDRESSES_TOLD * (MAX_ADDRESS_BYTES + 1)].split(b"\n")[:MOST_ADDRESSES_TOLD]:
+    for line in value[: MOST_ADDRESSES_SENT * (MAX_ADDRESS_BYTES + 1)].split(b"\n")[:MOST_ADDRESSES_SENT]:
         address = line.decode("ascii", "replace")
         try:
             peer = parse_peer_id(address.rpartition("/p2p/")[2])

@@ -127,7 +127,7 @@ class Libp2pTransport(Transport):
     ) -> None:
         try:
             if self.lost is None:
-                await self._say_farewell()
+                await self._close_gently()
         finally:
             self._is_closing = True
             for link in tuple(self._links.values()):
@@ -196,7 +196,7 @@ class Libp2pTransport(Transport):
         for stream in self._take_down(link):
             self._spawn("hang up", stream.close_gently, self.limits.linger_seconds)
         if was_up:
-            self._tell(self.listener.link_lost, peer, "this peer hung up")
+            self._notify(self.listener.link_lost, peer, "this peer hung up")
 
     def _is_linked(self, peer: PeerId) -> bool:
         link = self._links.get(peer)
@@ -263,7 +263,7 @@ class Libp2pTransport(Transport):
         )
         if is_over and not self._is_closing and peer not in self._hanging_up:
             self._hanging_up.add(peer)
-            self._tell(self.listener.disturbed, peer, text)
+            self._notify(self.listener.disturbed, peer, text)
             self._spawn("disconnect", self._disconnect, peer)
 
     async def _greet_caller(self, peer: PeerId, lane: Lane, connection: ByteStream) -> None:
@@ -310,7 +310,7 @@ class Libp2pTransport(Transport):
             self._start_reading(link, stream)
         elif all(link.streams.values()):
             link.start([self._start_writing(link, lane) for lane in Lane])
-            self._tell(self.listener.link_up, peer)
+            self._notify(self.listener.link_up, peer)
             for waiting in link.all_streams():  # not earlier, or the listener could receive a frame before `link_up`
                 self._start_reading(link, waiting)
 
@@ -366,14 +366,14 @@ class Libp2pTransport(Transport):
         else:
             self._wait_for_rest(link, -math.inf)
 
-    def _wait_for_rest(self, link: StreamLink, heard: float) -> None:
+    def _wait_for_rest(self, link: StreamLink, received_before: float) -> None:
         """Lose a closing link once data arrives more slowly than on the slowest supported connection.
 
         Vectors posted before the farewell may arrive after it; on a slow connection this takes longer than
         `linger_seconds`.
         """
         now, seconds = link.bytes_received(), self.limits.linger_seconds
-        if link.is_lost or now - heard < seconds * self.limits.slowest_bytes_per_second:
+        if link.is_lost or now - received_before < seconds * self.limits.slowest_bytes_per_second:
             self._lose(link, link.farewell)
         else:
             asyncio.get_running_loop().call_later(seconds, self._wait_for_rest, link, now)
@@ -398,14 +398,14 @@ class Libp2pTransport(Transport):
         for stream in self._take_down(link):
             stream.connection.abort()
         if was_up:
-            self._tell(self.listener.link_lost, link.peer, reason)
+            self._notify(self.listener.link_lost, link.peer, reason)
 
     def _take_down(self, link: StreamLink) -> list[LaneStream]:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
         return link.take_down()
 
-    async def _say_farewell(self) -> None:
+    async def _close_gently(self) -> None:
         """Send what was posted, then close every stream and wait for the other ends to close theirs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.linger_seconds):
@@ -443,7 +443,7 @@ class Libp2pTransport(Transport):
         self.lost = DaemonEnded(f"the libp2p daemon of this peer ended ({end}){ADVICE}")
         for link in tuple(self._links.values()):
             self._lose(link, "the libp2p daemon of this peer ended")
-        self._tell(self.listener.transport_lost, self.lost)
+        self._notify(self.listener.transport_lost, self.lost)
 
     def _spawn(self, name: str, work: Callable[..., Awaitable[None]], *arguments: object) -> asyncio.Task[None]:
         task = self._tasks.create_task(self._contain(work, *arguments), name=name)

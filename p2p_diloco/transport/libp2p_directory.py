@@ -50,7 +50,7 @@ class Libp2pDirectory(Directory):
 
     def __init__(self, transport: Libp2pTransport, *, initial_peers: Sequence[str] = ()) -> None:
         self._transport = transport
-        self._initial = _group_by_peer(initial_peers, own=transport.peer)
+        self._initial = group_by_peer(initial_peers, own=transport.peer)
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._dials = DialBudget()
         self._border = DirectoryBorder(
@@ -104,7 +104,7 @@ class Libp2pDirectory(Directory):
                 record = _parse_value(shard[peer])
                 found += [record] if record is not None else []
         found.sort(key=lambda record: record.peer)
-        self._border.known_records = frozenset(record.encode() for record in found)
+        self._border.remember(record.encode() for record in found)
         self._remember(found)
         return tuple(found)
 
@@ -198,7 +198,7 @@ def _parse_value(found: Any) -> PeerRecord | None:
         return None
 
 
-def _group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tuple[str, ...]]:
+def group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tuple[str, ...]]:
     grouped: dict[PeerId, tuple[str, ...]] = {}
     for address in addresses:
         _, mark, text = address.rpartition("/p2p/")

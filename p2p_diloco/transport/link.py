@@ -339,7 +339,7 @@ class Transport(ABC):
         if not 0 < len(frame) <= longest:
             raise ValueError(f"a {lane.value} frame holds 1 to {longest} bytes, not {len(frame)}")
 
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+    def _notify(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the listener; its exceptions go to the loop's exception handler and stop nothing else."""
         try:
             callback(*arguments)
