@@ -7,7 +7,8 @@ another function gets one; this tells the frame of a contribution from that of a
 error.
 
 Not counted are: bodies of modules and classes, generated methods of data classes, loops that numba has compiled,
-`p2p_diloco.testing`, and what another thread does next, unless it is a stage. The memory transport stands for libp2p.
+`p2p_diloco.testing.swarm`, and what another thread does next, unless it is a stage. The memory transport stands for
+libp2p.
 
 As a script, this file prints the ways of the package that Python finds, of this checkout or another.
 """
@@ -181,7 +182,7 @@ class Recorder:
         """Return the name of a function that counts; bodies of modules and classes do not."""
         if code not in self._names:
             module = code.co_filename.removeprefix(self._prefix).removesuffix(".py")
-            is_in = code.co_filename.startswith(self._prefix) and module.split("/")[0] != "testing"
+            is_in = code.co_filename.startswith(self._prefix) and module != "testing/swarm"
             self._names[code] = (module, code.co_qualname) if is_in and code.co_flags & inspect.CO_OPTIMIZED else None
         return self._names[code]
 

@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterable
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.testing.network import Channel, MemoryLink, MemoryNetwork, MemoryTransport
 from p2p_diloco.transport.link import Lane, TransportLimits
-from p2p_diloco.transport.memory import Channel, MemoryLink, MemoryNetwork, MemoryTransport
 from p2p_diloco.transport.outbox import PostedFrame
 
 
@@ -218,8 +218,8 @@ class FaultyTransport(MemoryTransport):
     def _can_read(self, channel: Channel) -> bool:
         return super()._can_read(channel) and not self._paths.is_blocked(channel.sender.peer, self.peer)
 
-    def _tell_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
-        super()._tell_other_end(link, reason, delay_seconds + self._paths.draw_delay_seconds())
+    def _notify_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
+        super()._notify_other_end(link, reason, delay_seconds + self._paths.draw_delay_seconds())
 
     def _report_to_other(self, link: MemoryLink, reason: str) -> None:
         """Notify the other end; a cut delays this."""
@@ -232,8 +232,8 @@ class FaultyTransport(MemoryTransport):
     def _give_up_if_stuck(self, channel: Channel, writing: PostedFrame) -> None:
         if not self._paths.is_stalled(self.peer):
             super()._give_up_if_stuck(channel, writing)
-        elif channel.stuck is writing:
-            channel.stuck = None  # after waking, the next write attempt sets the timer again
+        else:
+            channel.forget_stuck(writing)  # after waking, the next write attempt sets the timer again
 
     def _give_up_if_cut(self, peer: PeerId, link: MemoryLink) -> None:
         if self._paths.is_cut(self.peer, peer):

@@ -198,7 +198,7 @@ class Caller(SilentListener):
         self.transport: SimulatedTransport = swarm.network.simulated_transport(
             self.peer, run=RUN, believes_open=False, process=Process(clock), limits=TransportLimits()
         )
-        self.transport.listener = self
+        self.transport.serve(self)
 
     async def __aenter__(self) -> Self:
         await self.transport.__aenter__()

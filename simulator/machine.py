@@ -33,9 +33,8 @@ from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.span.reduce import Codecs
-from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.storage.saving import Saver, WatchedMemory
+from p2p_diloco.storage.archive import Archive, Saver
+from p2p_diloco.storage.run_folder import RunFolder, WatchedMemory
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import TransportLimits
 from simulator.clock import MachineClock
@@ -246,9 +245,8 @@ class Machine:
 
     def _start(self, process: Process) -> None:
         around = self.around
-        folder = RunFolder(self.disk.path, RUN)
-        if self.lives > 1:
-            folder.least_incarnation = int(self.wall())
+        least = int(self.wall()) if self.lives > 1 else 1
+        folder = RunFolder(self.disk.path, RUN, least_incarnation=least)
         begun = self.wall() - self.steady()
         clock = SwarmClock(lambda: begun + self.steady(), wall=self.wall, offset_seconds=folder.recall_clock_offset())
         transport = around.network.simulated_transport(
@@ -263,7 +261,7 @@ class Machine:
         engine = self._make_engine(folder, transport)
         keeper = self._make_keeper(folder, transport, engine)
         archive = _KeptArchive(self, folder, process)
-        folder.make_room = archive.make_room
+        folder.make_room_with(archive.make_room)
         states = archive.recall()
         saver = Saver(
             archive,

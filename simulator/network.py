@@ -17,8 +17,8 @@ from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.node import node as node_module
 from p2p_diloco.protocol.wire.messages import Message, decode_message, encode_message
+from p2p_diloco.testing.network import MemoryTransport
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits, whole
-from p2p_diloco.transport.memory import MemoryTransport
 from simulator.faulty_network import FaultyNetwork, FaultyTransport
 from simulator.process import OUTSIDE, Process, SimulationLoop
 
@@ -242,15 +242,15 @@ class SimulatedTransport(FaultyTransport):
         if stale is None or stale.other(self) is link.other(self):
             return
         if self._net.is_on_line(stale.other(self)):
-            self._tell_other_end(stale, f"{short_peer_id(self.peer)} closed the connection")
+            self._notify_other_end(stale, f"{short_peer_id(self.peer)} closed the connection")
 
     def _establish(self, peer: PeerId, address: str) -> None:
         if not self._net.can_dial(self.peer, peer):
             raise PeerError(f"{short_peer_id(peer)} cannot be dialled: {address} does not answer")
         super()._establish(peer, address)
 
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        self.process.context.copy().run(super()._tell, callback, *arguments)
+    def _notify(self, callback: Callable[..., None], *arguments: object) -> None:
+        self.process.context.copy().run(super()._notify, callback, *arguments)
 
     def _judge(self, sender: PeerId, lane: Lane, head: bytes, length: int) -> bool:
         return self.process.context.copy().run(super()._judge, sender, lane, head, length)

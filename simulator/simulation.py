@@ -29,7 +29,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.testing.network import MemoryDirectory
 from p2p_diloco.transport.link import TransportLimits
 from simulator.clock import MachineClock
 from simulator.disk import DiskRack

@@ -17,7 +17,7 @@ from typing import Any
 
 from p2p_diloco.config.settings import LIMITS
 from p2p_diloco.errors import StateError
-from p2p_diloco.storage.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file
 
 CONTROL_FILE = "control.json"
 MOST_FILE_BYTES = 16 * 1024
@@ -78,7 +78,7 @@ def write_control(folder: Path, control: Control) -> None:
     path = folder / CONTROL_FILE
     content = json.dumps(asdict(control)).encode("ascii") + b"\n"
     try:
-        replace_file(path, lambda draft: write_all(draft, content))
+        replace_file(path, content)
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}; check the folder and the disk") from None
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from p2p_diloco.storage.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file
 
 TRAFFIC_FILE = "traffic.json"
 MOST_FILE_BYTES = 4096
@@ -57,4 +57,4 @@ def write_traffic(folder: Path, traffic: MonthTraffic) -> None:
     """Save the traffic atomically and durably; a full disk must not stop the peer."""
     text = json.dumps(asdict(traffic)) + "\n"
     with contextlib.suppress(OSError):
-        replace_file(folder / TRAFFIC_FILE, lambda draft: write_all(draft, text.encode("ascii")))
+        replace_file(folder / TRAFFIC_FILE, text.encode("ascii"))

@@ -128,7 +128,7 @@ class LinkKeeper:
         self._dials = DialBudget()
         self._arrivals: dict[PeerId, None] = {}  # linked peers, latest last
         self._turned_away: dict[PeerId, float] = {}
-        transport.is_welcome = self._is_welcome
+        transport.serve(is_welcome=self._is_welcome)
         self.failures: dict[PeerId, str] = {}
         """Why the last dial to each peer failed."""
         self._transport = transport

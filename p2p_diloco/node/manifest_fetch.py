@@ -102,7 +102,8 @@ async def fetch_manifest(
         ConfigError: every peer answered that it does not take part in this run, or sent a wrong manifest.
     """
     listener = _ManifestListener(peers.keys())
-    before, transport.listener = transport.listener, listener
+    before = transport.listener
+    transport.serve(listener)
     until = asyncio.get_running_loop().time() + timeout_seconds
     asking = _Asking(transport, listener, until, check, len(peers))
     tasks = [asyncio.ensure_future(asking.ask(peer, addresses)) for peer, addresses in peers.items()]
@@ -113,7 +114,7 @@ async def fetch_manifest(
                 peer, manifest = found
                 return FetchedManifest(peer=peer, manifest=manifest, records=listener.records)
     finally:
-        transport.listener = before
+        transport.serve(before)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

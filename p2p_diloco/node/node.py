@@ -186,7 +186,7 @@ class SwarmNode:
         self._longest = longest_frames(
             spans=max(rules.num_spans), payload_bytes=max(*rules.payload_bytes.values(), *rules.entry_bytes.values())
         )
-        transport.listener, transport.may_read = self, self._may_read
+        transport.serve(self, may_read=self._may_read)
 
     def _share(self, shared: SharedCopy) -> TextExchange:
         return TextExchange(

@@ -27,7 +27,7 @@ from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Clocks
 from p2p_diloco.status.reporter import OwnerStatus, StatusReporter
-from p2p_diloco.storage.disk_rule import DiskRules, DiskUse, Saving, judge_disk
+from p2p_diloco.storage.archive import DiskRules, DiskUse, Saving, judge_disk
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.rate_limit import wire_bytes
 from p2p_diloco.wording import format_bytes

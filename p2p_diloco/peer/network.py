@@ -13,7 +13,7 @@ import psutil
 from p2p_diloco.config.settings import BOOTSTRAP_PORT, PeerSettings, bytes_per_second
 from p2p_diloco.ids import Digest
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.storage.kept_port import keep_port
+from p2p_diloco.storage.identity import keep_port
 from p2p_diloco.transport.addresses import place_in, tcp_address
 from p2p_diloco.transport.directory import Directory
 from p2p_diloco.transport.libp2p import Libp2pTransport

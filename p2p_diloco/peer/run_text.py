@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.storage.text_copy import TextStore, available_ranges
-from p2p_diloco.storage.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file
 from p2p_diloco.text.data import BatchStream, Corpus, Text, open_corpus
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, TokenText, is_shard_folder
 
@@ -76,7 +75,7 @@ def open_fetched_text(data: DataSection, root: Path) -> Text:
 def keep_tokenizer(folder: Path, text: Text) -> None:
     """Write the tokenizer of a text of tokens into the run's folder, for `export`, which has only this folder."""
     if isinstance(text, TokenText):
-        replace_file(folder / TOKENIZER_FILE, partial(write_all, content=text.tokenizer()))
+        replace_file(folder / TOKENIZER_FILE, text.tokenizer())
 
 
 def open_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, incarnation: int) -> BatchStream:

@@ -50,10 +50,8 @@ from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import check_known_answer, warm_up
 from p2p_diloco.status.reporter import StatusReporter
-from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.disk_rule import Saving
-from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.storage.saving import Saver, WatchedMemory, pause_between_checkpoints
+from p2p_diloco.storage.archive import Archive, Saver, Saving, pause_between_checkpoints
+from p2p_diloco.storage.run_folder import RunFolder, WatchedMemory
 from p2p_diloco.storage.text_copy import OwnText, TextStore
 from p2p_diloco.transport.directory import Directory
 from p2p_diloco.transport.link import SilentListener, Transport
@@ -105,7 +103,7 @@ class PeerSession:
         self._training = plan.training or NoTraining()
         self._clock = SwarmClock(plan.clocks.steady, wall=plan.clocks.wall, offset_seconds=folder.recall_clock_offset())
         self._engine = _engine_of(parts, self._run)
-        transport.is_needed = self._is_needed
+        transport.serve(is_needed=self._is_needed)
         self._contact = Contact(
             transport,
             parts.directory,
@@ -131,7 +129,7 @@ class PeerSession:
             soon=self._write_soon,
             report=lambda topic, text: self._in_loop(lambda: reporter.report(topic, text)),
         )
-        folder.make_room = self._archive.make_room
+        folder.make_room_with(self._archive.make_room)
         self._saver = Saver(
             self._archive,
             states=self._all_states,
@@ -220,7 +218,7 @@ class PeerSession:
     async def _close(self) -> None:
         if self._parts.guest is not None:
             self._parts.guest.detach()
-        self._parts.transport.listener = SilentListener()  # ignore what still arrives
+        self._parts.transport.serve(SilentListener())  # ignore what still arrives
         self._worker.close()
         if self._text_worker is not None:
             self._text_worker.close()

@@ -43,8 +43,7 @@ from p2p_diloco.status.event_log import EVENTS_FILE
 from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
-from p2p_diloco.storage.identity import load_or_create_identity, lock_identity
-from p2p_diloco.storage.kept_port import PORT_FILE
+from p2p_diloco.storage.identity import PORT_FILE, load_or_create_identity, lock_identity
 from p2p_diloco.storage.run_folder import (
     ADDRESSES_FILE,
     ARCHIVE_FOLDER,
@@ -138,9 +137,8 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
         if plan.founding is not None:
             plan = replace(plan, source=plan.founding.by(key.peer))
         run = plan.source.run
-        folder = RunFolder(settings.state_directory, run)
-        if not is_new:
-            folder.least_incarnation = int(plan.clocks.wall())
+        least = 1 if is_new else int(plan.clocks.wall())
+        folder = RunFolder(settings.state_directory, run, least_incarnation=least)
         reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall, steady=plan.clocks.steady)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)

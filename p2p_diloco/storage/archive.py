@@ -6,8 +6,13 @@ at once, and a peer can check whether its memory is sound.
 
 from __future__ import annotations
 
+import asyncio
+import enum
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -19,12 +24,16 @@ from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.storage.checkpoint import CheckpointFolder
-from p2p_diloco.storage.disk_rule import Saving
 from p2p_diloco.storage.entry_log import EntryLog
 
 ENTRIES_FOLDER = "entries"
 TOGETHER_BYTES = 16 * 1024 * 1024
 """Maximum bytes of vectors written at once: requests for an entry wait meanwhile, and a failed write loses all."""
+LONGEST_PAUSE_SECONDS = 300.0
+SHORTEST_PAUSE_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+ROOM_TO_RETURN = 0.9
+"""Share of a limit into which everything must fit before a peer writes all again: otherwise it would stop at once."""
 
 
 class ReplayPlan(Protocol):
@@ -38,6 +47,61 @@ class ReplayPlan(Protocol):
 
     @property
     def outer(self) -> OuterRule: ...
+
+
+class Saving(enum.Enum):
+    """The part of its state that a peer writes to its disk."""
+
+    ALL = "all"
+    NEWEST = "only the newest checkpoint"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRules:
+    """The owner's limits in bytes; None: no limit.
+
+    Attributes:
+        cap: maximum size of the state directory.
+        free: space to leave free on its disk.
+    """
+
+    cap: float | None = None
+    free: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUse:
+    """Bytes on the disk, and bytes that would be written to it.
+
+    Attributes:
+        used: in the state directory.
+        free: free space on its disk.
+        checkpoint: size of the next checkpoint.
+        num_checkpoints: number of checkpoints that a peer without limits keeps.
+    """
+
+    used: float
+    free: float
+    checkpoint: float = 0.0
+    num_checkpoints: int = 1
+
+
+def judge_disk(rules: DiskRules, use: DiskUse, before: Saving) -> Saving:
+    """Return what to write from now on; call it again a moment after each change, once its effect shows.
+
+    A checkpoint is written before an older one is removed, so there must be room for one more.
+    """
+    if _fits(rules, use, 1, 1.0):
+        is_roomy = before is Saving.ALL or _fits(rules, use, use.num_checkpoints, ROOM_TO_RETURN)
+        return Saving.ALL if is_roomy else before
+    return Saving.NEWEST if before is Saving.ALL else Saving.NOTHING
+
+
+def _fits(rules: DiskRules, use: DiskUse, num_more: int, share: float) -> bool:
+    more = num_more * use.checkpoint
+    fits_cap = rules.cap is None or use.used + more <= share * rules.cap
+    return fits_cap and (rules.free is None or use.free - more >= rules.free / share)
 
 
 class Archive:
@@ -116,21 +180,19 @@ class Archive:
         The oldest is used because newer checkpoints may contain a flipped bit from memory.
         """
         for state in self._trusted(span):
-            reached = self._follow(state, span, until=digest)
-            if reached.head.digest == digest:
-                self._rebuilt_from[span] = state.head.height
-                return reached
+            for reached in self._history(state, span):
+                if reached.head.digest == digest:
+                    self._rebuilt_from[span] = state.head.height
+                    return reached
         return None
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
         """Return the span before the entry that led to `tip`, from the oldest checkpoint that leads there."""
         for state in self._trusted(span):
-            height, before = state.head.height, None
-            while state.head.digest != tip and (reached := self._follow_one(state, span)) is not None:
-                before, state = state, reached
-            if before is not None and state.head.digest == tip:
-                self._rebuilt_from[span] = height
-                return before
+            for before, reached in pairwise(self._history(state, span)):
+                if reached.head.digest == tip:
+                    self._rebuilt_from[span] = state.head.height
+                    return before
         return None
 
     def rebuild_before(self, span: SpanId, round_index: int, tip: Digest) -> SpanState | None:
@@ -142,7 +204,7 @@ class Archive:
         for state in self._trusted(span):
             if state.head.round >= round_index:
                 return None
-            reached = self._follow(state, span, before=round_index)
+            reached = deque(self._history(state, span, before=round_index), maxlen=1)[0]
             following = self._log.entry_after(span, reached.head.digest)
             if reached.head.digest == tip or (following is not None and following.round >= round_index):
                 return reached
@@ -186,9 +248,9 @@ class Archive:
                 self._write_next()
             self._log.sync()
         except StateError as error:
-            self._say_refused(str(error))
+            self._report_refused(str(error))
             return
-        self._say_refused("")
+        self._report_refused("")
         if self._log.num_given_up > self._num_given_up:
             self._report("entries", "the disk is full; deleted the entries of the oldest cycles to make room")
         self._num_given_up = self._log.num_given_up
@@ -206,7 +268,7 @@ class Archive:
             self._waiting.popleft()
         self._log.keep(entries)
 
-    def _say_refused(self, sentence: str) -> None:
+    def _report_refused(self, sentence: str) -> None:
         """Report once that the disk fails, and once that it works again."""
         if sentence and not self._is_refused:
             self._report("entries", sentence)
@@ -228,7 +290,7 @@ class Archive:
         if states is None:
             return None
         self._log.note_checkpoint(_heights(states))
-        recalled = {span: self._follow(state, span) for span, state in states.items()}
+        recalled = {span: deque(self._history(state, span), maxlen=1)[0] for span, state in states.items()}
         num_entries = sum(recalled[span].head.height - state.head.height for span, state in states.items())
         if num_entries:
             entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
@@ -248,15 +310,14 @@ class Archive:
         if self.saving is not Saving.ALL:
             self._log.drop_before_checkpoint()
 
-    def _follow(
-        self, state: SpanState, span: SpanId, until: Digest | None = None, before: int | None = None
-    ) -> SpanState:
-        """Apply the entries on disk, in parent order, up to `until` or the last one; only those `before` a round."""
-        while state.head.digest != until and (reached := self._follow_one(state, span, before)) is not None:
-            state = reached
-        return state
+    def _history(self, state: SpanState, span: SpanId, before: int | None = None) -> Iterator[SpanState]:
+        """Yield a state and those to which the entries on disk lead, in parent order; only entries `before` a round."""
+        reached: SpanState | None = state
+        while reached is not None:
+            yield reached
+            reached = self._follow_one(reached, span, before)
 
-    def _follow_one(self, state: SpanState, span: SpanId, before: int | None = None) -> SpanState | None:
+    def _follow_one(self, state: SpanState, span: SpanId, before: int | None) -> SpanState | None:
         """Apply the next entry on disk; None if there is none, it is of a later round, or it cannot be applied."""
         entry = self._log.entry_after(span, state.head.digest)
         if entry is None or (before is not None and entry.round >= before):
@@ -271,3 +332,69 @@ class Archive:
 
 def _heights(states: Mapping[SpanId, SpanState]) -> dict[SpanId, int]:
     return {span: state.head.height for span, state in states.items()}
+
+
+def pause_between_checkpoints(rules: RunRules, keep: int, *, archives: bool = False) -> float:
+    """Return the seconds between checkpoints, such that even the oldest of `keep` is newer than the oldest entry.
+
+    Args:
+        archives: whether the oldest must also be older than the last whole cycle, from which an archivist exports.
+    """
+    retained_seconds = rules.retained_cycles * rules.clock.num_fragments * rules.clock.round_seconds
+    pause_seconds = min(max(retained_seconds / (keep + 1), SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+    return max(pause_seconds, rules.cycle_seconds) if archives else pause_seconds
+
+
+class Saver:
+    """Writes checkpoints; a failed write is reported and retried.
+
+    Args:
+        states: returns a live view of all spans, or None while one is missing.
+        is_ready: returns whether this peer holds the agreed state.
+        saved: called after each checkpoint.
+        report: called with `(topic, text)` if a write fails.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        *,
+        states: Callable[[], Mapping[SpanId, SpanState] | None],
+        is_ready: Callable[[], bool],
+        pause_seconds: float,
+        saved: Callable[[], None] = lambda: None,
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._archive = archive
+        self._states = states
+        self._is_ready = is_ready
+        self._pause_seconds = pause_seconds
+        self._saved = saved
+        self._report = report
+        self._writing = threading.Lock()
+
+    async def run(self) -> None:
+        """Save periodically until cancelled: soon after the start, and after a span was replaced."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._is_ready() and (loop.time() >= due or self._archive.wants_checkpoint):
+                await self.save()
+                due = loop.time() + self._pause_seconds
+
+    async def save(self) -> None:
+        """Save now if all spans are present, and the limits of the machine's owner allow it."""
+        states = self._states()
+        if states is None or self._archive.saving is Saving.NOTHING:
+            return
+        try:
+            await asyncio.to_thread(self._write, states)
+        except StateError as error:
+            self._report("checkpoint", str(error))
+        else:
+            self._saved()
+
+    def _write(self, states: Mapping[SpanId, SpanState]) -> None:
+        with self._writing:  # a thread goes on writing although the task that waits for it is cancelled
+            self._archive.save(states)

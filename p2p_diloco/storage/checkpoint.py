@@ -164,7 +164,7 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
         StateError: the write failed; an earlier checkpoint is unchanged.
     """
     spans = {f"{span.fragment}.{span.index}": span for span in sorted(states)}
-    heads = dict.fromkeys(spans, _LONGEST_HEAD)
+    heads = dict.fromkeys(spans, LONGEST_HEAD)
     contents = {name: ZERO_DIGEST.hex() for name in spans}
 
     def metadata() -> dict[str, str]:
@@ -173,7 +173,7 @@ def save_checkpoint(path: Path, run: Digest, states: Mapping[SpanId, SpanState])
     def vectors() -> Iterator[Vector]:
         for name, span in spans.items():
             state = states[span]
-            heads[name] = _head_to_json(state.head)
+            heads[name] = head_to_json(state.head)
             contents[name] = content_digest(state.anchor_N, state.momentum_N, state.head.digest).hex()
             yield state.anchor_N
             yield state.momentum_N
@@ -256,11 +256,12 @@ def _kept(vector_N: Any) -> Any:
     return copy_of(vector_N) if is_vector(vector_N) else vector_N
 
 
-def _head_to_json(head: SpanHead) -> dict[str, Any]:
+def head_to_json(head: SpanHead) -> dict[str, Any]:
+    """Return a head as a checkpoint holds it."""
     return {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(head).items()}
 
 
-_LONGEST_HEAD = _head_to_json(
+LONGEST_HEAD = head_to_json(
     SpanHead(
         digest=ZERO_DIGEST,
         height=2**63,

@@ -25,7 +25,7 @@ from p2p_diloco.errors import FrameError, StateError
 from p2p_diloco.ids import Digest, SpanId, sha256
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import decode_message, message_parts
-from p2p_diloco.storage.whole_file import sync_file
+from p2p_diloco.storage.whole_file import sync_file, write_at
 
 _FRAME = struct.Struct("<IQ8s")
 _Buffer = bytes | bytearray | memoryview
@@ -237,7 +237,6 @@ class EntryLog:
                 yield entry
 
     def num_entries(self) -> int:
-        """Return the number of stored entries."""
         with self._lock:
             return sum(map(len, self._places.values()))
 
@@ -327,22 +326,9 @@ def _write_at(path: Path, offset: int, buffers: Sequence[_Buffer]) -> None:
         if os.fstat(descriptor).st_size != offset:
             os.ftruncate(descriptor, offset)
         for first in range(0, len(buffers), MOST_BUFFERS):
-            offset = _write_some(descriptor, offset, buffers[first : first + MOST_BUFFERS])
+            offset = write_at(descriptor, offset, buffers[first : first + MOST_BUFFERS])
     finally:
         os.close(descriptor)
-
-
-def _write_some(descriptor: int, offset: int, buffers: Sequence[_Buffer]) -> int:
-    """Write buffers in one call if possible; return the end offset."""
-    views = [memoryview(buffer) for buffer in buffers]
-    while views:
-        written = os.pwritev(descriptor, views, offset)
-        offset += written
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if views:
-            views[0] = views[0][written:]
-    return offset
 
 
 def _refused(path: Path, error: OSError) -> StateError:

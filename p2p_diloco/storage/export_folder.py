@@ -12,14 +12,13 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from p2p_diloco.config.new_file import write_new_folder
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.storage.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file
 
 EXPORTS_FILE = "exports.json"
 WORD_FILE = ".archivist"
@@ -189,17 +188,9 @@ class ExportFolder:
     def _write(self, exports: Exports) -> None:
         """Remember `exports`, also across restarts."""
         self._exports = exports
-        document = {
-            "newest": exports.newest,
-            "state": exports.state,
-            "kept": [
-                {"path": str(one.path), "files": one.files, "cycle": one.cycle, "word": one.word}
-                for one in exports.kept
-            ],
-        }
-        content = json.dumps(document, indent=2).encode()
+        content = json.dumps(asdict(exports), indent=2, default=str).encode()
         try:
-            replace_file(self._listing, partial(write_all, content=content))
+            replace_file(self._listing, content)
         except OSError as error:
             raise StateError(f"cannot write {self._listing}: {error.strerror}; check the disk") from None
 

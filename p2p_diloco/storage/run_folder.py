@@ -14,12 +14,13 @@ from typing import Any
 from p2p_diloco.config.address import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
+from p2p_diloco.node.surroundings import PeerMemory
 from p2p_diloco.protocol.engine import SavedState
 from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveliness
 from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to_bytes
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, CertifiedRoster
-from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file, write_all
+from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file
 
 BOOTSTRAP_FOLDER, ARCHIVE_FOLDER = "bootstrap", "archive"
 """Folders in a trainer's state directory for the peers of the same machine that do not train."""
@@ -49,22 +50,26 @@ _LENGTH_BYTES = 4
 class RunFolder:
     """One peer's files of one run; every write is atomic.
 
+    Args:
+        least_incarnation: minimum incarnation of the next start. A folder that is new or restored from a backup does
+            not know the number of starts, so this is taken from the clock.
     Raises:
         StateError: a file cannot be read or written; the text says what to do. No agreed state is lost.
     """
 
-    def __init__(self, state_directory: Path, run: Digest) -> None:
+    def __init__(self, state_directory: Path, run: Digest, *, least_incarnation: int = 1) -> None:
         self.path = run_folder(state_directory, run)
-        self.least_incarnation = 1
-        """Minimum incarnation of the next start. A folder that is new or restored from a backup does not know the
-        number of starts, so this is taken from the clock."""
-        self.make_room: Callable[[], bool] = lambda: False
-        """Frees space on a full disk for essential files; returns whether it could."""
+        self._least_incarnation = least_incarnation
+        self._make_room: Callable[[], bool] = lambda: False
         self._spare = SpareDescriptor()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _disk_error(self.path, error) from None
+
+    def make_room_with(self, make_room: Callable[[], bool]) -> None:
+        """Free space for essential files by this function when the disk is full; it returns whether it could."""
+        self._make_room = make_room
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Save this peer's ballots; call this before they are sent."""
@@ -80,7 +85,7 @@ class RunFolder:
         """Save the liveliness record if possible; a full disk must not stop the peer."""
         record = to_bytes(liveliness, LIVELINESS_LAYOUT)
         with contextlib.suppress(OSError):
-            replace_file(self.path / LIVELINESS_FILE, lambda draft: write_all(draft, record))
+            replace_file(self.path / LIVELINESS_FILE, record)
 
     def recall(self) -> SavedState:
         """Return everything that a restarted peer must know about its earlier starts."""
@@ -116,7 +121,7 @@ class RunFolder:
         return _whole_rosters(self.read(ROSTERS_FILE) or b"")[0]
 
     def next_incarnation(self) -> int:
-        """Count this start and return its number, at least `least_incarnation`.
+        """Count this start and return its number, at least the minimum.
 
         Raises:
             StateError: the file is broken. Other peers would ignore a peer that restarts the count.
@@ -127,7 +132,7 @@ class RunFolder:
             raise StateError(
                 f"{path} is broken; write a number greater than the old one: date +%s > {quote(str(path))}"
             )
-        incarnation = max(int(raw or 0) + 1, min(self.least_incarnation, LATEST_INCARNATION))
+        incarnation = max(int(raw or 0) + 1, min(self._least_incarnation, LATEST_INCARNATION))
         self.write(INCARNATION_FILE, str(incarnation).encode())
         return incarnation
 
@@ -154,7 +159,7 @@ class RunFolder:
     def keep_clock_offset(self, seconds: float) -> None:
         """Save swarm time minus wall time durably; a failed write is ignored."""
         with contextlib.suppress(OSError):
-            replace_file(self.path / CLOCK_FILE, lambda draft: write_all(draft, f"{seconds:.3f}\n".encode("ascii")))
+            replace_file(self.path / CLOCK_FILE, f"{seconds:.3f}\n".encode("ascii"))
 
     def recall_clock_offset(self) -> float:
         """Return the saved offset; 0 if it cannot be read or is implausible."""
@@ -177,7 +182,7 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Write `content` to the file `name`; it is on the disk when this returns."""
         path = self.path / name
-        self._insist(path, lambda: replace_file(path, lambda draft: write_all(draft, content)))
+        self._insist(path, lambda: replace_file(path, content))
 
     def _insist(self, path: Path, write: Callable[[], None]) -> None:
         """Write; retry on a full disk as long as room can be made, and without descriptors with the spare one."""
@@ -190,7 +195,7 @@ class RunFolder:
                     tries += 1
                     if error.errno in (errno.EMFILE, errno.ENFILE) and tries <= MOST_TRIES:
                         self._spare.release()
-                    elif error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.make_room():
+                    elif error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room():
                         raise _disk_error(path, error) from None
         finally:
             self._spare.take()
@@ -206,6 +211,43 @@ class RunFolder:
         except FrameError as error:
             raise StateError(f"{self.path / name} is broken ({error}); move it away to start as a newcomer") from None
         return fields
+
+
+class WatchedMemory:
+    """A `PeerMemory` that reports failed writes, besides raising.
+
+    The transport swallows exceptions of its listener, because one peer's message must not stop everything. Without the
+    report, the peer would continue without being able to vote, for no visible reason.
+
+    Args:
+        memory: the memory to write to.
+        died: called once for each failed write.
+        soon: runs functions on the writer thread, one at a time.
+    """
+
+    def __init__(
+        self, memory: PeerMemory, died: Callable[[StateError], None], *, soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self._memory = memory
+        self._died = died
+        self._soon = soon
+
+    def keep_ballots(self, ballots: Ballots) -> None:
+        self._watch(lambda: self._memory.keep_ballots(ballots))
+
+    def keep_roster(self, certified: CertifiedRoster) -> None:
+        self._watch(lambda: self._memory.keep_roster(certified))
+
+    def keep_liveliness(self, liveliness: Liveliness) -> None:
+        """Schedule saving the liveliness record: it changes every round, and correctness does not depend on it."""
+        self._soon(lambda: self._memory.keep_liveliness(liveliness))
+
+    def _watch(self, keep: Callable[[], None]) -> None:
+        try:
+            keep()
+        except StateError as error:
+            self._died(error)
+            raise
 
 
 def run_folder(state_directory: Path, run: Digest) -> Path:

@@ -26,7 +26,7 @@ from p2p_diloco.protocol.wire.file_list import (
     num_pieces,
     parse_file_list,
 )
-from p2p_diloco.storage.whole_file import replace_file, write_all
+from p2p_diloco.storage.whole_file import replace_file, write_at
 from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.wording import format_bytes
 
@@ -177,7 +177,7 @@ class TextStore(TextCopy):
         self._check_space(listed.num_bytes)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            replace_file(self._folder / LIST_FILE, lambda draft: write_all(draft, bytes(encoded)))
+            replace_file(self._folder / LIST_FILE, bytes(encoded))
         except OSError as error:
             raise self._disk_error(error) from None
         self._open(bytes(encoded))
@@ -191,7 +191,7 @@ class TextStore(TextCopy):
         try:
             if len(flags) != listed.num_pieces:
                 flags = bytes(listed.num_pieces)
-                replace_file(self._folder / PIECES_FILE, lambda draft: write_all(draft, flags))
+                replace_file(self._folder / PIECES_FILE, flags)
             for path, file in zip(paths, listed.files, strict=True):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("ab") as opened:
@@ -294,10 +294,7 @@ def _parsed(encoded: bytes) -> FileList:
 def _write_at(path: Path, offset: int, content: bytes | bytearray) -> None:
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        view = memoryview(content)
-        while view:
-            written = os.pwrite(descriptor, view, offset)
-            view, offset = view[written:], offset + written
+        write_at(descriptor, offset, [content])
     finally:
         os.close(descriptor)
 
@@ -348,7 +345,7 @@ def open_own_text(path: str, digest: Digest, state_directory: Path) -> OwnText:
     encoded = own.listed.encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / LIST_FILE, lambda draft: write_all(draft, encoded))
+        replace_file(folder / LIST_FILE, encoded)
     except OSError as error:
         raise StateError(
             f"cannot write {folder / LIST_FILE}: {error.strerror}; free some space, or choose another place with "

@@ -41,7 +41,6 @@ class Trace:
         self._write("contributed", steps=steps, round=round_index, fragment=fragment, **only)
 
     def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
-        """Record that an entry was absorbed."""
         self._write("absorbed", steps=steps, span=[*span], entry=entry.hex(), own=own_included)
 
     def took(self, steps: int, span: SpanId, head: Digest) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a draft path, sync the draft, and rename it to `path`.
+def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
+    """Write a draft, sync it, and rename it to `path`.
 
+    Args:
+        content: of the file, or a function that writes it to a path.
     Raises:
-        OSError: the write failed; `path` is unchanged, and the draft is removed. Exceptions of `write` are passed on.
+        OSError: the write failed; `path` is unchanged, and the draft is removed. Other exceptions are passed on.
     """
     draft = path.with_name(f".{path.name}.part")
     try:
-        write(draft)
+        if isinstance(content, bytes):
+            draft.write_bytes(content)
+        else:
+            content(draft)
         sync_file(draft)
         draft.replace(path)
         sync_file(path.parent)
@@ -26,9 +31,17 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         raise
 
 
-def write_all(path: Path, content: bytes) -> None:
-    """Write `content` to `path`; returns nothing, as `replace_file` expects."""
-    path.write_bytes(content)
+def write_at(descriptor: int, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+    """Write buffers to an open file, in one call if possible; return the end offset."""
+    views = [memoryview(buffer) for buffer in buffers]
+    while views:
+        written = os.pwritev(descriptor, views, offset)
+        offset += written
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]
+    return offset
 
 
 def append_to_file(path: Path, content: bytes) -> None:

@@ -58,7 +58,6 @@ def port_in(address: str) -> int | None:
 
 
 def tcp_address(host: str, port: int) -> str:
-    """Return the multiaddr of an IP address and a TCP port."""
     return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
 
 
@@ -68,23 +67,22 @@ def without_loopback(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a multiaddr is a loopback address."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
-def explain_refusal(words: str) -> str:
+def explain_refusal(error: str) -> str:
     """Shorten p2pd's error of a failed dial to one reason per address."""
-    reasons = [f"{_shorten_address(address)} {_reason(text)}" for address, text in _DIAL_LINE.findall(words)]
+    reasons = [f"{_shorten_address(address)} {_reason(text)}" for address, text in _DIAL_LINE.findall(error)]
     if reasons:
         return "; ".join(reasons)[:_LONGEST_EXPLANATION]
-    if "dial backoff" in words:
+    if "dial backoff" in error:
         return "it failed a moment ago; libp2p waits before it tries again"
-    return " ".join(words.split())[:_LONGEST_EXPLANATION]
+    return " ".join(error.split())[:_LONGEST_EXPLANATION]
 
 
-def have_crossed(words: str) -> bool:
+def have_crossed(error: str) -> bool:
     """Return whether two peers dialled each other simultaneously: TCP makes that one connection with two initiators."""
-    return "message is too short" in words
+    return "message is too short" in error
 
 
 def _is_multiaddr(address: str) -> bool:

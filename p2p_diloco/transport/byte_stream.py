@@ -8,62 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import cast
 
 from p2p_diloco.memory.slabs import FEWEST_BYTES, passing_bytes
 
 AHEAD_BYTES = 16 * 1024
 """Size of the buffer for bytes that no read has requested yet: lengths, small frames, the beginning of a long one."""
+WRITE_BUFFER_BYTES = 256 * 1024
+"""Maximum bytes of one stream buffered for the daemon; beyond that, `drain` waits."""
 FIRST_BYTES = 1024 * 1024 + 4096
 """Memory for a long read is allocated at once up to this size, then as its bytes arrive: the length is untrusted.
 
 A piece of state, 1 MiB plus its header, fits within it; growing memory would have to be copied."""
-
-
-class ByteReader(Protocol):
-    """The reading side of a connection."""
-
-    @property
-    def bytes_received(self) -> int:
-        """Number of bytes received so far, read or not."""
-        ...
-
-    async def readexactly(self, n: int, /) -> bytes | bytearray | memoryview:
-        """Return `n` bytes; raise IncompleteReadError if the stream ends before."""
-        ...
-
-    async def read(self, n: int, /) -> bytes:
-        """Return up to `n` bytes, or none at the end of the stream."""
-        ...
-
-    async def peek(self, n: int, /) -> bytes:
-        """Return the next few bytes, `n` or what is left at the end of the stream, without taking them."""
-        ...
-
-
-class ByteWriter(Protocol):
-    """The writing side of a connection."""
-
-    @property
-    def transport(self) -> Any:
-        """The asyncio transport of the connection."""
-        ...
-
-    def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Queue `data` for sending."""
-        ...
-
-    def write_eof(self) -> None:
-        """Half-close: nothing more will be written."""
-        ...
-
-    def has_room(self) -> bool:
-        """Return whether `drain` would return immediately."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until there is room for more; raise ConnectionError if the connection is lost."""
-        ...
 
 
 class ByteStream(asyncio.BufferedProtocol):
@@ -93,14 +49,12 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- callbacks of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called when the connection is open."""
         self.transport = cast(
             asyncio.Transport, transport
         )  # uvloop's transports are not subclasses, but have the same methods
         self._connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._begin == self._end:
@@ -108,7 +62,6 @@ class ByteStream(asyncio.BufferedProtocol):
         return self._ahead[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called when `nbytes` bytes have been received."""
         self.bytes_received += nbytes
         if self._target is not None:
             self._filled += nbytes
@@ -128,18 +81,15 @@ class ByteStream(asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Called when the connection is lost."""
         self._is_over = self._is_lost = True
         self._error = exc
         self._room.set()
         self._wake_reader()
 
     def pause_writing(self) -> None:
-        """Called when the write buffer is too full."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Called when there is room again."""
         self._room.set()
 
     # -- reading
@@ -259,6 +209,18 @@ class ByteStream(asyncio.BufferedProtocol):
         """
         self._check_not_lost()
         self.transport.write_eof()
+
+    def limit_buffer(self) -> None:
+        """Have `drain` wait from `WRITE_BUFFER_BYTES` on."""
+        if not self.transport.is_closing():  # uvloop raises if the other end is already gone
+            self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+
+    def unsent_bytes(self) -> int:
+        """Return the number of buffered bytes that the connection has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def has_room(self) -> bool:
         """Return whether `drain` would return immediately."""

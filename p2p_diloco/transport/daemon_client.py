@@ -18,16 +18,15 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId
-from p2p_diloco.transport.byte_stream import ByteReader, ByteStream, ByteWriter
+from p2p_diloco.transport.byte_stream import ByteStream
 from p2p_diloco.transport.hivemind_border import p2pd_messages
 from p2p_diloco.transport.protobuf import encode_varint
-from p2p_diloco.transport.stream_link import StreamPair
 
 _LONGEST_MESSAGE_BYTES = 256 * 1024
 _ED25519_ID_PREFIX = bytes.fromhex("002408011220")
 _UNIX_PROTOCOL = bytes.fromhex("9003")
 
-StreamHandler = Callable[[PeerId, str, StreamPair], None]
+StreamHandler = Callable[[PeerId, str, ByteStream], None]
 
 
 class DaemonRefusal(PeerError):
@@ -44,15 +43,8 @@ class DaemonClient:
     async def hold_daemon(self) -> AsyncIterator[None]:
         """Keep the daemon alive inside the block: p2pd exits when the last such connection closes."""
         messages = p2pd_messages()
-        reader, writer = await self._open()
-        try:
-            await _write_message(writer, messages.Request(type=messages.Request.PERSISTENT_CONN_UPGRADE))
-            response = messages.Response()
-            await _read_message(reader, response)
-            _raise_if_refused(response)
+        async with self._answered(messages.Request(type=messages.Request.PERSISTENT_CONN_UPGRADE)):
             yield
-        finally:
-            writer.transport.abort()
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return the daemon's peer id and its presumed multiaddrs, without `/p2p/…`."""
@@ -88,24 +80,21 @@ class DaemonClient:
         disconnect = messages.DisconnectRequest(peer=_ED25519_ID_PREFIX + peer)
         await self._ask(messages.Request(type=messages.Request.DISCONNECT, disconnect=disconnect))
 
-    async def open_stream(self, peer: PeerId, protocol: str, timeout_seconds: float) -> StreamPair:
+    async def open_stream(self, peer: PeerId, protocol: str, timeout_seconds: float) -> ByteStream:
         """Open a stream of `protocol` to `peer`, which should be connected."""
         messages = p2pd_messages()
         wanted = messages.StreamOpenRequest(
             peer=_ED25519_ID_PREFIX + peer, proto=[protocol], timeout=max(1, math.ceil(timeout_seconds))
         )
-        reader, writer = await self._open()
+        stream = await self._open()
         try:
-            await _write_message(writer, messages.Request(type=messages.Request.STREAM_OPEN, streamOpen=wanted))
-            response = messages.Response()
-            await _read_message(reader, response)
-            _raise_if_refused(response)
+            response = await _ask(stream, messages.Request(type=messages.Request.STREAM_OPEN, streamOpen=wanted))
             if _peer_of(response.streamInfo.peer) != peer:
                 raise DaemonRefusal("the stream leads to another peer")
         except BaseException:
-            writer.transport.abort()
+            stream.abort()
             raise
-        return reader, writer
+        return stream
 
     @asynccontextmanager
     async def accept_streams(
@@ -120,15 +109,15 @@ class DaemonClient:
                     await _read_message(stream, opened)
                 peer, protocol = _peer_of(opened.peer), opened.proto
             except (TimeoutError, PeerError, OSError, EOFError):
-                stream.transport.abort()
+                stream.abort()
                 return
-            handler(peer, protocol, (stream, stream))
+            handler(peer, protocol, stream)
 
         def connected(stream: ByteStream) -> None:
             task = loop.create_task(accept(stream))
             accepting.add(task)
             task.add_done_callback(accepting.discard)
-            task.add_done_callback(lambda ended: stream.transport.abort() if ended.cancelled() else None)
+            task.add_done_callback(lambda ended: stream.abort() if ended.cancelled() else None)
 
         loop, accepting = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         server = await loop.create_unix_server(lambda: ByteStream(connected), str(socket_path))
@@ -150,28 +139,35 @@ class DaemonClient:
         await self._ask(messages.Request(type=messages.Request.STREAM_HANDLER, streamHandler=wanted))
 
     async def _ask(self, request: Any) -> Any:
-        reader, writer = await self._open()
-        try:
-            await _write_message(writer, request)
-            response = p2pd_messages().Response()
-            await _read_message(reader, response)
-            _raise_if_refused(response)
+        async with self._answered(request) as response:
             return response
-        finally:
-            writer.transport.abort()
 
-    async def _open(self) -> StreamPair:
+    @asynccontextmanager
+    async def _answered(self, request: Any) -> AsyncIterator[Any]:
+        """Yield the answer to a request; its connection is open inside the block."""
+        stream = await self._open()
+        try:
+            yield await _ask(stream, request)
+        finally:
+            stream.abort()
+
+    async def _open(self) -> ByteStream:
         try:
             loop = asyncio.get_running_loop()
-            _, stream = await loop.create_unix_connection(ByteStream, str(self._control_path))
-            return stream, stream
+            return (await loop.create_unix_connection(ByteStream, str(self._control_path)))[1]
         except OSError as error:
             raise DaemonRefusal(f"the libp2p daemon does not answer: {error.strerror or error}") from None
 
 
-def _raise_if_refused(response: Any) -> None:
-    if response.type == p2pd_messages().Response.ERROR:
+async def _ask(stream: ByteStream, request: Any) -> Any:
+    encoded = request.SerializeToString()
+    stream.write(encode_varint(len(encoded)) + encoded)
+    await stream.drain()
+    response = p2pd_messages().Response()
+    await _read_message(stream, response)
+    if response.type == response.ERROR:
         raise DaemonRefusal(str(response.error.msg))
+    return response
 
 
 def _is_ed25519(raw: bytes) -> bool:
@@ -191,13 +187,7 @@ def _parse_address(raw: bytes) -> str | None:
         return None
 
 
-async def _write_message(writer: ByteWriter, message: Any) -> None:
-    encoded = message.SerializeToString()
-    writer.write(encode_varint(len(encoded)) + encoded)
-    await writer.drain()
-
-
-async def _read_message(reader: ByteReader, message: Any) -> None:
+async def _read_message(stream: ByteStream, message: Any) -> None:
     """Read a length-prefixed `message`.
 
     Raises:
@@ -206,7 +196,7 @@ async def _read_message(reader: ByteReader, message: Any) -> None:
     length = shift = 0
     try:
         while True:
-            byte = (await reader.readexactly(1))[0]
+            byte = (await stream.readexactly(1))[0]
             length |= (byte & 0x7F) << shift
             shift += 7
             if not byte & 0x80:
@@ -215,7 +205,7 @@ async def _read_message(reader: ByteReader, message: Any) -> None:
                 raise FrameError("a message of the libp2p daemon has no length")
         if length > _LONGEST_MESSAGE_BYTES:
             raise FrameError(f"a message of the libp2p daemon is {length} bytes long")
-        encoded = await reader.readexactly(length)
+        encoded = await stream.readexactly(length)
     except asyncio.IncompleteReadError:
         raise FrameError("the libp2p daemon closed the connection within a message") from None
     try:

@@ -12,7 +12,7 @@ import importlib
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from p2p_diloco.errors import FrameError, PeerError
@@ -23,9 +23,17 @@ from p2p_diloco.transport.directory import (
     MAX_LIFETIME_SECONDS,
     MOST_AHEAD_SECONDS,
     PeerRecord,
+    decode_addresses,
+    encode_addresses,
+    expiry_of,
+    is_acceptable,
     parse_record,
+    record_in,
+    subkey_of,
 )
-from p2p_diloco.transport.directory_guard import (
+from p2p_diloco.transport.libp2p import Libp2pTransport
+from p2p_diloco.transport.rate_limit import TokenBucket
+from p2p_diloco.transport.strangers import (
     MOST_ANSWER_BYTES,
     MOST_KEYS,
     MOST_NEIGHBOURS,
@@ -35,22 +43,17 @@ from p2p_diloco.transport.directory_guard import (
     MOST_STRANGERS,
     MOST_VALUES,
     CallBudgets,
+    DialBudget,
     choose_peers,
-    decode_addresses,
-    encode_addresses,
 )
-from p2p_diloco.transport.directory_shards import expiry_of, is_acceptable, record_in, subkey_of
-from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.rate_limit import TokenBucket
-from p2p_diloco.transport.strangers import DialBudget
 
 _CONNECT_SECONDS = 5.0
 _CONNECTED_SECONDS = 120.0
 _KEY_BYTES = 20
 _WHOLE_SHARD = b""
 """hivemind's mark of a whole shard in place of one entry."""
-MOST_TOLD_OF_ONE = 2
-_MOST_TOLD = 1024
+MOST_SENT_OF_ONE = 2
+_MOST_NAMED = 1024
 _HANDED_OVER_PER_SECOND, _HANDED_OVER_AT_ONCE = 16384.0, 1048576.0
 """Limit in bytes for whole shards, which hivemind sends to each new node that claims to be near their keys."""
 _TOO_MANY = "sends the directory more requests than are answered; closing its connection"
@@ -64,23 +67,24 @@ class DirectoryBorder:
         transport: it carries the requests, and knows which peers are members.
         addresses_of: returns the known addresses of a peer, or none.
         dials: budget for dials to addresses that others name.
-
-    Attributes:
-        known_records: encoded records that were read and verified before; reading them again costs nothing.
     """
 
     def __init__(
         self, transport: Libp2pTransport, addresses_of: Callable[[PeerId], Sequence[str]], dials: DialBudget
     ) -> None:
-        self.known_records: frozenset[bytes] = frozenset()
+        self._known_records: frozenset[bytes] = frozenset()
         self._transport = transport
         self._addresses_of = addresses_of
         self._dials = dials
         self._budgets = CallBudgets(lambda peer: transport.is_needed(peer))
-        self._told: dict[PeerId, tuple[str, ...]] = {}
+        self._named: dict[PeerId, tuple[str, ...]] = {}
         self._connected_at: dict[PeerId, float] = {}
         self._handing_over = TokenBucket(per_second=_HANDED_OVER_PER_SECOND, burst=_HANDED_OVER_AT_ONCE)
         self._protocol: Any = None
+
+    def remember(self, records: Iterable[bytes]) -> None:
+        """Take these encoded records without a check when they are read again."""
+        self._known_records = frozenset(records)
 
     async def attach(self) -> Any:
         """Return hivemind's handle for our daemon, with its sockets in our directory and its calls through here."""
@@ -91,14 +95,14 @@ class DirectoryBorder:
         async def call(self: Any, peer_id: Any, name: str, request: Any, answer_class: Any) -> Any:
             await border._connect(_peer_of(peer_id))
             raw = await self._client.call_unary_handler(peer_id, name, request.SerializeToString())
-            return border._take_answer(answer_class, raw, peer_id)
+            return border.take_answer(answer_class, raw, peer_id)
 
         async def serve(self: Any, name: str, handler: Any, request_class: Any, balanced: bool = False) -> None:
             async def answer(request: bytes, remote_id: Any) -> bytes:
                 context = importlib.import_module("hivemind.p2p").P2PContext(
                     handle_name=name, local_id=self.peer_id, remote_id=remote_id
                 )
-                return await border._answer(lambda parsed: handler(parsed, context), request_class, request, remote_id)
+                return await border.answer(lambda parsed: handler(parsed, context), request_class, request, remote_id)
 
             await self._client.add_unary_handler(name, answer, balanced=balanced)
 
@@ -145,16 +149,16 @@ class DirectoryBorder:
         if peer in self._transport.linked_peers():
             return
         self._connected_at = {each: at for each, at in self._connected_at.items() if now - at < _CONNECTED_SECONDS}
-        known, told = self._addresses_of(peer), self._told.get(peer, ())
-        if peer in self._connected_at or not (known or told):
+        known, named = self._addresses_of(peer), self._named.get(peer, ())
+        if peer in self._connected_at or not (known or named):
             return
-        if not known and not self._dials.admits(told, now):
+        if not known and not self._dials.admits(named, now):
             raise PeerError("too many addresses of strangers were dialled lately")
         async with asyncio.timeout(_CONNECT_SECONDS):
-            await self._transport.client.connect(peer, sort_addresses(peer, (*known, *told)), _CONNECT_SECONDS)
+            await self._transport.client.connect(peer, sort_addresses(peer, (*known, *named)), _CONNECT_SECONDS)
         self._connected_at[peer] = now
 
-    def _take_answer(self, answer_class: Any, raw: bytes, peer_id: Any) -> Any:
+    def take_answer(self, answer_class: Any, raw: bytes, peer_id: Any) -> Any:
         """Parse an answer, and remove what is false in it."""
         if len(raw) > MOST_ANSWER_BYTES:
             raise FrameError(f"an answer of the directory takes {len(raw)} bytes; {MOST_ANSWER_BYTES} are allowed")
@@ -171,13 +175,13 @@ class DirectoryBorder:
 
     def _take_addresses(self, raw: bytes) -> None:
         for peer, addresses in decode_addresses(raw).items():
-            self._told[peer] = tuple(dict.fromkeys((*self._told.get(peer, ()), *addresses)))[-MAX_ADDRESSES:]
-        while len(self._told) > _MOST_TOLD:
-            del self._told[next(iter(self._told))]
+            self._named[peer] = tuple(dict.fromkeys((*self._named.get(peer, ()), *addresses)))[-MAX_ADDRESSES:]
+        while len(self._named) > _MOST_NAMED:
+            del self._named[next(iter(self._named))]
 
     # -- requests of others
 
-    async def _answer(
+    async def answer(
         self, handle: Callable[[Any], Awaitable[Any]], request_class: Any, request: bytes, remote_id: Any
     ) -> bytes:
         """Answer a request if its sender's budget allows it; what is raised goes to the sender as an error."""
@@ -238,7 +242,7 @@ class DirectoryBorder:
         hivemind keeps what expires last, and forgets a record when any repetition of it expires. The time of expiry is
         not signed, so anybody could keep an old record here, or have a new one forgotten.
         """
-        held = self._shard(key)
+        held = self.shard(key)
         try:
             record = parse_record(record_in(value))
         except FrameError:
@@ -247,7 +251,7 @@ class DirectoryBorder:
         is_newer = known is None or parse_record(record_in(known.value)).issued_at < record.issued_at
         return record if is_newer else None
 
-    def _shard(self, key: bytes) -> Any:
+    def shard(self, key: bytes) -> Any:
         """Return the stored shard with this key, or None."""
         dht_id = importlib.import_module("hivemind.dht.routing").DHTID.from_bytes(key)
         held = self._protocol.storage.get(dht_id)
@@ -264,7 +268,7 @@ class DirectoryBorder:
 
     def _trim(self, key: bytes) -> None:
         """Delete records of strangers at random if a shard of the store has too many."""
-        held, is_member = self._shard(key), self._transport.is_needed
+        held, is_member = self.shard(key), self._transport.is_needed
         shard = held.data if held is not None else {}
         kept = choose_peers(shard, is_member=is_member, most_strangers=MOST_STRANGERS, draw=secrets.token_bytes(16))
         for subkey in shard.keys() - kept:
@@ -274,7 +278,7 @@ class DirectoryBorder:
         named = {raw for result in getattr(answer, "results", ()) for raw in result.nearest_peer_ids}
         peers = [PeerId(raw[-32:]) for raw in named if len(raw) == _ED25519_ID_BYTES]
         secrets.SystemRandom().shuffle(peers)
-        return encode_addresses(address for peer in peers for address in self._addresses_of(peer)[:MOST_TOLD_OF_ONE])
+        return encode_addresses(address for peer in peers for address in self._addresses_of(peer)[:MOST_SENT_OF_ONE])
 
     def _choose_records(self, key: bytes, shard: Any) -> bool:
         """Keep only acceptable records in a shard that another peer sent; return False to refuse all of it.
@@ -293,7 +297,7 @@ class DirectoryBorder:
         fit = [each for each in shard.data if isinstance(each, bytes) and is_fit(each, checks_signature=False)]
         found = {each: self._newer(key, shard.data[each].value) for each in fit}
         records = {each: record for each, record in found.items() if record is not None}
-        old = {each for each in records if record_in(shard.data[each].value) in self.known_records}
+        old = {each for each in records if record_in(shard.data[each].value) in self._known_records}
         draw = secrets.token_bytes(16)
         new = choose_peers(records.keys() - old, is_member=is_member, most_strangers=MOST_NEW, draw=draw)
         if not all(is_fit(subkey, checks_signature=True) for subkey in new):
@@ -345,7 +349,6 @@ def _drop_false_ids(message: Any, sender: bytes) -> None:
 
 
 def hivemind_peer(peer: PeerId) -> Any:
-    """Return hivemind's object for a peer id."""
     return importlib.import_module("hivemind.p2p").PeerID.from_base58(format_peer_id(peer))
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.transport.byte_stream import ByteReader, ByteWriter
+from p2p_diloco.transport.byte_stream import WRITE_BUFFER_BYTES, ByteStream
 from p2p_diloco.transport.link import (
     FRAME_PREFIX_BYTES,
     HEAD_BYTES,
@@ -26,14 +27,12 @@ from p2p_diloco.transport.link import (
     TransportLimits,
     frame_too_long,
 )
-from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import Pace
 
 STALL_SECONDS = 5.0
 """A frame may take longer than its deadline while its reader makes progress, but not without progress for this long."""
-HEARD_SECONDS = 3 * STALL_SECONDS
+ALIVE_SECONDS = 3 * STALL_SECONDS
 """A packet that is lost again and again holds up one direction for seconds, and a new connection begins slowly."""
-WRITE_BUFFER_BYTES = 256 * 1024
-"""Maximum bytes of one stream buffered for the daemon; beyond that, writes wait."""
 READ_MODULUS = 2**31
 _LENGTH = struct.Struct(">I")
 _GREETING = _LENGTH.pack(0)
@@ -50,11 +49,11 @@ class SignsOfLife(NamedTuple):
     Attributes:
         last_read_at: returns the time of its last acknowledgement, since the frames that it reads are already buffered
             by daemons.
-        bytes_heard: returns a number that changes when something arrives from it.
+        bytes_received: returns a number that changes when something arrives from it.
     """
 
     last_read_at: Callable[[], float]
-    bytes_heard: Callable[[], int]
+    bytes_received: Callable[[], int]
 
 
 NO_SIGNS = SignsOfLife(lambda: float("-inf"), lambda: 0)
@@ -65,23 +64,83 @@ def reading_of(num_bytes: int) -> bytes:
     return _LENGTH.pack(READ_MODULUS | num_bytes)
 
 
-async def greet(reader: ByteReader, writer: ByteWriter) -> None:
+class LaneStream:
+    """One open stream of a link, with its reading task.
+
+    Attributes:
+        connection: its bytes.
+        crosses_until: loop time until which the other end may add a stream by a dial that crossed ours; -inf if it was
+            the other end that dialled.
+        has_run_out: whether the other end has ended it.
+        is_cut: whether a frame is partly written.
+    """
+
+    __slots__ = ("connection", "crosses_until", "has_run_out", "is_cut", "lane", "task")
+
+    def __init__(self, lane: Lane, connection: ByteStream, *, crosses_until: float = -math.inf) -> None:
+        self.lane = lane
+        self.connection = connection
+        self.crosses_until = crosses_until
+        self.task: asyncio.Task[None] | None = None
+        self.has_run_out = False
+        self.is_cut = False
+        connection.limit_buffer()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this end dialled."""
+        return self.crosses_until > -math.inf
+
+    def read_in(self, task: asyncio.Task[None]) -> None:
+        """Note the task that reads this stream."""
+        self.task = task
+
+    def run_out(self) -> None:
+        """Note that the other end has ended it."""
+        self.has_run_out = True
+
+    def write_piece(self, piece: bytes | memoryview, *, is_last: bool) -> None:
+        self.connection.write(piece)
+        self.is_cut = not is_last
+
+    async def close_gently(self, linger_seconds: float) -> None:
+        """Flush the buffer, send `END`, and close once the other end has closed or `linger_seconds` have passed.
+
+        Within a frame, `END` would be read as part of it, so a cut stream is half-closed instead.
+        """
+        try:
+            async with asyncio.timeout(linger_seconds):
+                if self.task is not None:
+                    await asyncio.wait({self.task})
+                if self.is_cut:
+                    self.connection.write_eof()
+                else:
+                    self.connection.write(END)
+                while await self.connection.read(WRITE_BUFFER_BYTES):
+                    pass
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self.connection.abort()
+
+
+async def greet(stream: ByteStream) -> None:
     """Send the greeting and wait for the other end's; limit it with `asyncio.timeout_at`.
 
     Raises:
         FrameError: something else arrived, or the stream ended.
     """
     try:
-        writer.write(_GREETING)
-        heard = await reader.readexactly(FRAME_PREFIX_BYTES)
+        stream.write(_GREETING)
+        received = await stream.readexactly(FRAME_PREFIX_BYTES)
     except (asyncio.IncompleteReadError, OSError):
         raise FrameError("the stream was closed before the greeting") from None
-    if heard != _GREETING:
+    if received != _GREETING:
         raise FrameError("the stream did not begin with a greeting")
 
 
 async def read_frame(
-    reader: ByteReader,
+    stream: ByteStream,
     *,
     sender: PeerId,
     lane: Lane,
@@ -96,7 +155,7 @@ async def read_frame(
 
     Args:
         may_read: given a frame's first bytes and its length, returns whether to read or skip it; see
-            `Transport.may_read`.
+            `Transport.serve`.
         pace: bandwidth cap for frames that must wait for it; that time does not count against the sender.
     Raises:
         FrameError: the frame is too long or was cut off; memory is allocated only as its bytes arrive.
@@ -104,7 +163,7 @@ async def read_frame(
     """
     name = short_peer_id(sender)
     try:
-        length = _LENGTH.unpack(await reader.readexactly(FRAME_PREFIX_BYTES))[0]
+        length = _LENGTH.unpack(await stream.readexactly(FRAME_PREFIX_BYTES))[0]
     except asyncio.IncompleteReadError as error:
         if error.partial:
             raise FrameError(f"{name} closed the connection within the length of a {lane.value} frame") from None
@@ -123,14 +182,14 @@ async def read_frame(
     seconds = limits.longest_seconds(length)
     try:
         async with asyncio.timeout(seconds):
-            head = await reader.peek(min(HEAD_BYTES, length))
+            head = await stream.peek(min(HEAD_BYTES, length))
         if not may_read(head, length):
-            await _skip(reader, length, seconds, pace)
+            await _skip(stream, length, seconds, pace)
             return b""
         if pace is not None and pace.is_capped:
-            return await _read_in_pieces(reader, length, seconds, pace)
+            return await _read_in_pieces(stream, length, seconds, pace)
         async with asyncio.timeout(seconds):
-            return await reader.readexactly(length)
+            return await stream.readexactly(length)
     except asyncio.IncompleteReadError as error:
         came = len(error.partial)
         raise FrameError(f"{name} sent {came} of {length} bytes of a {lane.value} frame and disconnected") from None
@@ -140,17 +199,17 @@ async def read_frame(
         raise PeerError(f"the connection to {name} broke: {error.strerror or error}") from None
 
 
-async def _skip(reader: ByteReader, length: int, seconds: float, pace: Pace | None) -> None:
+async def _skip(stream: ByteStream, length: int, seconds: float, pace: Pace | None) -> None:
     """Read `length` bytes and forget them."""
     async with asyncio.timeout(seconds):
         while length > 0:
-            piece = len(await reader.readexactly(min(length, _ONE_SKIP_BYTES)))
+            piece = len(await stream.readexactly(min(length, _ONE_SKIP_BYTES)))
             length -= piece
             if pace is not None:
                 pace.count(piece)
 
 
-async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace: Pace) -> bytes:
+async def _read_in_pieces(stream: ByteStream, length: int, seconds: float, pace: Pace) -> bytes:
     """Read `length` bytes within the bandwidth cap; wait for the sender at most `seconds`."""
     loop = asyncio.get_running_loop()
     frame = bytearray()
@@ -160,7 +219,7 @@ async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace:
         began = loop.time()
         try:
             async with asyncio.timeout(seconds):
-                frame += await reader.readexactly(piece)
+                frame += await stream.readexactly(piece)
         except asyncio.IncompleteReadError as error:
             raise asyncio.IncompleteReadError(bytes(frame) + error.partial, length) from None
         seconds -= loop.time() - began
@@ -168,7 +227,7 @@ async def _read_in_pieces(reader: ByteReader, length: int, seconds: float, pace:
 
 
 async def write_frame(
-    writer: ByteWriter,
+    stream: ByteStream,
     frame: Frame,
     *,
     receiver: PeerId,
@@ -186,14 +245,14 @@ async def write_frame(
     """
     with blame(receiver, lane):
         if isinstance(frame, SplitFrame):
-            writer.write(frame_prefix(frame) + frame.head)
-            writer.write(frame.vector)
+            stream.write(frame_prefix(frame) + frame.head)
+            stream.write(frame.vector)
         elif len(frame) < _ONE_WRITE_BYTES:
-            writer.write(frame_prefix(frame) + frame)
+            stream.write(frame_prefix(frame) + frame)
         else:
-            writer.write(frame_prefix(frame))
-            writer.write(frame)
-        await drain(writer, deadline, deadline + limits.longest_seconds(len(frame)), signs)
+            stream.write(frame_prefix(frame))
+            stream.write(frame)
+        await drain(stream, deadline, deadline + limits.longest_seconds(len(frame)), signs)
 
 
 @contextlib.contextmanager
@@ -214,33 +273,32 @@ def not_read_in_time(receiver: PeerId, lane: Lane) -> str:
 
 
 def frame_prefix(frame: Frame) -> bytes:
-    """Return the length prefix of a frame."""
     return _LENGTH.pack(len(frame))
 
 
-async def drain(writer: ByteWriter, deadline: float, last: float, signs: SignsOfLife = NO_SIGNS) -> None:
+async def drain(stream: ByteStream, deadline: float, last: float, signs: SignsOfLife = NO_SIGNS) -> None:
     """Wait until there is room again.
 
     Raises:
         TimeoutError: there was no progress by the deadline, or later for `STALL_SECONDS`, or no room by `last`. Until
-            `HEARD_SECONDS` after the deadline, whatever arrives from the other end counts as progress.
+            `ALIVE_SECONDS` after the deadline, whatever arrives from the other end counts as progress.
     """
-    if writer.has_room():
+    if stream.has_room():
         return  # the common case, without a timer
     loop = asyncio.get_running_loop()
-    left, read_at, heard = writer.transport.get_write_buffer_size(), signs.last_read_at(), signs.bytes_heard()
+    left, read_at, received = stream.unsent_bytes(), signs.last_read_at(), signs.bytes_received()
     until = max(
         deadline, min(loop.time() + STALL_SECONDS, last)
     )  # after a late start, give the reader time to make progress
     while True:
         try:
             async with asyncio.timeout_at(until):
-                return await writer.drain()
+                return await stream.drain()
         except TimeoutError:
-            now, now_left = loop.time(), writer.transport.get_write_buffer_size()
+            now, now_left = loop.time(), stream.unsent_bytes()
             reads = now_left < left or signs.last_read_at() > read_at
-            is_heard = signs.bytes_heard() != heard and now < deadline + HEARD_SECONDS
-            if not (reads or is_heard) or now >= last:
+            is_alive = signs.bytes_received() != received and now < deadline + ALIVE_SECONDS
+            if not (reads or is_alive) or now >= last:
                 raise
-            left, read_at, heard = now_left, signs.last_read_at(), signs.bytes_heard()
+            left, read_at, received = now_left, signs.last_read_at(), signs.bytes_received()
             until = min(now + STALL_SECONDS, last)

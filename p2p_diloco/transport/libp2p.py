@@ -21,16 +21,15 @@ from weakref import WeakValueDictionary
 from p2p_diloco.errors import DaemonEnded, FrameError, NetworkError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.transport.addresses import explain_refusal, have_crossed, host_of, is_loopback, sort_addresses
-from p2p_diloco.transport.callers import Callers
+from p2p_diloco.transport.byte_stream import ByteStream
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
-from p2p_diloco.transport.framing import greet
+from p2p_diloco.transport.framing import LaneStream, greet
 from p2p_diloco.transport.hivemind_border import load_hivemind
-from p2p_diloco.transport.lanes import LaneReader, LaneWriter
 from p2p_diloco.transport.link import FRAME_PREFIX_BYTES, Frame, Lane, Transport, TransportLimits
-from p2p_diloco.transport.outbox import Outbox
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
 from p2p_diloco.transport.reach_probe import probe_identity
-from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneStream, StreamLink, StreamPair
+from p2p_diloco.transport.strangers import Callers
+from p2p_diloco.transport.stream_link import CROSSING_SECONDS, LaneReader, LaneWriter, StreamLink
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +87,11 @@ class Libp2pTransport(Transport):
         self._protocols = {lane: lane_protocol(run, lane) for lane in Lane}
         self._lanes = {protocol: lane for lane, protocol in self._protocols.items()}
         self._links: dict[PeerId, StreamLink] = {}
-        self._callers: Callers[StreamPair] = Callers()
+        self._callers: Callers[ByteStream] = Callers()
         self._hanging_up: set[PeerId] = set()
         self._dialling: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         self._addresses: tuple[str, ...] = ()
-        self._daemon = Daemon(self._settings)
+        self.daemon = Daemon(self._settings)
         self._client: DaemonClient | None = None
         self._services = contextlib.AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
@@ -106,25 +105,20 @@ class Libp2pTransport(Transport):
         assert self._client is not None, "enter the transport first"
         return self._client
 
-    @property
-    def daemon(self) -> Daemon:
-        """The p2pd of this transport."""
-        return self._daemon
-
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(load_hivemind)  # seconds of imports, not in the loop
         async with contextlib.AsyncExitStack() as services:
-            await services.enter_async_context(self._daemon)
-            self._client = DaemonClient(self._daemon.control_path)
+            await services.enter_async_context(self.daemon)
+            self._client = DaemonClient(self.daemon.control_path)
             await services.enter_async_context(self._client.hold_daemon())
             await self._identify()
             await services.enter_async_context(self._tasks)
-            streams_path = self._daemon.directory / "streams.sock"
+            streams_path = self.daemon.directory / "streams.sock"
             protocols = (*self._lanes, _RELAY_PROTOCOL)
             await services.enter_async_context(self._client.accept_streams(protocols, streams_path, self._accept))
             self._services = services.pop_all()
         self._spawn("watch p2pd", self._watch_daemon)
-        self._spawn("watch its memory", self._daemon.end_if_too_large)
+        self._spawn("watch its memory", self.daemon.end_if_too_large)
         self._spawn("refresh addresses", self._refresh_addresses)
         return self
 
@@ -133,12 +127,12 @@ class Libp2pTransport(Transport):
     ) -> None:
         try:
             if self.lost is None:
-                await self._say_farewell()
+                await self._close_gently()
         finally:
             self._is_closing = True
             for link in tuple(self._links.values()):
                 for stream in self._take_down(link):
-                    stream.writer.transport.abort()
+                    stream.connection.abort()
             for task in tuple(self._running):
                 task.cancel()
             await self._services.aclose()
@@ -202,7 +196,7 @@ class Libp2pTransport(Transport):
         for stream in self._take_down(link):
             self._spawn("hang up", stream.close_gently, self.limits.linger_seconds)
         if was_up:
-            self._tell(self.listener.link_lost, peer, "this peer hung up")
+            self._notify(self.listener.link_lost, peer, "this peer hung up")
 
     def _is_linked(self, peer: PeerId) -> bool:
         link = self._links.get(peer)
@@ -223,21 +217,21 @@ class Libp2pTransport(Transport):
 
     async def _open_lanes(self, peer: PeerId, deadline: float) -> None:
         """Open one stream per lane; they become a link once both are greeted."""
-        pairs: dict[Lane, StreamPair] = {}
+        opened: dict[Lane, ByteStream] = {}
         try:
             for lane, protocol in self._protocols.items():
                 seconds = deadline - asyncio.get_running_loop().time()
-                pairs[lane] = await self.client.open_stream(peer, protocol, seconds)
-            for pair in pairs.values():
-                await greet(*pair)
+                opened[lane] = await self.client.open_stream(peer, protocol, seconds)
+            for connection in opened.values():
+                await greet(connection)
         except BaseException as error:
-            for _, writer in pairs.values():
-                writer.transport.abort()
+            for connection in opened.values():
+                connection.abort()
             if isinstance(error, PeerError):
                 raise self._explain_silence(peer, error) from None
             raise
-        for lane, pair in pairs.items():
-            self._adopt(peer, lane, pair, is_ours=True)
+        for lane, connection in opened.items():
+            self._adopt(peer, lane, connection, is_ours=True)
 
     def _explain_silence(self, peer: PeerId, error: PeerError) -> PeerError:
         name = short_peer_id(peer)
@@ -246,21 +240,21 @@ class Libp2pTransport(Transport):
             return NotInRun(f"{name} is not in run {run}, or has another version; update the older one")
         return PeerError(f"{name} answers, but refuses a link: {error}")
 
-    def _accept(self, peer: PeerId, protocol: str, pair: StreamPair) -> None:
+    def _accept(self, peer: PeerId, protocol: str, connection: ByteStream) -> None:
         lane, is_needed, now = self._lanes.get(protocol), self.is_needed(peer), asyncio.get_running_loop().time()
         has_room = peer in self._links or len(self._links) < self.limits.links or is_needed
         self.disturbed_by(peer, _STREAMS)  # a dial opens two streams, and nobody dials again and again
         is_refused = self._is_closing or not has_room or not self.is_welcome(peer) or peer == self.peer
         if lane is None or is_refused or peer in self._hanging_up:
-            pair[1].transport.abort()
+            connection.abort()
             return
-        answer = self._callers.called(peer, pair, now, is_member=is_needed)
+        answer = self._callers.called(peer, connection, now, is_member=is_needed)
         if answer.is_greeted:
-            self._spawn(f"accept {lane.value}", self._greet_caller, peer, lane, pair)
+            self._spawn(f"accept {lane.value}", self._greet_caller, peer, lane, connection)
         else:
-            pair[1].transport.abort()
+            connection.abort()
         if answer.dropped is not None:
-            answer.dropped[1].transport.abort()
+            answer.dropped.abort()
 
     def disturbed_by(self, peer: PeerId, text: str) -> None:
         """Count a stream, or something useless, of a stranger; if there are many, report `text` and disconnect it."""
@@ -269,19 +263,19 @@ class Libp2pTransport(Transport):
         )
         if is_over and not self._is_closing and peer not in self._hanging_up:
             self._hanging_up.add(peer)
-            self._tell(self.listener.disturbed, peer, text)
+            self._notify(self.listener.disturbed, peer, text)
             self._spawn("disconnect", self._disconnect, peer)
 
-    async def _greet_caller(self, peer: PeerId, lane: Lane, pair: StreamPair) -> None:
+    async def _greet_caller(self, peer: PeerId, lane: Lane, connection: ByteStream) -> None:
         try:
             async with asyncio.timeout(_GREETING_SECONDS):
-                await greet(*pair)
+                await greet(connection)
         except (PeerError, TimeoutError):
-            pair[1].transport.abort()
+            connection.abort()
             return
         finally:
-            self._callers.ended(peer, pair)
-        self._adopt(peer, lane, pair, is_ours=False)
+            self._callers.ended(peer, connection)
+        self._adopt(peer, lane, connection, is_ours=False)
 
     async def _disconnect(self, peer: PeerId) -> None:
         try:
@@ -292,7 +286,7 @@ class Libp2pTransport(Transport):
         finally:
             self._hanging_up.discard(peer)
 
-    def _adopt(self, peer: PeerId, lane: Lane, pair: StreamPair, *, is_ours: bool) -> None:
+    def _adopt(self, peer: PeerId, lane: Lane, connection: ByteStream, *, is_ours: bool) -> None:
         """Add a greeted stream to the link to `peer`; the link is up once both lanes have a stream.
 
         Who dials has no link, or loses it: what is left here of an earlier one is dead, though this end may not be told
@@ -306,28 +300,25 @@ class Libp2pTransport(Transport):
             self._lose(link, f"{short_peer_id(peer)} opened a new link")
             link = None
         if self._is_closing or self.lost is not None:
-            pair[1].transport.abort()
+            connection.abort()
             return
         if link is None:
             link = self._links[peer] = self._new_link(peer)
-        stream = LaneStream(lane, pair, crosses_until=now + CROSSING_SECONDS if is_ours else -math.inf)
+        stream = LaneStream(lane, connection, crosses_until=now + CROSSING_SECONDS if is_ours else -math.inf)
         link.add(stream)
         if link.is_up:
             self._start_reading(link, stream)
         elif all(link.streams.values()):
-            link.is_up = True
-            link.writers = [self._spawn(f"write {lane.value}", self._write_lane, link, lane) for lane in Lane]
-            self._tell(self.listener.link_up, peer)
+            link.start([self._start_writing(link, lane) for lane in Lane])
+            self._notify(self.listener.link_up, peer)
             for waiting in link.all_streams():  # not earlier, or the listener could receive a frame before `link_up`
                 self._start_reading(link, waiting)
 
     def _start_reading(self, link: StreamLink, stream: LaneStream) -> None:
-        stream.task = self._spawn(f"read {stream.lane.value}", self._read_stream, link, stream)
+        stream.read_in(self._spawn(f"read {stream.lane.value}", self._read_stream, link, stream))
 
     def _new_link(self, peer: PeerId) -> StreamLink:
-        link = StreamLink(
-            peer, {lane: Outbox(self.limits.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
-        )
+        link = StreamLink(peer, self.limits, self.counters)
         asyncio.get_running_loop().call_later(_GREETING_SECONDS, self._drop_if_incomplete, link)
         return link
 
@@ -350,11 +341,11 @@ class Libp2pTransport(Transport):
                 if frame:
                     objection = self._hand_over(link.peer, stream.lane, frame)
                 else:
-                    self._count_received(stream.lane, reader.skipped_bytes)
+                    self.counters.lane(stream.lane).count_received(reader.skipped_bytes)
                 if link.is_lost:
                     return  # the listener hung up meanwhile
                 if stream.lane is Lane.BULK:
-                    link.say_read((len(frame) or reader.skipped_bytes) + FRAME_PREFIX_BYTES)
+                    link.acknowledge((len(frame) or reader.skipped_bytes) + FRAME_PREFIX_BYTES)
                 if objection is not None:
                     self._lose(link, objection)
                     return
@@ -367,7 +358,7 @@ class Libp2pTransport(Transport):
 
     def _run_out(self, link: StreamLink, stream: LaneStream) -> None:
         """Handle the end of one stream; frames on the other streams may still be in flight."""
-        stream.has_run_out = True
+        stream.run_out()
         if len(link.streams[stream.lane]) > 1:
             self._end_stream(link, stream, "another stream carries this lane")
         elif link.has_run_out():
@@ -375,33 +366,28 @@ class Libp2pTransport(Transport):
         else:
             self._wait_for_rest(link, -math.inf)
 
-    def _wait_for_rest(self, link: StreamLink, heard: float) -> None:
+    def _wait_for_rest(self, link: StreamLink, received_before: float) -> None:
         """Lose a closing link once data arrives more slowly than on the slowest supported connection.
 
         Vectors posted before the farewell may arrive after it; on a slow connection this takes longer than
         `linger_seconds`.
         """
         now, seconds = link.bytes_received(), self.limits.linger_seconds
-        if link.is_lost or now - heard < seconds * self.limits.slowest_bytes_per_second:
+        if link.is_lost or now - received_before < seconds * self.limits.slowest_bytes_per_second:
             self._lose(link, link.farewell)
         else:
             asyncio.get_running_loop().call_later(seconds, self._wait_for_rest, link, now)
 
-    async def _write_lane(self, link: StreamLink, lane: Lane) -> None:
+    def _start_writing(self, link: StreamLink, lane: Lane) -> asyncio.Task[None]:
+        went_idle, end_stream = self._went_idle, self._end_stream
         writer = LaneWriter(
-            link,
-            lane,
-            counters=self.counters.lane(lane),
-            limits=self.limits,
-            pace=self.upload,
-            went_idle=self._went_idle,
-            end_stream=self._end_stream,
+            link, lane, limits=self.limits, pace=self.upload, went_idle=went_idle, end_stream=end_stream
         )
-        await writer.run()
+        return self._spawn(f"write {lane.value}", writer.run)
 
     def _end_stream(self, link: StreamLink, stream: LaneStream, reason: str) -> None:
         """Close one stream; the link is lost if its lane has no other."""
-        stream.writer.transport.abort()
+        stream.connection.abort()
         if stream in link.streams[stream.lane]:
             link.remove(stream)
             if not link.streams[stream.lane]:
@@ -410,16 +396,16 @@ class Libp2pTransport(Transport):
     def _lose(self, link: StreamLink, reason: str) -> None:
         was_up = link.is_up
         for stream in self._take_down(link):
-            stream.writer.transport.abort()
+            stream.connection.abort()
         if was_up:
-            self._tell(self.listener.link_lost, link.peer, reason)
+            self._notify(self.listener.link_lost, link.peer, reason)
 
     def _take_down(self, link: StreamLink) -> list[LaneStream]:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
         return link.take_down()
 
-    async def _say_farewell(self) -> None:
+    async def _close_gently(self) -> None:
         """Send what was posted, then close every stream and wait for the other ends to close theirs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.linger_seconds):
@@ -451,13 +437,13 @@ class Libp2pTransport(Transport):
                 logger.debug("the libp2p daemon did not return its addresses: %s", error)
 
     async def _watch_daemon(self) -> None:
-        end = await self._daemon.wait_for_end()
+        end = await self.daemon.wait_for_end()
         if self._is_closing:
             return
         self.lost = DaemonEnded(f"the libp2p daemon of this peer ended ({end}){ADVICE}")
         for link in tuple(self._links.values()):
             self._lose(link, "the libp2p daemon of this peer ended")
-        self._tell(self.listener.transport_lost, self.lost)
+        self._notify(self.listener.transport_lost, self.lost)
 
     def _spawn(self, name: str, work: Callable[..., Awaitable[None]], *arguments: object) -> asyncio.Task[None]:
         task = self._tasks.create_task(self._contain(work, *arguments), name=name)

@@ -18,13 +18,11 @@ from typing import Any, Self
 from p2p_diloco.errors import ConfigError, FrameError, NetworkError, PeerError
 from p2p_diloco.ids import PeerId, parse_peer_id
 from p2p_diloco.transport.addresses import sort_addresses
-from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
+from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record, directory_key, directory_keys, shard_of
 from p2p_diloco.transport.directory_border import DirectoryBorder, hivemind_peer, node_id_of
-from p2p_diloco.transport.directory_guard import MOST_STRANGERS, choose_peers
-from p2p_diloco.transport.directory_shards import directory_key, directory_keys, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.libp2p import Libp2pTransport
-from p2p_diloco.transport.strangers import DialBudget
+from p2p_diloco.transport.strangers import MOST_STRANGERS, DialBudget, choose_peers
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class Libp2pDirectory(Directory):
 
     def __init__(self, transport: Libp2pTransport, *, initial_peers: Sequence[str] = ()) -> None:
         self._transport = transport
-        self._initial = _group_by_peer(initial_peers, own=transport.peer)
+        self._initial = group_by_peer(initial_peers, own=transport.peer)
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._dials = DialBudget()
         self._border = DirectoryBorder(
@@ -106,7 +104,7 @@ class Libp2pDirectory(Directory):
                 record = _parse_value(shard[peer])
                 found += [record] if record is not None else []
         found.sort(key=lambda record: record.peer)
-        self._border.known_records = frozenset(record.encode() for record in found)
+        self._border.remember(record.encode() for record in found)
         self._remember(found)
         return tuple(found)
 
@@ -200,7 +198,7 @@ def _parse_value(found: Any) -> PeerRecord | None:
         return None
 
 
-def _group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tuple[str, ...]]:
+def group_by_peer(addresses: Sequence[str], *, own: PeerId) -> dict[PeerId, tuple[str, ...]]:
     grouped: dict[PeerId, tuple[str, ...]] = {}
     for address in addresses:
         _, mark, text = address.rpartition("/p2p/")

@@ -18,7 +18,7 @@ from typing import Protocol, Self, TypeAlias
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.transport.addresses import port_in
-from p2p_diloco.transport.pace import Pace
+from p2p_diloco.transport.rate_limit import Pace
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -92,11 +92,9 @@ class TransportLimits:
     links: int = 512
 
     def frame_bytes(self, lane: Lane) -> int:
-        """Return the maximum size of a frame on `lane`."""
         return self.control_frame_bytes if lane is Lane.CONTROL else self.bulk_frame_bytes
 
     def queue_bytes(self, lane: Lane) -> int:
-        """Return the maximum bytes queued on one link's `lane`."""
         return self.control_queue_bytes if lane is Lane.CONTROL else self.bulk_queue_bytes
 
     def longest_seconds(self, frame_bytes: int) -> float:
@@ -121,6 +119,29 @@ class LaneCounters:
     bytes_waiting: int = 0
     """Bytes of posted frames that are not written yet, without their prefixes."""
 
+    def count_sent(self, num_bytes: int, *, num_frames: int = 0) -> None:
+        """Count bytes, and frames that begin with them."""
+        self.frames_sent += num_frames
+        self.bytes_sent += num_bytes
+
+    def count_read(self, num_bytes: int, now: float) -> None:
+        """Count bytes that the other end has read."""
+        self.bytes_read += num_bytes
+        self.last_read_at = now
+
+    def count_received(self, frame_bytes: int) -> None:
+        """Count a frame, and its prefix."""
+        self.frames_received += 1
+        self.bytes_received += frame_bytes + FRAME_PREFIX_BYTES
+
+    def count_dropped(self, num_frames: int) -> None:
+        """Count frames that are not written."""
+        self.frames_dropped += num_frames
+
+    def count_waiting(self, num_bytes: int) -> None:
+        """Count bytes that wait from now on; fewer than 0 if they wait no longer."""
+        self.bytes_waiting += num_bytes
+
 
 @dataclass(slots=True, kw_only=True)
 class TransportCounters:
@@ -130,7 +151,6 @@ class TransportCounters:
     bulk: LaneCounters = field(default_factory=LaneCounters)
 
     def lane(self, lane: Lane) -> LaneCounters:
-        """Return the counters of `lane`."""
         return self.control if lane is Lane.CONTROL else self.bulk
 
 
@@ -138,6 +158,9 @@ def frame_too_long(sender: PeerId, lane: Lane, frame_bytes: int, longest_bytes: 
     """Return the reason for a link closed because the other end announced a frame that is too long."""
     name = short_peer_id(sender)
     return f"{name} announced a {lane.value} frame of {frame_bytes} bytes where 1 to {longest_bytes} are allowed"
+
+
+MayRead: TypeAlias = Callable[[PeerId, Lane, bytes, int], bool]
 
 
 class TransportListener(Protocol):
@@ -163,7 +186,7 @@ class TransportListener(Protocol):
 
 
 class SilentListener:
-    """A listener that ignores everything; the default of `Transport.listener`."""
+    """A listener that ignores everything; a transport without another one has it."""
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Ignore the frame."""
@@ -182,7 +205,7 @@ class SilentListener:
 
 
 class Transport(ABC):
-    """Message passing between the peers of one run. Set `listener`, then enter with `async with`."""
+    """Message passing between the peers of one run. Call `serve`, then enter with `async with`."""
 
     def __init__(self, *, peer: PeerId, run: Digest, limits: TransportLimits | None = None) -> None:
         self.peer = peer
@@ -190,18 +213,36 @@ class Transport(ABC):
         self.limits = limits if limits is not None else TransportLimits()
         self.listener: TransportListener = SilentListener()
         self.is_needed: Callable[[PeerId], bool] = lambda peer: False
-        """Returns whether a peer gets a link even beyond the limit; a session sets this for members."""
         self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
-        """Returns whether a peer that dials gets a link at all."""
-        self.may_read: Callable[[PeerId, Lane, bytes, int], bool] = lambda peer, lane, head, length: True
-        """Returns whether to read a frame, given its first `HEAD_BYTES` bytes and its length; otherwise it is skipped.
-
-        Raising FrameError closes the link, with its text as the reason. No memory is taken before this returns."""
+        self.may_read: MayRead = lambda peer, lane, head, length: True
         self.lost: NetworkError | None = None
         """Why the transport has failed, if it has."""
         self.counters = TransportCounters()
         self.upload = Pace(self.limits.upload_bytes_per_second)
         self.download = Pace(self.limits.download_bytes_per_second)
+
+    def serve(
+        self,
+        listener: TransportListener | None = None,
+        *,
+        may_read: MayRead | None = None,
+        is_needed: Callable[[PeerId], bool] | None = None,
+        is_welcome: Callable[[PeerId], bool] | None = None,
+    ) -> None:
+        """Call `listener` from now on, and follow these rules; what is left out stays as it is.
+
+        Args:
+            listener: see `TransportListener`; at first nothing is called.
+            may_read: returns whether to read a frame, given its first `HEAD_BYTES` bytes and its length; otherwise it
+                is skipped. Raising FrameError closes the link, with its text as the reason. No memory is taken before
+                this returns. At first all frames are read.
+            is_needed: returns whether a peer gets a link even beyond the limit, as members do; at first nobody does.
+            is_welcome: returns whether a peer that dials gets a link at all; at first everybody does.
+        """
+        self.listener = listener if listener is not None else self.listener
+        self.may_read = may_read or self.may_read
+        self.is_needed = is_needed or self.is_needed
+        self.is_welcome = is_welcome or self.is_welcome
 
     def backlog_bytes(self) -> float:
         """Return the bytes of bulk frames still to be sent, plus those booked ahead under a cap."""
@@ -298,27 +339,25 @@ class Transport(ABC):
         if not 0 < len(frame) <= longest:
             raise ValueError(f"a {lane.value} frame holds 1 to {longest} bytes, not {len(frame)}")
 
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+    def _notify(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the listener; its exceptions go to the loop's exception handler and stop nothing else."""
         try:
             callback(*arguments)
         except Exception as error:
-            message = f"the transport's listener failed in {getattr(callback, '__name__', callback)}"
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
-
-    def _count_received(self, lane: Lane, frame_bytes: int) -> None:
-        counters = self.counters.lane(lane)
-        counters.frames_received += 1
-        counters.bytes_received += frame_bytes + FRAME_PREFIX_BYTES
+            _report_failure(f"in {getattr(callback, '__name__', callback)}", error)
 
     def _hand_over(self, sender: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> str | None:
         """Count and deliver one frame; return a reason to close the link if the listener raises PeerError."""
-        self._count_received(lane, len(frame))
+        self.counters.lane(lane).count_received(len(frame))
         try:
             self.listener.frame_received(sender, lane, frame)
         except PeerError as error:
             return str(error)
         except Exception as error:
-            message = f"the transport's listener failed on a {lane.value} frame of {short_peer_id(sender)}"
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            _report_failure(f"on a {lane.value} frame of {short_peer_id(sender)}", error)
         return None
+
+
+def _report_failure(where: str, error: Exception) -> None:
+    message = f"the transport's listener failed {where}"
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

@@ -128,7 +128,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     async def wait(self) -> int:
@@ -201,7 +200,6 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id of p2pd."""
         assert self._process is not None, "start the daemon first"
         return self._process.pid
 
@@ -230,7 +228,7 @@ class Daemon:
         """Wait until p2pd ends; return its exit code and last output as text."""
         assert self._process is not None, "start the daemon first"
         code = await self._process.wait()
-        return self._too_large or f"exit code {code}, last output: {self._last_words()}"
+        return self._too_large or f"exit code {code}, last output: {self._last_output()}"
 
     async def end_if_too_large(self) -> None:
         """Watch the memory of p2pd until it ends, and end it above `most_bytes`."""
@@ -289,7 +287,7 @@ class Daemon:
             if not ready.done():
                 raise NetworkError(
                     f"the libp2p daemon did not start within {START_SECONDS:.0f} s (last output: "
-                    f"{self._last_words()}); is this machine overloaded? try again"
+                    f"{self._last_output()}); is this machine overloaded? try again"
                 )
         finally:
             ready.cancel()
@@ -310,7 +308,7 @@ class Daemon:
         if line.startswith(_READY_MARK):
             self._ready.set()
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         return " | ".join(self._last_lines) or "none"
 
 

@@ -79,10 +79,10 @@ def is_own_host(host: str) -> bool:
 
 async def _identity_behind(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> PeerId:
     """Perform the handshake up to the responder's proof; return the responder."""
-    words = (b"/multistream/1.0.0\n", b"/noise\n")
-    writer.write(b"".join(bytes((len(word),)) + word for word in words))
-    for word in words:
-        if await _read_line(reader) != word:
+    offers = (b"/multistream/1.0.0\n", b"/noise\n")
+    writer.write(b"".join(bytes((len(offer),)) + offer for offer in offers))
+    for offer in offers:
+        if await _read_line(reader) != offer:
             raise ValueError("Noise is not supported")
     noise, ephemeral = _Handshake(), X25519PrivateKey.generate()
     own = ephemeral.public_key().public_bytes_raw()

@@ -9,8 +9,7 @@ import pytest
 from small_run import small_plan
 
 from p2p_diloco.bandwidth.forecast import Notice, forecast
-from p2p_diloco.bandwidth.line import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
-from p2p_diloco.bandwidth.line_rate import GROWTH
+from p2p_diloco.bandwidth.line import GROWTH, MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import USABLE_SHARE

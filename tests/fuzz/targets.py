@@ -16,9 +16,8 @@ from typing import Any, cast
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.protocol.wire.messages import decode_message, encode_message, kind_of, longest_frames
-from p2p_diloco.transport.directory import MAX_ADDRESSES
+from p2p_diloco.transport.directory import MAX_ADDRESSES, MOST_ADDRESSES_SENT, decode_addresses
 from p2p_diloco.transport.directory_border import DirectoryBorder, hivemind_peer
-from p2p_diloco.transport.directory_guard import MOST_ADDRESSES_TOLD, decode_addresses
 from p2p_diloco.transport.hivemind_border import load_hivemind
 from p2p_diloco.transport.strangers import DialBudget
 
@@ -47,7 +46,7 @@ def a_frame(data: bytes) -> None:
 def told_addresses(data: bytes) -> None:
     """Read the addresses beside an answer: a bounded number, each of the peer that it names."""
     told = decode_addresses(data)
-    assert sum(map(len, told.values())) <= MOST_ADDRESSES_TOLD
+    assert sum(map(len, told.values())) <= MOST_ADDRESSES_SENT
     for peer, addresses in told.items():
         assert 0 < len(addresses) <= MAX_ADDRESSES
         assert all(address.endswith(format_peer_id(peer)) for address in addresses)
@@ -59,7 +58,7 @@ def an_answer(data: bytes) -> None:
         dht = _dht()
         kind = (dht.messages.PingResponse, dht.messages.FindResponse, dht.messages.StoreResponse)[data[0] % 3]
         with suppress(PeerError, dht.DecodeError):
-            _border().border._take_answer(kind, data[1:], hivemind_peer(SENDER))
+            _border().border.take_answer(kind, data[1:], hivemind_peer(SENDER))
 
 
 def a_request(data: bytes) -> None:
@@ -74,7 +73,7 @@ def a_request(data: bytes) -> None:
         context = SimpleNamespace(remote_id=hivemind_peer(SENDER))
         with suppress(PeerError, dht.DecodeError):
             loop().run_until_complete(
-                host.border._answer(lambda parsed: handle(parsed, context), kind, data[1:], hivemind_peer(SENDER))
+                host.border.answer(lambda parsed: handle(parsed, context), kind, data[1:], hivemind_peer(SENDER))
             )
 
 

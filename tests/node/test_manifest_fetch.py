@@ -58,7 +58,7 @@ class Scene:
 
     async def add(self, peer: PeerId, *answers: Message, deaf_for: int = 0, run: Digest = RUN) -> Transport:
         transport = self.network.transport(peer, run=run)
-        transport.listener = Answering(transport, *answers, deaf_for=deaf_for)
+        transport.serve(Answering(transport, *answers, deaf_for=deaf_for))
         return await self._exits.enter_async_context(transport)
 
     async def fetch(

@@ -15,8 +15,8 @@ from p2p_diloco.protocol.membership.reach_proofs import place_of
 from p2p_diloco.protocol.wire.member import Member, ReachProof
 from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest, decode_message
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.testing.network import MemoryTransport
 from p2p_diloco.transport.link import Lane, SilentListener
-from p2p_diloco.transport.memory import MemoryTransport
 from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, now
@@ -76,7 +76,7 @@ class Keeper(SilentListener):
             verify=is_signed_by,
             on_change=self.standings.append,
         )
-        transport.listener = self
+        transport.serve(self)
 
     async def hosts(self) -> dict[PeerId, tuple[str, ...]]:
         return dict.fromkeys(self.transport.linked_peers(), (HOST,))

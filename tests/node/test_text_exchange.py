@@ -43,7 +43,7 @@ class Peer(SilentListener):
         self.copy = copy
         self.peer = PeerId(sha256(name.encode()))
         self.transport = network.transport(self.peer, run=RUN, limits=limits)
-        self.transport.listener = self
+        self.transport.serve(self)
         self.events: list[str] = []
         self.failures: list[BaseException] = []
         self.strangers: set[PeerId] = set()

@@ -46,7 +46,7 @@ def main(folder: Path) -> dict[str, object]:
     archive = Archive(
         run_folder.path, plan=plan, keep=2, soon=lambda write: write(), report=lambda topic, text: heard.append(text)
     )
-    run_folder.make_room = archive.make_room
+    run_folder.make_room_with(archive.make_room)
     entries, states = log_of(plan, SPAN, start[SPAN], 5)
     archive.save(start)
     for entry in entries[:4]:

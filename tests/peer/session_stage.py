@@ -24,7 +24,7 @@ from p2p_diloco.status.event_log import TOPICS, PeerEvent
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.storage.run_folder import RunFolder
-from p2p_diloco.transport.directory import MemoryDirectory
+from p2p_diloco.testing.network import MemoryDirectory
 from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import AtOnce, VirtualTimeLoop
 

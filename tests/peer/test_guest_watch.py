@@ -25,7 +25,7 @@ from p2p_diloco.ids import format_peer_id
 from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Clocks, PeerPlan
 from p2p_diloco.peer.start import PeerResult, Refused, run_peer
-from p2p_diloco.transport.memory import MemoryTransport
+from p2p_diloco.testing.network import MemoryTransport
 
 
 def local(*parts: int) -> datetime:

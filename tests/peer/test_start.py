@@ -45,10 +45,9 @@ from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, BALLOTS_FILE, ROSTERS_FILE, RunFolder
 from p2p_diloco.storage.text_copy import list_own_text, text_folder
+from p2p_diloco.testing.network import MemoryDirectory, MemoryTransport
 from p2p_diloco.text.token_shards import TOKENIZER_FILE, TokenText
-from p2p_diloco.transport.directory import MemoryDirectory
 from p2p_diloco.transport.link import Lane, SilentListener
-from p2p_diloco.transport.memory import MemoryTransport
 from simulator.faulty_network import FaultyNetwork
 
 SIGNED: SignedManifest = small_manifest().sign(ORGANISER)
@@ -821,7 +820,7 @@ class Liar(SilentListener):
 
     def __init__(self, transport: MemoryTransport, manifest: bytes) -> None:
         self._transport, self._manifest = transport, manifest
-        transport.listener = self
+        transport.serve(self)
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         if isinstance(decode_message(frame), ManifestRequest):

@@ -65,9 +65,8 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.addresses import sort_addresses
-from p2p_diloco.transport.directory import PeerRole, sign_record
+from p2p_diloco.transport.directory import PeerRole, directory_key, directory_keys, shard_of, sign_record
 from p2p_diloco.transport.directory_border import hivemind_peer
-from p2p_diloco.transport.directory_shards import directory_key, directory_keys, shard_of
 from p2p_diloco.transport.libp2p import Libp2pTransport, lane_protocol
 from p2p_diloco.transport.link import Lane, SilentListener
 from simulator.lies import DAY_SECONDS, degraded_child, false_digest, false_short_heads, invented_answer, lone_vote
@@ -104,7 +103,7 @@ class Stranger(SilentListener):
         self.heads: dict[tuple[PeerId, int], tuple[SpanHead, ...]] = {}
         self.answer: Callable[[PeerId, Message], Iterable[Message]] = lambda peer, message: ()
         self.transport = transport
-        transport.listener = self
+        transport.serve(self)
 
     def post(self, peer: PeerId, message: Message) -> None:
         """Send a message, if there is a link and room."""

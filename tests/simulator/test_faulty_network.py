@@ -14,10 +14,10 @@ from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.transport.link import MIB, Lane
 from simulator.faulty_network import FaultyNetwork, FaultyTransport
 from simulator.virtual_time import run_virtual
+from tests.testing.test_network import MemoryStage
 from tests.transport.failure_contract import StopContract
 from tests.transport.rate_contract import RateContract
 from tests.transport.stage import RUN, Recorder, Remote, act, in_seconds
-from tests.transport.test_contract import MemoryStage
 
 A, B, C = (PeerId(bytes([letter]) * 32) for letter in b"abc")
 
@@ -55,7 +55,7 @@ def play(scene: Scene, network: FaultyNetwork | None = None, num_peers: int = 2)
         peers = [place.transport(PeerId(sha256(b"%d" % index)), run=RUN) for index in range(num_peers)]
         heard = [Recorder() for _ in peers]
         for transport, recorder in zip(peers, heard, strict=True):
-            transport.listener = recorder
+            transport.serve(recorder)
             await transport.__aenter__()
         for other in peers[1:]:
             await peers[0].dial(other.peer, other.listen_addresses(), in_seconds(10))
@@ -92,7 +92,7 @@ def test_two_networks_with_the_same_seed_behave_alike() -> None:
                     times.append(in_seconds(0))
 
             for transport in peers:
-                transport.listener = Clock()
+                transport.serve(Clock())
             for other in peers[1:]:
                 post_all(peers[0], other, 20)
                 post_all(other, peers[0], 20)

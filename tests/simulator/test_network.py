@@ -66,7 +66,7 @@ def arrivals(change: Callable[[SimulatedNetwork, list[SimulatedTransport]], None
         async with one, other:
             await one.dial(other.peer, other.listen_addresses(), in_seconds(10))
             change(network, [one, other])
-            other.listener = recorder
+            other.serve(recorder)
             sent_at = asyncio.get_running_loop().time()
             for index in range(50):
                 one.post(other.peer, b"%d" % index, lane=Lane.CONTROL, deadline=in_seconds(60))

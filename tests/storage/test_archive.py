@@ -17,8 +17,7 @@ from p2p_diloco.ids import Digest, SpanId, sha256
 from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage import archive, entry_log
-from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.disk_rule import Saving
+from p2p_diloco.storage.archive import Archive, Saving
 
 PLAN = small_plan()
 SPAN = SpanId(0, 0)

@@ -53,7 +53,7 @@ def rewrite(path: Path, *, heads: Any = None, run: str | None = RUN.hex(), **ten
     """Rewrite a checkpoint with other heads, another run or other tensors, but keep its content digests."""
     names = [f"{span.fragment}.{span.index}" for span in sorted(ELEMENTS)]
     states = trained_states()
-    heads_kept = [checkpoint._head_to_json(state.head) for _, state in sorted(states.items())]
+    heads_kept = [checkpoint.head_to_json(state.head) for _, state in sorted(states.items())]
     kept = dict(zip(names, heads_kept, strict=True))
     with safe_open(path, framework="numpy") as file:
         contents = file.metadata()["contents"]
@@ -102,7 +102,7 @@ def test_every_head_fits_in_the_room_reserved_for_it(number: float) -> None:
     head = SpanHead(
         digest=sha256(b"x"), height=2**62, round=-(2**50), roster=sha256(b"y"), radius=number, median_weight=number
     )
-    assert len(json.dumps(checkpoint._head_to_json(head))) <= len(json.dumps(checkpoint._LONGEST_HEAD))
+    assert len(json.dumps(checkpoint.head_to_json(head))) <= len(json.dumps(checkpoint.LONGEST_HEAD))
 
 
 def test_a_missing_checkpoint_loads_as_none(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.storage.disk_rule import DiskRules, DiskUse, Saving, judge_disk
+from p2p_diloco.storage.archive import DiskRules, DiskUse, Saving, judge_disk
 
 GB = 1e9
 

@@ -12,15 +12,15 @@ import pytest
 from small_run import peer_key
 
 from p2p_diloco.config.address import port_of
-from p2p_diloco.storage import kept_port
-from p2p_diloco.storage.kept_port import FIRST_PORT, LAST_PORT, PORT_FILE, keep_port
+from p2p_diloco.storage import identity
+from p2p_diloco.storage.identity import FIRST_PORT, LAST_PORT, PORT_FILE, keep_port
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_port, "OLD_DAEMON_SECONDS", 0.0)
+    monkeypatch.setattr(identity, "OLD_DAEMON_SECONDS", 0.0)
 
 
 class Start:
@@ -86,7 +86,7 @@ def test_a_port_still_held_by_this_peers_killed_daemon_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Start(tmp_path / "ada").port
-    monkeypatch.setattr(kept_port, "OLD_DAEMON_SECONDS", 10.0)
+    monkeypatch.setattr(identity, "OLD_DAEMON_SECONDS", 10.0)
 
     async def start() -> tuple[str, ...]:
         with ExitStack() as held:

@@ -41,8 +41,8 @@ PLAN = small_plan()
 FULL = Path("/dev/full")
 
 
-def folder_in(path: Path) -> RunFolder:
-    return RunFolder(path, RUN)
+def folder_in(path: Path, least_incarnation: int = 1) -> RunFolder:
+    return RunFolder(path, RUN, least_incarnation=least_incarnation)
 
 
 def roster(number: int) -> CertifiedRoster:
@@ -84,8 +84,7 @@ def test_starts_are_counted(tmp_path: Path) -> None:
 
 
 def test_counting_in_a_lost_folder_continues_beyond_any_earlier_start(tmp_path: Path) -> None:
-    folder = folder_in(tmp_path)
-    folder.least_incarnation = 1_700_000_000
+    folder = folder_in(tmp_path, least_incarnation=1_700_000_000)
     assert folder.next_incarnation() == 1_700_000_000
     assert folder_in(tmp_path).next_incarnation() == 1_700_000_001
 
@@ -93,14 +92,13 @@ def test_counting_in_a_lost_folder_continues_beyond_any_earlier_start(tmp_path: 
 def test_counting_in_a_folder_restored_from_a_backup_continues_beyond_any_earlier_start(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     folder.next_incarnation()
-    folder.least_incarnation = 1_700_000_000
+    folder = folder_in(tmp_path, least_incarnation=1_700_000_000)
     assert folder.next_incarnation() == 1_700_000_000
     assert folder.next_incarnation() == 1_700_000_001, "two starts in one second"
 
 
 def test_a_clock_in_the_year_2200_leaves_room_to_count(tmp_path: Path) -> None:
-    folder = folder_in(tmp_path)
-    folder.least_incarnation = 7_258_118_400
+    folder = folder_in(tmp_path, least_incarnation=7_258_118_400)
     assert folder.next_incarnation() == LATEST_INCARNATION
     assert folder.next_incarnation() == LATEST_INCARNATION + 1
 

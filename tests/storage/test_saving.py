@@ -15,8 +15,7 @@ from small_run import small_plan, start_states
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.saving import Saver, pause_between_checkpoints
+from p2p_diloco.storage.archive import Archive, Saver, pause_between_checkpoints
 from simulator.virtual_time import run_virtual
 
 PLAN = small_plan()

@@ -143,18 +143,18 @@ from p2p_diloco.storage.text_copy import TextStore, list_own_text
 
 own = list_own_text(sys.argv[1])
 left = int(sys.argv[3])
-real = os.pwrite
+real = os.pwritev
 
-def pwrite(descriptor, view, offset):
+def pwritev(descriptor, views, offset):
     global left
-    view = view[:left]
-    written = real(descriptor, view, offset)
+    [view] = views
+    written = real(descriptor, [view[:left]], offset)
     left -= written
     if left <= 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return written
 
-os.pwrite = pwrite
+os.pwritev = pwritev
 store = TextStore(Path(sys.argv[2]), own.digest)
 store.adopt(own.listed.encode())
 for piece in range(own.listed.num_pieces):

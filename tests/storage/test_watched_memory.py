@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.storage.saving import WatchedMemory
+from p2p_diloco.storage.run_folder import WatchedMemory
 
 
 class FakeMemory:

@@ -42,7 +42,7 @@ async def main(identity_path: Path, run: Digest) -> None:
     transport = Libp2pTransport(
         peer=key.peer, run=run, identity_path=identity_path, host_maddrs=["/ip4/127.0.0.1/tcp/0"]
     )
-    transport.listener = Echo(transport)
+    transport.serve(Echo(transport))
     async with transport:
         print(transport.listen_addresses()[0], transport.daemon.pid, transport.daemon.directory, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -10,8 +10,8 @@ from typing import Any
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport.directory import MemoryDirectory, PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.memory import MemoryTransport
+from p2p_diloco.testing.network import MemoryDirectory, MemoryTransport
+from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
 from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 

@@ -19,14 +19,13 @@ from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p
-from p2p_diloco.transport.byte_stream import ByteReader
-from p2p_diloco.transport.callers import BORNE_AT_ONCE, MOST_OF_ONE
+from p2p_diloco.transport.byte_stream import ByteStream
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.framing import END
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.link import Lane, TransportLimits
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
-from p2p_diloco.transport.stream_link import StreamPair
+from p2p_diloco.transport.strangers import BORNE_AT_ONCE, MOST_OF_ONE
 from tests.transport.stage import RUN, Recorder, in_seconds, link
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -47,7 +46,7 @@ def make(directory: Path, name: str, limits: TransportLimits | None = None) -> t
     key = load_or_create_identity(path)
     transport = Libp2pTransport(peer=key.peer, run=RUN, identity_path=path, host_maddrs=[LOOPBACK], limits=limits)
     recorder = Recorder()
-    transport.listener = recorder
+    transport.serve(recorder)
     return transport, recorder
 
 
@@ -62,24 +61,24 @@ async def stranger(directory: Path) -> AsyncIterator[tuple[PeerId, DaemonClient]
             yield key.peer, client
 
 
-async def open_lane(client: DaemonClient, target: Libp2pTransport, lane: Lane) -> StreamPair:
+async def open_lane(client: DaemonClient, target: Libp2pTransport, lane: Lane) -> ByteStream:
     bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
     await client.connect(target.peer, bare, 5)
     return await client.open_stream(target.peer, f"/p2p-diloco/2/{RUN.hex()[:16]}/{lane.value}", 5)
 
 
-async def open_link(client: DaemonClient, target: Libp2pTransport) -> dict[Lane, StreamPair]:
-    pairs = {lane: await open_lane(client, target, lane) for lane in Lane}
-    for reader, writer in pairs.values():
-        writer.write(GREETING)
-        assert await reader.readexactly(4) == GREETING
-    return pairs
+async def open_link(client: DaemonClient, target: Libp2pTransport) -> dict[Lane, ByteStream]:
+    lanes = {lane: await open_lane(client, target, lane) for lane in Lane}
+    for stream in lanes.values():
+        stream.write(GREETING)
+        assert await stream.readexactly(4) == GREETING
+    return lanes
 
 
-async def is_closed(reader: ByteReader, seconds: float = 5.0) -> bool:
+async def is_closed(stream: ByteStream, seconds: float = 5.0) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            while await reader.read(1000):
+            while await stream.read(1000):
                 pass
             return True
     except ConnectionResetError:
@@ -99,11 +98,11 @@ def test_a_peer_refuses_to_relay(tmp_path: Path) -> None:
         async with make(tmp_path, "target")[0] as target, stranger(tmp_path) as (_, client):
             bare = tuple(address.rpartition("/p2p/")[0] for address in target.listen_addresses())
             await client.connect(target.peer, bare, 5)
-            reader, writer = await client.open_stream(target.peer, "/libp2p/circuit/relay/0.2.0/hop", 5)
-            writer.write(RELAY_RESERVE)
+            stream = await client.open_stream(target.peer, "/libp2p/circuit/relay/0.2.0/hop", 5)
+            stream.write(RELAY_RESERVE)
             with pytest.raises(asyncio.IncompleteReadError):
-                await reader.readexactly(1)
-            writer.transport.abort()
+                await stream.readexactly(1)
+            stream.abort()
 
     play(scene())
 
@@ -113,16 +112,16 @@ def test_streams_that_nobody_greets_are_few_and_their_maker_is_named_and_disconn
         transport, heard = make(tmp_path, "host")
         async with transport, stranger(tmp_path) as (peer, client):
             streams = [await open_lane(client, transport, Lane.BULK) for _ in range(MOST_OF_ONE)]
-            assert not any([await is_closed(reader, 0.2) for reader, _ in streams]), "these may still be greeted"
+            assert not any([await is_closed(stream, 0.2) for stream in streams]), "these may still be greeted"
             with contextlib.suppress(PeerError):  # it is disconnected meanwhile
                 for _ in range(4 * int(BORNE_AT_ONCE)):
                     streams.append(await open_lane(client, transport, Lane.BULK))
             await heard.wait_until(lambda it: bool(it.nuisances))
             assert {each for each, _ in heard.nuisances} == {peer}
-            is_open = [not await is_closed(reader, 0.05) for reader, _ in streams]
+            is_open = [not await is_closed(stream, 0.05) for stream in streams]
             assert sum(is_open) <= MOST_OF_ONE, "it has connected again"
-            for _, writer in streams:
-                writer.transport.abort()
+            for writer in streams:
+                writer.abort()
 
     play(scene())
 
@@ -142,17 +141,17 @@ def test_a_stranger_that_breaks_the_framing_loses_its_link_and_is_named(
     async def scene() -> None:
         transport, heard = make(tmp_path, "host")
         async with transport, stranger(tmp_path) as (peer, client):
-            pairs = await open_link(client, transport)
+            lanes = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            reader, writer = pairs[Lane.CONTROL]
-            writer.write(bytes_sent)
-            writer.write_eof()
+            stream = lanes[Lane.CONTROL]
+            stream.write(bytes_sent)
+            stream.write_eof()
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert heard.lost() == [f"{short_peer_id(peer)} {reason}"]
-            assert await is_closed(reader)
-            assert await is_closed(pairs[Lane.BULK][0])
-            for _, each in pairs.values():
-                each.transport.abort()
+            assert await is_closed(stream)
+            assert await is_closed(lanes[Lane.BULK])
+            for each in lanes.values():
+                each.abort()
 
     play(scene())
 
@@ -188,12 +187,12 @@ def test_a_frame_that_never_ends_is_given_up(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(frame_seconds=0.3))
         async with transport, stranger(tmp_path) as (_, client):
-            pairs = await open_link(client, transport)
-            pairs[Lane.BULK][1].write(b"\x00\x00\x10\x00abc")
+            lanes = await open_link(client, transport)
+            lanes[Lane.BULK].write(b"\x00\x00\x10\x00abc")
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert "did not finish a bulk frame of 4096 bytes in 0.6 s" in heard.lost()[0]
-            for _, each in pairs.values():
-                each.transport.abort()
+            for each in lanes.values():
+                each.abort()
 
     play(scene())
 
@@ -207,14 +206,14 @@ def test_a_stranger_that_does_not_greet_or_opens_one_lane_gets_no_link(
         transport, heard = make(tmp_path, "host")
         async with transport, stranger(tmp_path) as (_, client):
             silent, rude, lonely = [await open_lane(client, transport, Lane.CONTROL) for _ in range(3)]
-            rude[1].write(b"GET / HTTP/1.1\r\n\r\n")
-            lonely[1].write(GREETING)
-            assert await is_closed(rude[0], 1.2)
-            assert await is_closed(silent[0])
-            assert await is_closed(lonely[0])
+            rude.write(b"GET / HTTP/1.1\r\n\r\n")
+            lonely.write(GREETING)
+            assert await is_closed(rude, 1.2)
+            assert await is_closed(silent)
+            assert await is_closed(lonely)
             assert heard.links == []
-            for _, writer in (silent, rude, lonely):
-                writer.transport.abort()
+            for writer in (silent, rude, lonely):
+                writer.abort()
 
     play(scene())
 
@@ -223,16 +222,16 @@ def test_a_stranger_cannot_accumulate_streams(tmp_path: Path) -> None:
     async def scene() -> None:
         transport, heard = make(tmp_path, "host")
         async with transport, stranger(tmp_path) as (_, client):
-            pairs = await open_link(client, transport)
+            lanes = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
             more = [await open_lane(client, transport, Lane.BULK) for _ in range(8)]
-            for _, writer in more:
+            for writer in more:
                 writer.write(GREETING)
-            closed = await asyncio.gather(*(is_closed(reader, 2.0) for reader, _ in more))
+            closed = await asyncio.gather(*(is_closed(stream, 2.0) for stream in more))
             assert sum(closed) == 8 - 1, "who opens a lane again has lost what it opened before"
             assert heard.kinds() == ["up", "lost"]
-            for _, writer in (*pairs.values(), *more):
-                writer.transport.abort()
+            for writer in (*lanes.values(), *more):
+                writer.abort()
 
     play(scene())
 
@@ -241,18 +240,18 @@ def test_a_peer_that_closes_one_lane_is_read_to_the_end_on_the_other(tmp_path: P
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=20))
         async with transport, stranger(tmp_path) as (peer, client):
-            pairs = await open_link(client, transport)
+            lanes = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            pairs[Lane.CONTROL][1].write_eof()
+            lanes[Lane.CONTROL].write_eof()
             for index in range(8):  # it sends on the other lane for 0.4 s more
-                pairs[Lane.BULK][1].write(b"\x00\x00\x00\x01" + bytes([index]))
+                lanes[Lane.BULK].write(b"\x00\x00\x00\x01" + bytes([index]))
                 await asyncio.sleep(0.05)
-            pairs[Lane.BULK][1].write_eof()
+            lanes[Lane.BULK].write_eof()
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert heard.payloads(Lane.BULK) == [bytes([index]) for index in range(8)]
             assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
-            for _, each in pairs.values():
-                each.transport.abort()
+            for each in lanes.values():
+                each.abort()
 
     play(scene())
 
@@ -261,18 +260,18 @@ def test_a_peer_that_closes_one_lane_is_read_as_long_as_the_other_delivers(tmp_p
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=1))
         async with transport, stranger(tmp_path) as (peer, client):
-            pairs = await open_link(client, transport)
+            lanes = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            pairs[Lane.CONTROL][1].write_eof()
+            lanes[Lane.CONTROL].write_eof()
             for index in range(25):  # for two and a half times the linger time
-                pairs[Lane.BULK][1].write(b"\x00\x00\x40\x00" + bytes([index]) * 0x4000)
+                lanes[Lane.BULK].write(b"\x00\x00\x40\x00" + bytes([index]) * 0x4000)
                 await asyncio.sleep(0.1)
-            pairs[Lane.BULK][1].write_eof()
+            lanes[Lane.BULK].write_eof()
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert [frame[0] for frame in heard.payloads(Lane.BULK)] == list(range(25))
             assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
-            for _, each in pairs.values():
-                each.transport.abort()
+            for each in lanes.values():
+                each.abort()
 
     play(scene())
 
@@ -281,16 +280,16 @@ def test_a_peer_that_ends_both_lanes_loses_the_link_at_once_and_both_streams_are
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=20))
         async with transport, stranger(tmp_path) as (peer, client):
-            pairs = await open_link(client, transport)
+            lanes = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            pairs[Lane.BULK][1].write(b"\x00\x00\x00\x01x" + END + b"\x00\x00\x00\x01y")
-            pairs[Lane.CONTROL][1].write(END)
+            lanes[Lane.BULK].write(b"\x00\x00\x00\x01x" + END + b"\x00\x00\x00\x01y")
+            lanes[Lane.CONTROL].write(END)
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"], seconds=5)
             assert heard.payloads(Lane.BULK) == [b"x"], "bytes after the end are ignored"
             assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
-            assert [await is_closed(reader) for reader, _ in pairs.values()] == [True, True]
-            for _, each in pairs.values():
-                each.transport.abort()
+            assert [await is_closed(stream) for stream in lanes.values()] == [True, True]
+            for each in lanes.values():
+                each.abort()
 
     play(scene())
 
@@ -300,17 +299,17 @@ def test_a_peer_that_closes_only_one_lane_loses_the_link_in_bounded_time(half_cl
     async def scene() -> None:
         transport, heard = make(tmp_path, "host", TransportLimits(linger_seconds=0.2))
         async with transport, stranger(tmp_path) as (peer, client):
-            pairs = await open_link(client, transport)
+            lanes = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            writer = pairs[Lane.BULK][1]
+            writer = lanes[Lane.BULK]
             if half_closes:
                 writer.write_eof()
             else:
                 writer.write(END)
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
             assert heard.lost() == [f"{short_peer_id(peer)} closed the connection"]
-            for _, each in pairs.values():
-                each.transport.abort()
+            for each in lanes.values():
+                each.abort()
 
     play(scene())
 
@@ -321,16 +320,16 @@ def test_a_peer_that_returns_before_its_old_link_is_read_to_the_end_gets_a_new_o
         async with transport, stranger(tmp_path) as (_, client):
             old = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up"])
-            old[Lane.CONTROL][1].write_eof()
+            old[Lane.CONTROL].write_eof()
             await asyncio.sleep(0.1)
             new = await open_link(client, transport)
             await heard.wait_until(lambda it: it.kinds() == ["up", "lost", "up"])
             await asyncio.sleep(1.0)  # the end of the old link's time changes nothing
-            new[Lane.BULK][1].write(b"\x00\x00\x00\x01x")
+            new[Lane.BULK].write(b"\x00\x00\x00\x01x")
             await heard.wait_until(lambda it: it.payloads(Lane.BULK) == [b"x"])
             assert heard.kinds() == ["up", "lost", "up"]
-            for _, each in (*old.values(), *new.values()):
-                each.transport.abort()
+            for each in (*old.values(), *new.values()):
+                each.abort()
 
     play(scene())
 

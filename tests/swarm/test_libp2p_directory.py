@@ -21,9 +21,8 @@ from p2p_diloco.ids import format_peer_id
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport import libp2p_directory
-from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.directory import SHARDS, PeerRecord, PeerRole, directory_key, shard_of, sign_record
 from p2p_diloco.transport.directory_border import hivemind_peer
-from p2p_diloco.transport.directory_shards import SHARDS, directory_key, shard_of
 from p2p_diloco.transport.libp2p import Libp2pTransport
 from p2p_diloco.transport.libp2p_directory import Libp2pDirectory
 from tests.transport.stage import RUN, in_seconds

@@ -102,7 +102,8 @@ class TestLibp2p(LinkContract, FailureContract, StopContract):
             os.kill(first.daemon.pid, signal.SIGSTOP)  # from here on as behind a router that forgot the connection
             try:
                 second = Libp2pTransport(peer=first.peer, run=RUN, identity_path=identity, dial_out_only=True)
-                second.listener = heard = Recorder()
+                heard = Recorder()
+                second.serve(heard)
                 async with second:
                     await second.dial(host.peer, host.listen_addresses(), in_seconds(10))
                     await host_heard.wait_until(lambda it: it.kinds() == ["up", "lost", "up"])

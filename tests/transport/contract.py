@@ -1,6 +1,6 @@
 """The contract of all transports, as tests: subclass `LinkContract` and give it a stage.
 
-It runs in `tests/transport/test_contract.py` (memory, virtual time), `tests/simulator/test_network.py` (the simulator's
+It runs in `tests/testing/test_network.py` (memory, virtual time), `tests/simulator/test_network.py` (the simulator's
 network) and `tests/swarm/test_transport_contract.py` (libp2p, real processes). Behaviour with bad peers is in
 `failure_contract.py`.
 """

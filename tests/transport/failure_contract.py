@@ -81,7 +81,7 @@ class FailureContract(ABC):
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, two_heard) = await stage.add(), await stage.add()
             leaver, leaver_heard = stage.make(limits=TransportLimits(linger_seconds=20)), Recorder()
-            leaver.listener = leaver_heard
+            leaver.serve(leaver_heard)
             async with leaver:
                 await link(leaver, one, one_heard)
                 await link(leaver, two, two_heard)
@@ -103,7 +103,7 @@ class FailureContract(ABC):
         async def scene(stage: Stage) -> None:
             one, heard = await stage.add()
             leaver, leaver_heard = stage.make(limits=TransportLimits(linger_seconds=20)), Recorder()
-            leaver.listener = leaver_heard
+            leaver.serve(leaver_heard)
 
             async def talk() -> None:
                 while leaver.peer in one.linked_peers():
@@ -146,7 +146,7 @@ class FailureContract(ABC):
                 asked.append((lane, head, length))
                 return head != b"no"
 
-            two.may_read = may_read
+            two.serve(may_read=may_read)
             for lane in Lane:
                 for frame in (b"no" * 40_000, b"yes", b"n"):
                     assert one.post(two.peer, frame, lane=lane, deadline=in_seconds(10))
@@ -165,7 +165,7 @@ class FailureContract(ABC):
             def may_read(*_: object) -> bool:
                 raise FrameError("a frame of that kind is never as long")
 
-            two.may_read = may_read
+            two.serve(may_read=may_read)
             assert one.post(two.peer, bytes(50_000), lane=Lane.BULK, deadline=in_seconds(10))
             await two_heard.wait_until(lambda it: it.lost() == ["a frame of that kind is never as long"])
             await one_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
@@ -199,7 +199,7 @@ class FailureContract(ABC):
                     two.hang_up(peer)
 
             hangs_up = HangsUp()
-            two.listener = hangs_up
+            two.serve(hangs_up)
             for _ in range(5):
                 assert one.post(two.peer, b"frame", lane=Lane.CONTROL, deadline=in_seconds(10))
             await one_heard.wait_until(lambda it: it.kinds() == ["up", "lost"])
@@ -218,7 +218,7 @@ class FailureContract(ABC):
             assert three_heard.links == []
             assert one.linked_peers() == {two.peer}
             assert two_heard.kinds() == ["up"]
-            one.is_needed = lambda peer: peer == three.peer
+            one.serve(is_needed=lambda peer: peer == three.peer)
             await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
             await one_heard.wait_until(lambda it: len(it.links) == 2)
 
@@ -227,7 +227,7 @@ class FailureContract(ABC):
     def test_unwelcome_peers_are_refused(self) -> None:
         async def scene(stage: Stage) -> None:
             (one, one_heard), (two, _), (three, _) = await stage.add(), await stage.add(), await stage.add()
-            one.is_welcome = lambda peer: peer != three.peer
+            one.serve(is_welcome=lambda peer: peer != three.peer)
             with pytest.raises(PeerError):
                 await three.dial(one.peer, one.listen_addresses(), in_seconds(10))
             await link(two, one, one_heard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -11,19 +12,62 @@ from typing import Any
 
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.transport.byte_stream import WRITE_BUFFER_BYTES
 from p2p_diloco.transport.link import Lane, Transport, TransportLimits
 
 RUN = sha256(b"the run")
 OTHER_RUN = sha256(b"another run")
 
 
-class FedReader(asyncio.StreamReader):
-    """A reader that a test feeds."""
+class FakeStream(asyncio.StreamReader):
+    """A `ByteStream` whose other end is the test: it feeds bytes, and reads what is written at a set rate.
+
+    Args:
+        reads: returns the bytes that the other end reads in a second.
+        error: raised by every write.
+    """
+
+    bytes_received = 0
+
+    def __init__(self, reads: Callable[[], float] = lambda: math.inf, error: OSError | None = None) -> None:
+        super().__init__()
+        self.writes: list[tuple[float, int]] = []
+        self.written = bytearray()
+        self.unsent = 0.0
+        self.ends: list[str] = []
+        self._reads, self._error = reads, error
 
     async def peek(self, n: int) -> bytes:
         while len(self._buffer) < n and not self._eof:  # type: ignore[attr-defined]
             await self._wait_for_data("peek")  # type: ignore[attr-defined]
         return bytes(self._buffer[:n])  # type: ignore[attr-defined]
+
+    def limit_buffer(self) -> None:
+        """Do nothing: `drain` keeps to the limit anyway."""
+
+    def unsent_bytes(self) -> int:
+        return int(self.unsent)
+
+    def has_room(self) -> bool:
+        return False
+
+    def write(self, chunk: bytes) -> None:
+        if self._error is not None:
+            raise self._error
+        self.writes.append((in_seconds(0), len(chunk)))
+        self.written += chunk
+        self.unsent = self.unsent + len(chunk) if self._reads() != math.inf else self.unsent
+
+    async def drain(self) -> None:
+        while self.unsent > WRITE_BUFFER_BYTES:
+            await asyncio.sleep(1.0)
+            self.unsent = max(self.unsent - self._reads(), 0.0)
+
+    def write_eof(self) -> None:
+        self.ends.append("eof")
+
+    def abort(self) -> None:
+        self.ends.append("abort")
 
 
 class Recorder:
@@ -114,7 +158,7 @@ class Stage(ABC):
     ) -> tuple[Transport, Recorder]:
         transport = self.make(run=run, can_be_dialled=can_be_dialled, limits=limits)
         recorder = Recorder()
-        transport.listener = recorder
+        transport.serve(recorder)
         await self.exits.enter_async_context(transport)
         return transport, recorder
 

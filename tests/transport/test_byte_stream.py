@@ -181,7 +181,7 @@ def test_a_stream_lost_before_its_link_is_made_can_be_closed_as_usual(play: Call
         stream.transport.abort()
         with pytest.raises(asyncio.IncompleteReadError):
             await stream.readexactly(1)
-        await LaneStream(Lane.BULK, (stream, stream)).close_gently(1.0)
+        await LaneStream(Lane.BULK, stream).close_gently(1.0)
 
     play(scene)
 

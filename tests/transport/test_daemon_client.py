@@ -13,9 +13,9 @@ from multiaddr import Multiaddr
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.byte_stream import ByteStream
 from p2p_diloco.transport.daemon_client import DaemonClient, DaemonRefusal
 from p2p_diloco.transport.hivemind_border import p2pd_messages
-from p2p_diloco.transport.stream_link import StreamPair
 
 PEER = PeerId(sha256(b"peer"))
 PEER_BYTES = bytes.fromhex("002408011220") + PEER
@@ -139,10 +139,10 @@ def test_an_opened_stream_carries_bytes(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with fake_daemon(tmp_path, answer) as (client, requests):
-            reader, writer = await client.open_stream(PEER, "/protocol", 1)
-            writer.write(b"ping")
-            assert await reader.readexactly(4) == b"ping"
-            writer.transport.abort()
+            stream = await client.open_stream(PEER, "/protocol", 1)
+            stream.write(b"ping")
+            assert await stream.readexactly(4) == b"ping"
+            stream.abort()
         assert list(requests[0].streamOpen.proto) == ["/protocol"]
 
     run(scene())
@@ -210,7 +210,7 @@ def test_a_cancelled_call_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 def test_incoming_streams_are_handed_over_with_their_authenticated_peer(tmp_path: Path) -> None:
-    handed: list[tuple[PeerId, str, StreamPair]] = []
+    handed: list[tuple[PeerId, str, ByteStream]] = []
     place = tmp_path / "streams.sock"
 
     async def call_in(first: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -235,9 +235,9 @@ def test_incoming_streams_are_handed_over_with_their_authenticated_peer(tmp_path
             _, writer = await call_in(framed(opened) + b"payload")
             while not handed:
                 await asyncio.sleep(0)
-            peer, protocol, (stream_reader, stream_writer) = handed[0]
-            assert (peer, protocol, await stream_reader.read(100)) == (PEER, "/two", b"payload")
-            stream_writer.transport.abort()
+            peer, protocol, stream = handed[0]
+            assert (peer, protocol, await stream.read(100)) == (PEER, "/two", b"payload")
+            stream.abort()
             writer.transport.abort()
 
     run(scene())

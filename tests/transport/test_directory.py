@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.testing.network import MemoryDirectory
 from p2p_diloco.transport.directory import (
     MAX_ADDRESSES,
     MAX_RECORD_BYTES,
-    MemoryDirectory,
     PeerRecord,
     PeerRole,
     decode_record,

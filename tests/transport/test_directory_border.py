@@ -16,12 +16,17 @@ import pytest
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport.directory import RECORD_LIFETIME_SECONDS, PeerRecord, PeerRole, sign_record
+from p2p_diloco.transport.directory import (
+    RECORD_LIFETIME_SECONDS,
+    PeerRecord,
+    PeerRole,
+    directory_key,
+    shard_of,
+    sign_record,
+)
 from p2p_diloco.transport.directory_border import DirectoryBorder, forget_cancelled, hivemind_peer, node_id_of
-from p2p_diloco.transport.directory_guard import MOST_REQUEST_BYTES, MOST_STRANGERS
-from p2p_diloco.transport.directory_shards import directory_key, shard_of
 from p2p_diloco.transport.hivemind_border import load_hivemind
-from p2p_diloco.transport.strangers import DialBudget
+from p2p_diloco.transport.strangers import MOST_REQUEST_BYTES, MOST_STRANGERS, DialBudget
 
 load_hivemind()
 messages = importlib.import_module("hivemind.proto.dht_pb2")
@@ -63,7 +68,7 @@ class Host:
 
     async def store(self, request: Any, sender: PeerId = SENDER) -> list[bool]:
         context = SimpleNamespace(remote_id=hivemind_peer(sender))
-        raw = await self.border._answer(
+        raw = await self.border.answer(
             lambda parsed: self.protocol.rpc_store(parsed, context),
             messages.StoreRequest,
             request.SerializeToString(),
@@ -73,7 +78,7 @@ class Host:
 
     def held(self, record: PeerRecord) -> Any:
         """Return what is stored for a peer: the value and when it expires; None if nothing."""
-        shard = self.border._shard(place_of(record))
+        shard = self.border.shard(place_of(record))
         return shard.get(bytes(record.peer)) if shard is not None else None
 
 
@@ -173,7 +178,7 @@ def test_a_shard_keeps_a_bounded_number_of_strangers_whoever_stores_them() -> No
         assert len(crowd) == 3 * MOST_STRANGERS
         for number, one in enumerate(crowd):
             await host.store(request(one), SigningKey(sha256(b"sender %d" % number)).peer)
-        assert len(host.border._shard(place_of(crowd[0])).data) == MOST_STRANGERS
+        assert len(host.border.shard(place_of(crowd[0])).data) == MOST_STRANGERS
 
     act(scene)
 
@@ -217,7 +222,7 @@ def test_an_answer_that_never_expires_does_not_end_a_search() -> None:
     host = Host()
     result = messages.FindResult(type=messages.FOUND_DICTIONARY, value=b"", expiration_time=float("inf"))
     raw = messages.FindResponse(results=[result]).SerializeToString()
-    answer = host.border._take_answer(messages.FindResponse, raw, hivemind_peer(SENDER))
+    answer = host.border.take_answer(messages.FindResponse, raw, hivemind_peer(SENDER))
     assert answer.results[0].type == messages.NOT_FOUND
 
 
@@ -226,7 +231,7 @@ def test_ids_of_nodes_that_are_not_the_hash_of_their_peer_are_removed() -> None:
     peer = hivemind_peer(KEY.peer).to_bytes()
     result = messages.FindResult(nearest_node_ids=[true, bytes(20)], nearest_peer_ids=[peer, peer])
     raw = messages.FindResponse(results=[result], peer=messages.NodeInfo(node_id=bytes(20))).SerializeToString()
-    answer = host.border._take_answer(messages.FindResponse, raw, hivemind_peer(SENDER))
+    answer = host.border.take_answer(messages.FindResponse, raw, hivemind_peer(SENDER))
     assert answer.peer.node_id == b""
     assert list(answer.results[0].nearest_node_ids) == [true]
 

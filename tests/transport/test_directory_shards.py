@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport.directory import MAX_LIFETIME_SECONDS, PeerRole, sign_record
-from p2p_diloco.transport.directory_shards import (
+from p2p_diloco.transport.directory import (
+    MAX_LIFETIME_SECONDS,
     SHARDS,
+    PeerRole,
     directory_key,
     directory_keys,
     is_acceptable,
     shard_of,
+    sign_record,
 )
 
 RUN = sha256(b"the run")

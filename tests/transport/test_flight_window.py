@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.transport.flight_window import (
+from p2p_diloco.transport.outbox import (
     AT_ONCE_SECONDS,
     FEWEST_BYTES,
     FIRST_BYTES,

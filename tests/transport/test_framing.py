@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.transport.byte_stream import ByteStream
 from p2p_diloco.transport.framing import END, NO_SIGNS, READ_MODULUS, greet, read_frame, reading_of, write_frame
 from p2p_diloco.transport.link import Frame, Lane, SplitFrame, TransportLimits
 from simulator.virtual_time import run_virtual
-from tests.transport.stage import FedReader
+from tests.transport.stage import FakeStream
 
 PEER = PeerId(sha256(b"peer"))
 PATIENT = TransportLimits()
 LIMITS = TransportLimits(bulk_frame_bytes=100, frame_seconds=3.0, slowest_bytes_per_second=10.0)
 
 
-class FakeWriter:
-    """A writer that keeps what is written; its `drain` is the test's."""
+class Writing(FakeStream):
+    """A stream whose `drain` is the test's."""
 
     def __init__(self, drain: Callable[[], object] = lambda: None) -> None:
-        self.written = b""
+        super().__init__()
         self._drain = drain
-        self.left = 1
-
-    @property
-    def transport(self) -> Any:
-        return SimpleNamespace(get_write_buffer_size=lambda: self.left)
-
-    def write(self, chunk: bytes) -> None:
-        self.written += chunk
-
-    def has_room(self) -> bool:
-        return False
+        self.unsent = 1
 
     async def drain(self) -> None:
         waiting = self._drain()
@@ -45,8 +35,8 @@ class FakeWriter:
             await waiting
 
 
-def stream(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> asyncio.StreamReader:
-    reader = FedReader()
+def stream(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> Any:
+    reader = FakeStream()
     for chunk in chunks:
         reader.feed_data(chunk)
     if error is not None:
@@ -65,12 +55,12 @@ def read(*chunks: bytes, ends: bool = True, error: Exception | None = None) -> b
 
 def write(frame: Frame, drain: Callable[[], object] = lambda: None) -> bytes:
     async def main() -> bytes:
-        writer = FakeWriter(drain)
+        writer = Writing(drain)
         await write_frame(
-            cast(asyncio.StreamWriter, writer), frame, receiver=PEER, lane=Lane.BULK,
+            cast(ByteStream, writer), frame, receiver=PEER, lane=Lane.BULK,
             deadline=asyncio.get_running_loop().time() + 5, limits=LIMITS,
         )  # fmt: skip
-        return writer.written
+        return bytes(writer.written)
 
     return run_virtual(main())
 
@@ -145,41 +135,42 @@ def test_an_unread_write_ends_at_its_deadline() -> None:
 
 
 def test_a_slowly_read_write_continues_and_ends_once_reading_stops() -> None:
-    class SlowWriter(FakeWriter):
+    class SlowWriter(Writing):
         async def drain(self) -> None:
-            while self.left > 0:
+            while self.unsent > 0:
                 await asyncio.sleep(2.0)
-                self.left -= 50 if asyncio.get_running_loop().time() < stops_at else 0
+                self.unsent -= 50 if asyncio.get_running_loop().time() < stops_at else 0
 
-    async def write_to(writer: SlowWriter) -> float:
-        writer.left = 300
+    async def write_to() -> float:
+        writer = SlowWriter()
+        writer.unsent = 300
         await write_frame(
-            cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0, limits=PATIENT
+            cast(ByteStream, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0, limits=PATIENT
         )
         return asyncio.get_running_loop().time()
 
     stops_at = 1000.0
-    assert run_virtual(write_to(SlowWriter())) > 10.0
+    assert run_virtual(write_to()) > 10.0
     stops_at = 7.0
     with pytest.raises(PeerError, match="did not read a bulk frame"):
-        run_virtual(write_to(SlowWriter()))
+        run_virtual(write_to())
 
 
 @pytest.mark.parametrize(("silent_from", "ends_at"), [(0.0, 5.0), (7.0, 15.0), (1e9, 20.0)])
 def test_an_unread_write_waits_a_while_if_the_other_end_sends(silent_from: float, ends_at: float) -> None:
     """A packet that is lost again and again holds up a connection for seconds; a new one starts slowly."""
 
-    async def write_to(writer: FakeWriter) -> float:
+    async def write_to() -> float:
         loop = asyncio.get_running_loop()
+        writer = Writing(drain=loop.create_future)
         with pytest.raises(PeerError, match="did not read a bulk frame"):
             await write_frame(
-                cast(asyncio.StreamWriter, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0,
-                limits=PATIENT, signs=NO_SIGNS._replace(bytes_heard=lambda: int(min(loop.time(), silent_from))),
+                cast(ByteStream, writer), b"payload", receiver=PEER, lane=Lane.BULK, deadline=3.0,
+                limits=PATIENT, signs=NO_SIGNS._replace(bytes_received=lambda: int(min(loop.time(), silent_from))),
             )  # fmt: skip
         return loop.time()
 
-    writer = FakeWriter(drain=lambda: asyncio.get_running_loop().create_future())
-    assert run_virtual(write_to(writer)) == pytest.approx(ends_at)
+    assert run_virtual(write_to()) == pytest.approx(ends_at)
 
 
 def test_a_write_to_a_broken_connection_is_a_peer_error() -> None:
@@ -192,9 +183,9 @@ def test_a_write_to_a_broken_connection_is_a_peer_error() -> None:
 
 def test_greetings_are_exchanged() -> None:
     async def main() -> bytes:
-        writer = FakeWriter()
-        await greet(stream(bytes(4) + b"next", ends=False), cast(asyncio.StreamWriter, writer))
-        return writer.written
+        connection = stream(bytes(4) + b"next", ends=False)
+        await greet(connection)
+        return bytes(connection.written)
 
     assert run_virtual(main()) == bytes(4)
 
@@ -205,7 +196,7 @@ def test_greetings_are_exchanged() -> None:
 )
 def test_a_stream_without_a_greeting_is_refused(answer: bytes, text: str) -> None:
     async def main() -> None:
-        await greet(stream(answer), cast(asyncio.StreamWriter, FakeWriter()))
+        await greet(stream(answer))
 
     with pytest.raises(FrameError, match=text):
         run_virtual(main())

@@ -10,43 +10,30 @@ import pytest
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.rate import WIRE_SHARE
-from p2p_diloco.transport.framing import reading_of
-from p2p_diloco.transport.lanes import CONTROL_BURST_SECONDS, LaneReader
+from p2p_diloco.transport.byte_stream import ByteStream
+from p2p_diloco.transport.framing import LaneStream, reading_of
 from p2p_diloco.transport.link import KIB, MIB, Lane, TransportLimits
-from p2p_diloco.transport.pace import Pace
-from p2p_diloco.transport.stream_link import LaneStream
+from p2p_diloco.transport.rate_limit import Pace
+from p2p_diloco.transport.stream_link import CONTROL_BURST_SECONDS, LaneReader
 from simulator.virtual_time import run_virtual
-from tests.transport.stage import FedReader
+from tests.transport.stage import FakeStream
 
 PEER = PeerId(sha256(b"peer"))
 RATE = 100.0 * KIB
-
-
-class NoWriter:
-    """The write half of a stream on which nothing is written."""
-
-    @property
-    def transport(self) -> NoWriter:
-        return self
-
-    def is_closing(self) -> bool:
-        return False
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        """Do nothing."""
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def make(lane: Lane, limits: TransportLimits) -> tuple[asyncio.StreamReader, LaneReader]:
-    stream = LaneStream(lane, (FedReader(), cast(asyncio.StreamWriter, NoWriter())))
-    cap = limits.download_bytes_per_second
-    return stream.reader, LaneReader(PEER, stream, limits=limits, pace=Pace(cap) if cap is not None else None)
+def make(lane: Lane, limits: TransportLimits, **more: Any) -> tuple[FakeStream, LaneReader]:
+    connection = FakeStream()
+    pace = Pace(limits.download_bytes_per_second)
+    stream = LaneStream(lane, cast(ByteStream, connection))
+    return connection, LaneReader(PEER, stream, **{"limits": limits, "pace": pace, **more})
 
 
-def feed(reader: asyncio.StreamReader, *frames: bytes) -> None:
+def feed(reader: FakeStream, *frames: bytes) -> None:
     for frame in frames:
         reader.feed_data(len(frame).to_bytes(4, "big") + frame)
 
@@ -85,7 +72,7 @@ def test_the_sender_is_not_blamed_for_the_time_of_our_own_cap() -> None:
     run_virtual(main())
 
 
-async def trickle(reader: asyncio.StreamReader, chunk: bytes, seconds: float) -> None:
+async def trickle(reader: FakeStream, chunk: bytes, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
         reader.feed_data(chunk)
@@ -132,9 +119,9 @@ def test_control_frames_do_not_wait_for_the_cap_and_are_charged_to_bulk() -> Non
     async def main() -> None:
         limits = TransportLimits(download_bytes_per_second=RATE)
         pace = Pace(RATE)
-        stream = LaneStream(Lane.CONTROL, (FedReader(), cast(Any, NoWriter())))
-        feed(stream.reader, bytes(100 * KIB))
-        assert await LaneReader(PEER, stream, limits=limits, pace=pace).next_frame() == bytes(100 * KIB)
+        stream, lane = make(Lane.CONTROL, limits, pace=pace)
+        feed(stream, bytes(100 * KIB))
+        assert await lane.next_frame() == bytes(100 * KIB)
         assert now() == 0.0
         assert pace.debt_bytes() > 0.8 * 100 * KIB
 
@@ -158,10 +145,8 @@ def test_a_flood_on_the_control_lane_is_read_no_faster_than_its_share(cap: float
 
 def test_a_read_count_is_reported_and_is_not_a_frame() -> None:
     async def main() -> None:
-        stream = LaneStream(Lane.CONTROL, (FedReader(), cast(asyncio.StreamWriter, NoWriter())))
         heard: list[int] = []
-        lane = LaneReader(PEER, stream, limits=TransportLimits(), pace=None, was_read=heard.append)
-        reader = cast(asyncio.StreamReader, stream.reader)
+        reader, lane = make(Lane.CONTROL, TransportLimits(), was_read=heard.append)
         reader.feed_data(reading_of(5) + reading_of(1000))
         feed(reader, b"frame")
         assert await lane.next_frame() == b"frame"

@@ -11,88 +11,36 @@ import pytest
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.rate import WIRE_SHARE
-from p2p_diloco.transport.framing import END
-from p2p_diloco.transport.lanes import LaneWriter
+from p2p_diloco.transport.byte_stream import ByteStream
+from p2p_diloco.transport.framing import END, LaneStream
 from p2p_diloco.transport.link import KIB, Frame, Lane, SplitFrame, TransportCounters, TransportLimits
-from p2p_diloco.transport.outbox import Outbox
-from p2p_diloco.transport.pace import Pace
-from p2p_diloco.transport.stream_link import LaneStream, StreamLink
+from p2p_diloco.transport.rate_limit import Pace
+from p2p_diloco.transport.stream_link import LaneWriter, StreamLink
 from simulator.virtual_time import run_virtual
+from tests.transport.stage import FakeStream
 
 RATE = 100.0 * KIB
 LIMITS = TransportLimits(frame_seconds=10.0, slowest_bytes_per_second=64.0 * KIB)
-
-
-class FakeSocket:
-    """A stream whose other end reads at a set rate; it is both ends of a `StreamWriter` in one."""
-
-    def __init__(self, reads: Callable[[], float] = lambda: float("inf")) -> None:
-        self.writes: list[tuple[float, int]] = []
-        self.written = bytearray()
-        self.buffered = 0.0
-        self.ends: list[str] = []
-        self._reads = reads
-
-    @property
-    def transport(self) -> FakeSocket:
-        return self
-
-    def is_closing(self) -> bool:
-        return False
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        self._high = high
-
-    def get_write_buffer_size(self) -> int:
-        return int(self.buffered)
-
-    def write(self, chunk: bytes) -> None:
-        self.writes.append((now(), len(chunk)))
-        self.written += chunk
-        self.buffered = self.buffered + len(chunk) if self._reads() != float("inf") else 0.0
-
-    def write_eof(self) -> None:
-        self.ends.append("eof")
-
-    def abort(self) -> None:
-        self.ends.append("abort")
-
-    def has_room(self) -> bool:
-        return False
-
-    async def drain(self) -> None:
-        while self.buffered > self._high:
-            await asyncio.sleep(1.0)
-            self.buffered = max(self.buffered - self._reads(), 0.0)
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class CountingReader(asyncio.StreamReader):
-    """A reader of which only the count of what has arrived is used."""
-
-    bytes_received = 0
-
-
 class Bench:
     """One link with a fake stream in each lane."""
 
-    def __init__(self, name: str, *, pace: Pace | None, reads: Callable[[], float] = lambda: float("inf")) -> None:
+    def __init__(self, name: str, *, pace: Pace, reads: Callable[[], float] = lambda: float("inf")) -> None:
         self.counters = TransportCounters()
-        boxes = {lane: Outbox(LIMITS.queue_bytes(lane), self.counters.lane(lane)) for lane in Lane}
-        self.link = StreamLink(PeerId(sha256(name.encode())), boxes)
-        self.sockets = {lane: FakeSocket(reads) for lane in Lane}
-        self.reader = CountingReader()
+        self.link = StreamLink(PeerId(sha256(name.encode())), LIMITS, self.counters)
+        self.sockets = {lane: FakeStream(reads) for lane in Lane}
         for lane, socket in self.sockets.items():
-            pair = (self.reader, cast(asyncio.StreamWriter, socket))
-            self.link.streams[lane].append(LaneStream(lane, pair))
+            self.link.streams[lane].append(LaneStream(lane, cast(ByteStream, socket)))
         self.ended: list[tuple[float, str]] = []
         self.idle = asyncio.Event()
         self.writers = {
             lane: LaneWriter(
-                self.link, lane, counters=self.counters.lane(lane), limits=LIMITS, pace=pace, went_idle=self.idle,
+                self.link, lane, limits=LIMITS, pace=pace, went_idle=self.idle,
                 end_stream=self._end,
             )
             for lane in Lane
@@ -129,7 +77,7 @@ def framed(frame: bytes) -> bytes:
 @pytest.mark.parametrize("rate", [None, RATE])
 def test_frames_are_written_in_order_after_their_lengths(rate: float | None) -> None:
     async def main() -> None:
-        bench = Bench("one", pace=Pace(rate) if rate is not None else None)
+        bench = Bench("one", pace=Pace(rate))
         frames = [bytes([number]) * (1 + 20_000 * number) for number in range(4)]
         for frame in frames:
             bench.post(frame)
@@ -154,7 +102,7 @@ def test_a_frame_cut_off_by_closing_is_never_completed() -> None:
             await bench.until_written(100_000)
         written = len(socket.written)
         assert written < 1024 * KIB
-        stream.reader.feed_eof()
+        socket.feed_eof()
         await stream.close_gently(1.0)
         assert (len(socket.written), socket.ends) == (written, ["eof", "abort"])
 
@@ -168,7 +116,7 @@ def test_a_lane_closed_between_frames_sends_an_end_marker() -> None:
         bench.post(bytes(100 * KIB))
         async with bench.writing():
             await bench.until_written(100 * KIB + 4)
-        stream.reader.feed_eof()
+        socket.feed_eof()
         await stream.close_gently(1.0)
         assert (bytes(socket.written[-4:]), len(socket.written)) == (END, 100 * KIB + 8)
         assert socket.ends == ["abort"]
@@ -236,7 +184,7 @@ def test_a_deadline_missed_because_of_the_cap_closes_no_link() -> None:
 @pytest.mark.parametrize("rate", [None, RATE])
 def test_a_frame_in_two_parts_is_written_as_one(rate: float | None) -> None:
     async def main() -> None:
-        bench = Bench("one", pace=Pace(rate) if rate is not None else None)
+        bench = Bench("one", pace=Pace(rate))
         frame, vector = SplitFrame(b"head", bytes(range(256)) * 4), bytes(range(256)) * 4
         bench.post(frame)
         async with bench.writing():
@@ -253,7 +201,7 @@ def test_a_peer_that_reads_nothing_or_almost_nothing_loses_its_link_in_bounded_t
     rate: float | None, reads: float
 ) -> None:
     async def main() -> None:
-        bench = Bench("one", pace=Pace(rate) if rate is not None else None, reads=lambda: reads)
+        bench = Bench("one", pace=Pace(rate), reads=lambda: reads)
         frame = bytes(1024 * KIB)
         bench.post(frame, seconds=2.0)
         async with bench.writing():
@@ -335,7 +283,7 @@ def test_a_writer_stopped_outside_its_turn_leaves_the_turn_to_others() -> None:
 
 def test_bytes_in_flight_are_limited_by_the_window() -> None:
     async def main() -> None:
-        bench = Bench("one", pace=None)
+        bench = Bench("one", pace=Pace(None))
         frame = bytes(100 * KIB)
         for _ in range(4):
             bench.post(frame)
@@ -355,7 +303,7 @@ def test_bytes_in_flight_are_limited_by_the_window() -> None:
 
 def test_a_frame_that_expires_while_waiting_for_room_is_dropped_and_the_next_one_is_sent() -> None:
     async def main() -> None:
-        bench = Bench("one", pace=None)
+        bench = Bench("one", pace=Pace(None))
         first, late, next_one = bytes(300 * KIB), bytes(10 * KIB), bytes(20 * KIB)
         bench.post(first)
         bench.post(late, seconds=2.0)
@@ -373,7 +321,7 @@ def test_a_frame_that_expires_while_waiting_for_room_is_dropped_and_the_next_one
 
 def test_a_peer_that_stops_reporting_reads_loses_its_link_when_it_would_give_up_itself() -> None:
     async def main() -> None:
-        bench = Bench("one", pace=None)
+        bench = Bench("one", pace=Pace(None))
         frame = bytes(300 * KIB)
         bench.post(frame, seconds=3.0)
         bench.post(frame)
@@ -392,7 +340,7 @@ def test_a_full_buffer_is_waited_for_while_the_other_end_reports_reads(says: boo
     """What it reads is buffered in the daemons, which accept no more meanwhile."""
 
     async def main() -> None:
-        bench = Bench("one", pace=None, reads=lambda: 0.0)
+        bench = Bench("one", pace=Pace(None), reads=lambda: 0.0)
         bench.link.flight.window_bytes = 1e6
         bench.post(bytes(10 * KIB))
         bench.post(bytes(10 * KIB))
@@ -413,12 +361,12 @@ def test_a_full_buffer_is_waited_for_while_the_other_end_reports_reads(says: boo
 @pytest.mark.parametrize(("lane", "earliest", "latest"), [(Lane.BULK, 15.0, 18.0), (Lane.CONTROL, 4.9, 5.2)])
 def test_a_peer_that_is_heard_is_waited_for_while_a_vector_stalls(lane: Lane, earliest: float, latest: float) -> None:
     async def main() -> None:
-        bench = Bench("one", pace=None, reads=lambda: 0.0)
+        bench = Bench("one", pace=Pace(None), reads=lambda: 0.0)
         bench.post(bytes(300 * KIB), lane, seconds=2.0)
         async with bench.writing(), asyncio.timeout(100.0):
             while not bench.ended:
                 await asyncio.sleep(0.1)
-                bench.reader.bytes_received += 4
+                bench.sockets[Lane.BULK].bytes_received += 4
         assert earliest <= bench.ended[0][0] <= latest
 
     run_virtual(main())
@@ -426,7 +374,7 @@ def test_a_peer_that_is_heard_is_waited_for_while_a_vector_stalls(lane: Lane, ea
 
 def test_a_peer_that_reports_reads_is_waited_for() -> None:
     async def main() -> None:
-        bench, frame = Bench("one", pace=None), bytes(60 * KIB)
+        bench, frame = Bench("one", pace=Pace(None)), bytes(60 * KIB)
         for _ in range(6):
             bench.post(frame, seconds=3.0)
         bench.post(frame, seconds=900.0)
@@ -462,17 +410,17 @@ def test_under_a_cap_a_frame_that_replaces_an_expired_one_needs_room_too() -> No
 
 def test_bytes_in_flight_on_a_lost_stream_delay_nobody() -> None:
     async def main() -> None:
-        bench = Bench("one", pace=None)
+        bench = Bench("one", pace=Pace(None))
         frame = bytes(300 * KIB)
         bench.post(frame)
         bench.post(frame)
         async with bench.writing():
             await asyncio.sleep(1.0)
             gone = bench.link.streams[Lane.BULK][0]
-            other = LaneStream(Lane.BULK, (CountingReader(), cast(asyncio.StreamWriter, FakeSocket())))
-            bench.link.streams[Lane.BULK].append(other)
+            other = FakeStream()
+            bench.link.streams[Lane.BULK].append(LaneStream(Lane.BULK, cast(ByteStream, other)))
             bench.link.remove(gone)
             await asyncio.sleep(1.0)
-        assert bytes(cast(Any, other.writer).written) == framed(frame)
+        assert bytes(other.written) == framed(frame)
 
     run_virtual(main())

@@ -12,11 +12,10 @@ import pytest
 from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.testing.network import MemoryNetwork
 from p2p_diloco.transport import libp2p_directory
-from p2p_diloco.transport.directory import PeerRecord, PeerRole, sign_record
-from p2p_diloco.transport.directory_shards import SHARDS, directory_keys, shard_of
-from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, _group_by_peer
-from p2p_diloco.transport.memory import MemoryNetwork
+from p2p_diloco.transport.directory import SHARDS, PeerRecord, PeerRole, directory_keys, shard_of, sign_record
+from p2p_diloco.transport.libp2p_directory import Libp2pDirectory, group_by_peer
 from simulator.virtual_time import run_virtual
 
 RUN = sha256(b"the run")
@@ -101,9 +100,9 @@ def test_records_taken_from_a_shard_are_limited(monkeypatch: pytest.MonkeyPatch)
 def test_initial_peers_are_grouped_by_peer_without_this_peer() -> None:
     one, own = (f"/ip4/127.0.0.1/tcp/{{}}/p2p/{format_peer_id(key.peer)}" for key in (KEY, OTHER))
     addresses = [one.format(1), own.format(2), one.format(3)]
-    assert _group_by_peer(addresses, own=OTHER.peer) == {KEY.peer: (addresses[0], addresses[2])}
+    assert group_by_peer(addresses, own=OTHER.peer) == {KEY.peer: (addresses[0], addresses[2])}
 
 
 def test_an_initial_peer_without_its_id_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="of a bootstrap peer lacks /p2p/<peer id>"):
-        _group_by_peer(["/ip4/127.0.0.1/tcp/1"], own=OTHER.peer)
+        group_by_peer(["/ip4/127.0.0.1/tcp/1"], own=OTHER.peer)

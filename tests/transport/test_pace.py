@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2p_diloco.rate import WIRE_SHARE
-from p2p_diloco.transport.pace import Pace, book_frame
+from p2p_diloco.transport.rate_limit import Pace
 from simulator.virtual_time import run_virtual
 
 RATE = 100_000.0
@@ -68,15 +68,5 @@ def test_without_a_cap_nothing_waits_and_bookings_keep_their_time_under_a_new_on
         pace.set_rate(None)
         await pace.wait_for(10**9)
         assert now() == 0.0
-
-    run_virtual(main())
-
-
-def test_a_frame_is_charged_at_both_ends() -> None:
-    async def main() -> None:
-        slow, fast = Pace(RATE), Pace(10 * RATE)
-        assert book_frame((None, None), 10**9) == 0.0
-        assert book_frame((fast, slow), 300_000) == pytest.approx(3 * WIRE_SHARE, rel=0.1)
-        assert fast.debt_bytes() > 0
 
     run_virtual(main())

@@ -4,63 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.transport.framing import END, READ_MODULUS, WRITE_BUFFER_BYTES, reading_of
-from p2p_diloco.transport.link import Lane, LaneCounters
-from p2p_diloco.transport.outbox import Outbox
-from p2p_diloco.transport.stream_link import SAY_AGAIN_SECONDS, LaneStream, StreamLink
+from p2p_diloco.transport.byte_stream import WRITE_BUFFER_BYTES, ByteStream
+from p2p_diloco.transport.framing import END, READ_MODULUS, LaneStream, reading_of
+from p2p_diloco.transport.link import Lane, TransportCounters, TransportLimits
+from p2p_diloco.transport.stream_link import REPEAT_SECONDS, StreamLink
 from simulator.virtual_time import run_virtual
-from tests.transport.stage import FedReader
+from tests.transport.stage import FakeStream
 
 
-class FakeWriter:
-    """A writer that records how it was closed."""
-
-    def __init__(self, error: OSError | None = None) -> None:
-        self.transport = self
-        self.acts: list[str] = []
-        self.written = b""
-        self.buffered = 0
-        self._error = error
-
-    def is_closing(self) -> bool:
-        return False
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        assert high > 0
-
-    def get_write_buffer_size(self) -> int:
-        return self.buffered
-
-    def write(self, chunk: bytes) -> None:
-        if self._error is not None:
-            raise self._error
-        self.written += chunk
-
-    def abort(self) -> None:
-        self.acts.append("abort")
-
-
-def make_stream(writer: FakeWriter, lane: Lane = Lane.BULK) -> LaneStream:
-    return LaneStream(lane, (FedReader(), cast(Any, writer)))
+def make_stream(connection: FakeStream, lane: Lane = Lane.BULK, crosses_until: float = -math.inf) -> LaneStream:
+    return LaneStream(lane, cast(ByteStream, connection), crosses_until=crosses_until)
 
 
 def make_link() -> StreamLink:
-    return StreamLink(PeerId(bytes(32)), {lane: Outbox(100, LaneCounters()) for lane in Lane})
+    return StreamLink(PeerId(bytes(32)), TransportLimits(), TransportCounters())
 
 
 def test_closing_gently_waits_for_the_other_end() -> None:
     async def main() -> float:
-        writer = FakeWriter()
-        stream = make_stream(writer)
-        asyncio.get_running_loop().call_later(0.3, stream.reader.feed_data, b"last words")
-        asyncio.get_running_loop().call_later(0.5, stream.reader.feed_eof)
+        connection = FakeStream()
+        stream = make_stream(connection)
+        asyncio.get_running_loop().call_later(0.3, connection.feed_data, b"last words")
+        asyncio.get_running_loop().call_later(0.5, connection.feed_eof)
         await stream.close_gently(1.0)
-        assert (writer.written, writer.acts) == (END, ["abort"])
+        assert (connection.written, connection.ends) == (END, ["abort"])
         return asyncio.get_running_loop().time()
 
     assert 0.4 < run_virtual(main()) < 0.6
@@ -68,11 +40,11 @@ def test_closing_gently_waits_for_the_other_end() -> None:
 
 def test_closing_gently_waits_for_the_reader_but_not_forever() -> None:
     async def main() -> float:
-        writer = FakeWriter()
-        stream = make_stream(writer)
-        stream.task = asyncio.create_task(asyncio.sleep(100))
+        connection = FakeStream()
+        stream = make_stream(connection)
+        stream.read_in(asyncio.create_task(asyncio.sleep(100)))
         await stream.close_gently(1.0)
-        assert (writer.written, writer.acts) == (b"", ["abort"])
+        assert (connection.written, connection.ends) == (b"", ["abort"])
         return asyncio.get_running_loop().time()
 
     assert 0.9 < run_virtual(main()) < 1.1
@@ -80,9 +52,9 @@ def test_closing_gently_waits_for_the_reader_but_not_forever() -> None:
 
 def test_closing_gently_closes_a_broken_stream_at_once() -> None:
     async def main() -> None:
-        writer = FakeWriter(BrokenPipeError())
-        await make_stream(writer).close_gently(1.0)
-        assert writer.acts == ["abort"]
+        connection = FakeStream(error=BrokenPipeError())
+        await make_stream(connection).close_gently(1.0)
+        assert connection.ends == ["abort"]
 
     run_virtual(main())
 
@@ -90,19 +62,19 @@ def test_closing_gently_closes_a_broken_stream_at_once() -> None:
 def test_taking_a_link_down_stops_its_work_but_not_the_caller() -> None:
     async def main() -> None:
         link = make_link()
-        link.is_up = True
-        stream = make_stream(FakeWriter())
-        link.streams[Lane.BULK].append(stream)
-        stream.task = asyncio.create_task(asyncio.sleep(100))
+        stream = make_stream(FakeStream())
+        link.add(stream)
+        reading, writing = asyncio.create_task(asyncio.sleep(100)), asyncio.create_task(asyncio.sleep(100))
+        stream.read_in(reading)
         own = asyncio.current_task()
         assert own is not None
-        link.writers = [own, asyncio.create_task(asyncio.sleep(100))]
+        link.start([own, writing])
         link.outboxes[Lane.BULK].offer(b"frame", 1.0)
         assert not link.is_idle()
         assert link.take_down() == [stream]
         await asyncio.sleep(0.01)
-        assert stream.task.cancelled()
-        assert link.writers[1].cancelled()
+        assert reading.cancelled()
+        assert writing.cancelled()
         assert (link.is_up, link.is_lost, link.all_streams(), link.is_idle()) == (False, True, [], True)
 
     run_virtual(main())
@@ -121,11 +93,11 @@ def test_a_link_runs_out_stream_by_stream() -> None:
     async def main() -> None:
         link = make_link()
         for lane in Lane:
-            link.streams[lane].append(make_stream(FakeWriter(), lane))
+            link.streams[lane].append(make_stream(FakeStream(), lane))
         assert (link.is_running_out(), link.has_run_out()) == (False, False)
-        link.streams[Lane.CONTROL][0].has_run_out = True
+        link.streams[Lane.CONTROL][0].run_out()
         assert (link.is_running_out(), link.has_run_out()) == (True, False)
-        link.streams[Lane.BULK][0].has_run_out = True
+        link.streams[Lane.BULK][0].run_out()
         assert (link.is_running_out(), link.has_run_out()) == (True, True)
 
     run_virtual(main())
@@ -141,8 +113,7 @@ def test_a_stream_from_the_other_end_outdates_a_link_unless_the_dials_may_have_c
 ) -> None:
     async def main() -> None:
         link = make_link()
-        streams = FedReader(), cast(Any, FakeWriter())
-        link.add(LaneStream(Lane.BULK, streams, crosses_until=crosses_until))
+        link.add(make_stream(FakeStream(), crosses_until=crosses_until))
         assert link.is_outdated(Lane.BULK, now) is expected
         assert not link.is_outdated(Lane.CONTROL, now)
 
@@ -151,35 +122,35 @@ def test_a_stream_from_the_other_end_outdates_a_link_unless_the_dials_may_have_c
 
 def test_the_read_count_is_sent_on_the_control_lane_and_repeated_once_the_other_end_reads() -> None:
     async def main() -> None:
-        link, writer = make_link(), FakeWriter()
-        link.say_read(7)
-        link.add(make_stream(writer, Lane.CONTROL))
-        link.say_read(5)
-        assert writer.written == reading_of(12)
-        writer.buffered = WRITE_BUFFER_BYTES + 1
+        link, connection = make_link(), FakeStream()
+        link.acknowledge(7)
+        link.add(make_stream(connection, Lane.CONTROL))
+        link.acknowledge(5)
+        assert connection.written == reading_of(12)
+        connection.unsent = WRITE_BUFFER_BYTES + 1
         for _ in range(1000):
-            link.say_read(3)
+            link.acknowledge(3)
         await asyncio.sleep(10.0)
-        assert writer.written == reading_of(12), "reports do not accumulate"
-        writer.buffered = 0
-        await asyncio.sleep(2 * SAY_AGAIN_SECONDS)
-        assert writer.written == reading_of(12) + reading_of(3012)
-        link.say_read(READ_MODULUS - 3000)
-        assert writer.written.endswith(reading_of(12)), "the count wraps around"
+        assert connection.written == reading_of(12), "reports do not accumulate"
+        connection.unsent = 0
+        await asyncio.sleep(2 * REPEAT_SECONDS)
+        assert connection.written == reading_of(12) + reading_of(3012)
+        link.acknowledge(READ_MODULUS - 3000)
+        assert connection.written.endswith(reading_of(12)), "the count wraps around"
 
     run_virtual(main())
 
 
 def test_the_read_count_is_repeated_on_another_stream() -> None:
     async def main() -> None:
-        link, first, second = make_link(), FakeWriter(), FakeWriter()
+        link, first, second = make_link(), FakeStream(), FakeStream()
         old, new = make_stream(first, Lane.CONTROL), make_stream(second, Lane.CONTROL)
         link.add(old)
-        link.is_up = True
-        link.say_read(7)
+        link.start([])
+        link.acknowledge(7)
         link.add(new)
         assert second.written == reading_of(7), "the other end may have missed earlier reports"
-        link.say_read(5)
+        link.acknowledge(5)
         assert (first.written, second.written) == (reading_of(7), reading_of(7) + reading_of(12))
         link.remove(new)
         assert first.written == reading_of(7) + reading_of(12), "reports on the other stream may be lost with it"
@@ -211,7 +182,7 @@ def test_reads_are_counted_once_even_if_reports_were_lost() -> None:
 def test_removing_a_bulk_stream_that_is_only_read_keeps_bytes_in_flight() -> None:
     async def main() -> None:
         link = make_link()
-        written, other = make_stream(FakeWriter()), make_stream(FakeWriter())
+        written, other = make_stream(FakeStream()), make_stream(FakeStream())
         link.add(written)
         link.add(other)
         link.flight.send(100, 0.0, 60.0)
@@ -226,7 +197,7 @@ def test_removing_a_bulk_stream_that_is_only_read_keeps_bytes_in_flight() -> Non
 def test_reporting_reads_on_a_lost_connection_does_nothing() -> None:
     async def main() -> None:
         link = make_link()
-        link.streams[Lane.CONTROL].append(make_stream(FakeWriter(BrokenPipeError()), Lane.CONTROL))
-        link.say_read(5)
+        link.streams[Lane.CONTROL].append(make_stream(FakeStream(error=BrokenPipeError()), Lane.CONTROL))
+        link.acknowledge(5)
 
     run_virtual(main())

@@ -1,4 +1,4 @@
-"""An in-process network: frames arrive at once and in order, on the running loop.
+"""An in-process network, and a directory of its peers: frames arrive at once and in order, on the running loop.
 
 The model: each lane of a link, in each direction, is a queue of frames to be written, then a pipe of `PIPE_BYTES` (the
 kernel and daemon buffers), emptied in order by the receiver. Caps on upload and download hold. If a receiver reads
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from p2p_diloco.errors import ConfigError, FrameError, NotInRun, PeerError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
+from p2p_diloco.transport.directory import Directory, PeerRecord, decode_record
 from p2p_diloco.transport.link import (
     FRAME_PREFIX_BYTES,
     HEAD_BYTES,
@@ -30,7 +31,6 @@ from p2p_diloco.transport.link import (
     whole,
 )
 from p2p_diloco.transport.outbox import Outbox, PostedFrame
-from p2p_diloco.transport.pace import book_frame
 
 PIPE_BYTES = MIB
 """Bytes that a lane accepts without being read."""
@@ -42,10 +42,15 @@ class _InPipe(NamedTuple):
 
 
 class Channel:
-    """One lane of a link in one direction."""
+    """One lane of a link in one direction: a queue, the frame that is being written, and a pipe.
+
+    Attributes:
+        busy_until: time at which the last frame has left.
+        last_arrival: time at which all frames in the pipe have arrived.
+    """
 
     __slots__ = (
-        "busy_until", "lane", "last_arrival", "link", "outbox", "pipe", "pipe_bytes", "receiver", "sender", "stuck",
+        "_stuck", "busy_until", "lane", "last_arrival", "link", "outbox", "pipe", "pipe_bytes", "receiver", "sender",
         "writing",
     )  # fmt: skip
 
@@ -57,7 +62,53 @@ class Channel:
         self.last_arrival = 0.0
         self.busy_until = 0.0
         self.writing: PostedFrame | None = None
-        self.stuck: PostedFrame | None = None
+        self._stuck: PostedFrame | None = None
+
+    def begin_write(self, now: float) -> PostedFrame | None:
+        """Return the frame that is being written: the next one of the queue if there was none; None if it is empty."""
+        if self.writing is None:
+            self.writing = self.outbox.take(now)
+        return self.writing
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether the pipe has room for a frame; an empty one takes any frame."""
+        return not self.pipe or self.pipe_bytes + num_bytes <= PIPE_BYTES
+
+    def note_stuck(self) -> bool:
+        """Note that the frame that is being written has no room; return whether this is new."""
+        is_new = self._stuck is not self.writing
+        self._stuck = self.writing
+        return is_new
+
+    def forget_stuck(self, frame: PostedFrame) -> None:
+        """Have `note_stuck` return True again for this frame."""
+        if self._stuck is frame:
+            self._stuck = None
+
+    def end_write(self) -> None:
+        """Count the frame that is being written as sent."""
+        assert self.writing is not None, "begun before"
+        num_bytes = len(self.writing.frame) + FRAME_PREFIX_BYTES
+        self.sender.counters.lane(self.lane).count_sent(num_bytes, num_frames=1)
+        self.writing = None
+
+    def occupy(self, until: float) -> float:
+        """Have the next frame wait until this time; return it."""
+        self.busy_until = until
+        return until
+
+    def enter_pipe(self, frame: bytes, arrival: float) -> float:
+        """Put a frame into the pipe, which it leaves after the frames before it; return when it arrives."""
+        self.last_arrival = max(self.last_arrival, arrival)
+        self.pipe.append(_InPipe(self.last_arrival, frame))
+        self.pipe_bytes += len(frame)
+        return self.last_arrival
+
+    def leave_pipe(self) -> bytes:
+        """Take the first frame out of the pipe."""
+        frame = self.pipe.popleft().frame
+        self.pipe_bytes -= len(frame)
+        return frame
 
     def has_waiting_frames(self) -> bool:
         """Return whether closing now would lose frames."""
@@ -220,7 +271,7 @@ class MemoryTransport(Transport):
         self._network.strike(self)
         for link in tuple(self._links.values()):
             self._drop_end(link)
-            self._tell_other_end(link, reason)
+            self._notify_other_end(link, reason)
         self._can_be_dialled = False
 
     def lose(self, link: MemoryLink, reason: str) -> None:
@@ -229,7 +280,7 @@ class MemoryTransport(Transport):
             return
         self._drop_end(link)
         if self._network.is_on_line(self):
-            self._tell(self.listener.link_lost, link.other(self).peer, reason)
+            self._notify(self.listener.link_lost, link.other(self).peer, reason)
 
     def accept(self, link: MemoryLink) -> None:
         """Accept a new link; first lose a half-open one to the same peer, whose other end is already closed."""
@@ -237,9 +288,9 @@ class MemoryTransport(Transport):
         stale = self._links.get(peer)
         if stale is not None:
             self._drop_end(stale)
-            self._tell(self.listener.link_lost, peer, f"{short_peer_id(peer)} opened a new link")
+            self._notify(self.listener.link_lost, peer, f"{short_peer_id(peer)} opened a new link")
         self._links[peer] = link
-        self._tell(self.listener.link_up, peer)
+        self._notify(self.listener.link_up, peer)
 
     async def _round_trip(self, peer: PeerId) -> None:
         """Wait until an answer of `peer` could have arrived."""
@@ -268,34 +319,26 @@ class MemoryTransport(Transport):
         """Move frames from the queue to the pipe while there is room."""
         sender, receiver = channel.sender, channel.receiver
         while channel.link.open[sender.peer]:
-            if channel.writing is None:
-                channel.writing = channel.outbox.take(self.loop.time())
-                if channel.writing is None:
-                    sender._went_idle.set()
-                    return
-            frame, deadline = channel.writing
-            if channel.pipe and channel.pipe_bytes + len(frame) > PIPE_BYTES:
-                if channel.stuck is not channel.writing:
-                    channel.stuck = channel.writing
-                    self.loop.call_at(deadline, self._give_up_if_stuck, channel, channel.writing)
+            writing = channel.begin_write(self.loop.time())
+            if writing is None:
+                sender._went_idle.set()
                 return
-            channel.writing = None
-            counters = sender.counters.lane(channel.lane)
-            counters.frames_sent += 1
-            counters.bytes_sent += len(frame) + FRAME_PREFIX_BYTES
+            frame, deadline = writing
+            if not channel.has_room(len(frame)):
+                if channel.note_stuck():
+                    self.loop.call_at(deadline, self._give_up_if_stuck, channel, writing)
+                return
+            channel.end_write()
             arrival = self._arrival(channel, len(frame), max(channel.busy_until, self.loop.time()))
-            if arrival is None:
-                continue
-            channel.last_arrival = max(channel.last_arrival, arrival)
-            channel.pipe.append(_InPipe(channel.last_arrival, whole(frame)))
-            channel.pipe_bytes += len(frame)
-            receiver.loop.call_at(channel.last_arrival, receiver._deliver_due, channel)
+            if arrival is not None:
+                due = channel.enter_pipe(whole(frame), arrival)
+                receiver.loop.call_at(due, receiver._deliver_due, channel)
 
     def _arrival(self, channel: Channel, num_bytes: int, earliest: float) -> float | None:
         """Book a frame that can be sent at `earliest`; return when it arrives, or None if it is lost."""
-        allowed = book_frame((channel.sender.upload, channel.receiver.download), num_bytes + FRAME_PREFIX_BYTES)
-        channel.busy_until = max(earliest, allowed) if channel.lane is Lane.BULK else earliest
-        return channel.busy_until
+        caps = (channel.sender.upload, channel.receiver.download)
+        allowed = max(cap.count(num_bytes + FRAME_PREFIX_BYTES) for cap in caps)
+        return channel.occupy(max(earliest, allowed) if channel.lane is Lane.BULK else earliest)
 
     def _deliver_due(self, channel: Channel) -> None:
         """Deliver the frames of the pipe that have arrived, in order; those written meanwhile have their own turn."""
@@ -303,9 +346,7 @@ class MemoryTransport(Transport):
         for _ in range(len(channel.pipe)):
             if channel.pipe[0].arrival > now or not self._can_read(channel):
                 return
-            frame = channel.pipe.popleft().frame
-            channel.pipe_bytes -= len(frame)
-            self.take_frame(channel, frame)
+            self.take_frame(channel, channel.leave_pipe())
 
     def _can_read(self, channel: Channel) -> bool:
         """Return whether a frame that has arrived can be read now."""
@@ -323,7 +364,7 @@ class MemoryTransport(Transport):
             is_read = self._judge(sender, channel.lane, frame[:HEAD_BYTES], len(frame))
             objection = self._hand_over(sender, channel.lane, frame) if is_read else None
             if not is_read:
-                self._count_received(channel.lane, len(frame))
+                self.counters.lane(channel.lane).count_received(len(frame))
         except FrameError as error:
             objection = str(error)
         if objection is not None:
@@ -336,9 +377,9 @@ class MemoryTransport(Transport):
 
     def _close(self, link: MemoryLink, own_reason: str, their_reason: str) -> None:
         self.lose(link, own_reason)
-        self._tell_other_end(link, their_reason)
+        self._notify_other_end(link, their_reason)
 
-    def _tell_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
+    def _notify_other_end(self, link: MemoryLink, reason: str, delay_seconds: float = 0.0) -> None:
         """Notify the other end of the loss after all written frames have arrived."""
         arrivals = [link.channels[self.peer, lane].last_arrival for lane in Lane]
         self.loop.call_at(max(self.loop.time() + delay_seconds, *arrivals), self._report_to_other, link, reason)
@@ -362,3 +403,28 @@ class MemoryTransport(Transport):
             return
         text = f"{short_peer_id(channel.receiver.peer)} did not read a {channel.lane.value} frame by its deadline"
         self._close(channel.link, text, f"{short_peer_id(self.peer)} closed the connection")
+
+
+class MemoryDirectory(Directory):
+    """A directory for peers in one process. `now_seconds` returns the time; `is_down` makes every call fail."""
+
+    def __init__(self, now_seconds: Callable[[], float]) -> None:
+        self._now_seconds = now_seconds
+        self._records: dict[PeerId, tuple[PeerRecord, float]] = {}
+        self.is_down = False
+
+    async def announce(self, record: PeerRecord, expires_at: float) -> None:
+        self._raise_if_down()
+        known = self._records.get(record.peer)
+        if known is None or known[0].issued_at <= record.issued_at:
+            self._records[record.peer] = (decode_record(record.encode()), expires_at)
+
+    async def peers(self) -> tuple[PeerRecord, ...]:
+        self._raise_if_down()
+        now = self._now_seconds()
+        self._records = {peer: kept for peer, kept in self._records.items() if kept[1] > now}
+        return tuple(self._records[peer][0] for peer in sorted(self._records))
+
+    def _raise_if_down(self) -> None:
+        if self.is_down:
+            raise PeerError("the directory does not answer")

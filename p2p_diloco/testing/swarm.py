@@ -32,9 +32,9 @@ from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.peer.network import OpenDirectory, transport_limits
 from p2p_diloco.peer.peer_plan import PeerPlan
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.transport.directory import Directory, MemoryDirectory
+from p2p_diloco.testing.network import MemoryDirectory, MemoryNetwork, MemoryTransport
+from p2p_diloco.transport.directory import Directory
 from p2p_diloco.transport.link import Transport, TransportLimits
-from p2p_diloco.transport.memory import MemoryNetwork, MemoryTransport
 
 SHORT = {"round_seconds": 0.5, "fragments": 2, "spans_per_fragment": 2}
 

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.transport.callers import (
+from p2p_diloco.transport.rate_limit import MOST_BUCKETS
+from p2p_diloco.transport.strangers import (
     BORNE_AT_ONCE,
     MOST_IN_ALL,
     MOST_OF_MEMBER,
     MOST_OF_ONE,
     Callers,
 )
-from p2p_diloco.transport.rate_limit import MOST_BUCKETS
 
 
 def peer_of(number: int) -> PeerId:

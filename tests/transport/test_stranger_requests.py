@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
-from p2p_diloco.transport.directory_guard import (
-    ADDRESSES_FIELD,
+from p2p_diloco.transport.directory import ADDRESSES_FIELD, MOST_ADDRESSES_SENT, decode_addresses, encode_addresses
+from p2p_diloco.transport.protobuf import encode_field
+from p2p_diloco.transport.strangers import (
     BYTES_OF_A_RECORD,
     MEMBER_CALLS,
-    MOST_ADDRESSES_TOLD,
     MOST_IN_SHARD,
     STRANGER_CALLS,
     STRANGER_RECORDS,
@@ -19,10 +19,7 @@ from p2p_diloco.transport.directory_guard import (
     STRANGERS_RECORDS,
     CallBudgets,
     choose_peers,
-    decode_addresses,
-    encode_addresses,
 )
-from p2p_diloco.transport.protobuf import encode_field
 
 MEMBER = PeerId(sha256(b"member"))
 STRANGER = PeerId(sha256(b"stranger"))
@@ -127,9 +124,9 @@ def test_an_answer_without_addresses_is_as_before() -> None:
 
 def test_addresses_are_few() -> None:
     value = encode_addresses(map(address, CROWD))
-    assert len(decode_addresses(value)) == MOST_ADDRESSES_TOLD
+    assert len(decode_addresses(value)) == MOST_ADDRESSES_SENT
     flood = encode_field(ADDRESSES_FIELD, "\n".join(map(address, CROWD)).encode())
-    assert len(decode_addresses(flood)) <= MOST_ADDRESSES_TOLD
+    assert len(decode_addresses(flood)) <= MOST_ADDRESSES_SENT
     many = encode_field(ADDRESSES_FIELD, "\n".join(address(MEMBER, port) for port in range(99)).encode())
     assert len(decode_addresses(many)[MEMBER]) == 4
 
