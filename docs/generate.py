@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from p2p_diloco.cli.app import make_app
-from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.cli.app import app
 from p2p_diloco.config.manifest import RunManifest, Section
 from p2p_diloco.config.settings import ENVIRONMENT_PREFIX, PeerSettings
 from p2p_diloco.status.event_log import TOPICS
@@ -39,7 +38,6 @@ def pages() -> dict[str, str]:
 
 def commands_page() -> str:
     """Return the commands and their options."""
-    app = make_app(Surroundings(overrides={}, environment={}))
     parts = [
         f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join`, `bootstrap` and `archive` "
         "also accept the\n[settings of this machine](settings.md) as flags; `new` and `bootstrap` accept the [keys of "

@@ -251,7 +251,7 @@ def test_no_room_is_called_utils() -> None:
 LIGHT_FILES = (
     "errors.py ids.py signing.py rate.py config/new_file.py config/key_file.py config/own_command.py config/address.py "
     "config/toml_document.py config/manifest.py config/run_file.py config/invite.py config/settings.py cli/app.py "
-    "cli/command_line.py cli/status.py cli/owner.py"
+    "cli/command_line.py cli/owner.py"
 ).split()
 LIGHT_MODULES = [PACKAGE / file for file in LIGHT_FILES]
 

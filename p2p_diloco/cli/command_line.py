@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import os
 import sys
 import traceback
+import types
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, Union, get_args, get_origin
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr, take_any_text
+from p2p_diloco.cli.options import Surroundings
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 
 STOPPED = 130
@@ -55,18 +58,68 @@ def _run_and_flush(run: Callable[[], int]) -> int:
     return code
 
 
-def call_command(app: App, words: Sequence[str], nearest: Nearest = lambda command, word: None) -> int:
+def call_command(
+    app: App,
+    words: Sequence[str],
+    nearest: Nearest = lambda command, word: None,
+    around: Surroundings | None = None,
+) -> int:
     """Parse `words` and call the command; errors are raised.
 
+    Args:
+        around: passed to a command that declares `around`; the others refuse its files and overrides.
     Raises:
         P2PDilocoError: what is wrong and what to do.
     """
     try:
-        command, bound, *_ = app.parse_args(_joined_dash(words), print_error=False, exit_on_error=False)
+        command, bound, unparsed = app.parse_args(_joined_dash(words), print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise ConfigError(_sentence(error, app, nearest)) from None
-    code = command(*bound.args, **bound.kwargs)
+    inputs = {"around": around} if "around" in unparsed else {}
+    if around is not None and not inputs:
+        _refuse_surroundings(app, command, around)
+    code = command(*bound.args, **bound.kwargs, **inputs)
     return code if isinstance(code, int) else 0
+
+
+def check_typed(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Check what was typed before missing options are reported; called by cyclopts as a `config`.
+
+    Raises:
+        ConfigError: a value is invalid, or a count is a fraction, which the parser would round.
+    """
+    for argument in arguments:
+        for token in argument.tokens:
+            if int in _kinds(argument.hint):
+                _refuse_fraction(token.keyword or argument.name, token.value)
+        if argument.tokens:
+            argument.convert_and_validate()
+
+
+def _refuse_surroundings(app: App, command: Callable[..., object], around: Surroundings) -> None:
+    """Refuse an `@file` or a dotted override of a command that would ignore it: that costs its user hours."""
+    commands = {name: found for name in app if not name.startswith("-") and (found := app[name].default_command)}
+    given = [f"--{key}" for key in around.overrides] + [f"@{path}" for path in around.files]
+    refusing = next((name for name, found in commands.items() if found is command), None)
+    if given and refusing is not None:
+        takers = [name for name, found in commands.items() if "around" in inspect.signature(found).parameters]
+        raise ConfigError(
+            f"{refusing} does not take {given[0]}; leave it out: only {', '.join(takers[:-1])} and {takers[-1]} take "
+            "files and dotted overrides"
+        )
+
+
+def _kinds(hint: object) -> tuple[object, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _refuse_fraction(name: str, text: str) -> None:
+    try:
+        is_whole = float(text).is_integer()
+    except ValueError:
+        return  # perhaps another base; the parser reports what is not a number
+    if not is_whole:
+        raise ConfigError(f"{name} is {text}; expected a whole number")
 
 
 def _joined_dash(words: Sequence[str]) -> list[str]:

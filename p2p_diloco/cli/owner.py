@@ -1,4 +1,4 @@
-"""`p2p-diloco pause`, `resume`, `limits` and `leave`: what a machine's owner asks of the peer that runs there."""
+"""`p2p-diloco status`, `pause`, `resume`, `limits` and `leave`: what a machine's owner asks of the peer on it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
+from rich.console import Console
 
-from p2p_diloco.cli.status import is_running
+from p2p_diloco.config.own_command import join_line
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.guest.control_file import CONTROL_FILE, Control, new_number, read_control, write_control
@@ -19,13 +20,54 @@ from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic
 from p2p_diloco.guest.pause_rule import month_of
 from p2p_diloco.guest.sensors import folder_bytes, free_bytes
 from p2p_diloco.rate import format_rate, parse_seconds
-from p2p_diloco.status.status_file import PeerStatus, read_status
-from p2p_diloco.wording import format_bytes
+from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.status.table import LOG_WIDTH, status_table
+from p2p_diloco.wording import format_bytes, format_seconds
 
 ANSWER_SECONDS = 5.0
 LEAVE_SECONDS = 60.0
 """Leaving takes ten seconds and the time for a checkpoint."""
 _LOOK_SECONDS = 0.05
+_SILENT_SECONDS = 60.0
+"""Age of a status beyond which its process id may have been given to another process."""
+LATE_SECONDS = 10.0
+
+
+def show_status(folder: Path, *, as_json: bool) -> int:
+    """Print the status in `folder`.
+
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be parsed.
+    """
+    status = read_status(folder)
+    if status is None:
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file; name the folder of a peer's state with --state-directory")
+        path = folder / STATUS_FILE
+        if path.exists():
+            raise ConfigError(f"{path} cannot be read; was it written by another version?")
+        raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+    age_seconds = max(0.0, time.time() - status.updated)
+    running = is_running(status)
+    if as_json:
+        document = {"running": running, "seconds_since_update": round(age_seconds, 3), **status_document(status)}
+        print(json.dumps(document, indent=2))
+        return 0
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    console.print(status_table(status))
+    if not running:
+        console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
+    elif age_seconds > LATE_SECONDS:
+        since = time.strftime("%H:%M:%S", time.localtime(status.updated))
+        console.print(
+            f"this peer has written no status for {format_seconds(age_seconds)}, since {since}: its process is "
+            "stopped, or its machine or disk is too busy"
+        )
+    if status.invite:
+        console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
+    return 0
 
 
 def pause_peer(folder: Path, duration: str | None) -> int:
@@ -142,7 +184,12 @@ def _running_peer(folder: Path) -> PeerStatus:
 
 
 def _runs(status: PeerStatus) -> bool:
-    return is_running(status, max(0.0, time.time() - status.updated)) and status.phase != "finished"
+    return is_running(status) and status.phase != "finished"
+
+
+def is_running(status: PeerStatus) -> bool:
+    """Return whether the process that wrote `status` is alive; False for an old status."""
+    return status.pid > 0 and time.time() - status.updated <= _SILENT_SECONDS and _is_alive(status.pid)
 
 
 def _kept_control(folder: Path) -> Control:
@@ -179,3 +226,5 @@ def _is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+    except psutil.AccessDenied:
+        return True
