@@ -14,7 +14,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of
+from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of, split_arguments
 from p2p_diloco.cli.last_step import end_despite_last_step
 from p2p_diloco.cli.options import (
     NONE_TYPED,
@@ -36,7 +36,7 @@ from p2p_diloco.cli.options import (
 from p2p_diloco.config.invite import is_invite
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import ALIASES, EXPLAINED
-from p2p_diloco.config.settings import PeerSettings, split_arguments
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.config.toml_document import known_keys, nearest_key
 
 PROGRAM = "p2p-diloco"

@@ -6,17 +6,21 @@ import difflib
 import errno
 import inspect
 import os
+import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, Union, get_args, get_origin
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, Union, get_args, get_origin
 
 from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr, take_any_text
 from p2p_diloco.cli.options import Surroundings
+from p2p_diloco.config.settings import as_key
+from p2p_diloco.config.toml_document import parse_value
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 
 STOPPED = 130
@@ -56,6 +60,43 @@ def _run_and_flush(run: Callable[[], int]) -> int:
     except OSError as error:
         raise StateError(f"cannot write the output: {error.strerror}; free some space or redirect it") from None
     return code
+
+
+def split_arguments(
+    arguments: Sequence[str], undotted: Collection[str] = ()
+) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
+    """Split `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) from a command line.
+
+    Args:
+        arguments: the words of the command line.
+        undotted: names that are overrides even without a dot, such as `outer_lr`.
+    Returns:
+        The other arguments, with dashes instead of underscores in flag names; the files; the overrides by dotted key.
+    Raises:
+        ConfigError: an override without a value.
+    """
+    rest: list[str] = []
+    files: list[Path] = []
+    overrides: dict[str, Any] = {}
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+        elif word.startswith("@") and len(word) > 1:
+            files.append(Path(word[1:]))
+        elif re.fullmatch(r"--[A-Za-z_-]+(\.[A-Za-z_-]+)+", name) or (
+            name.startswith("--") and as_key(name) in undotted
+        ):
+            text = value if equals else next(words, None)
+            if text is None:
+                raise ConfigError(f"{word} needs a value")
+            overrides[as_key(name[2:])] = parse_value(text)
+        elif word.startswith("--"):
+            rest.append(f"{name.replace('_', '-')}{equals}{value}")
+        else:
+            rest.append(word)
+    return rest, tuple(files), overrides
 
 
 def call_command(

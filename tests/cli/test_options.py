@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli.app import app, main
+from p2p_diloco.cli.command_line import split_arguments
 from p2p_diloco.cli.options import Surroundings
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError
@@ -75,3 +76,38 @@ def test_a_whole_number_may_be_written_in_other_ways(capsys: Captured) -> None:
     for number in ("2.0", "0x2"):
         assert main([*PLAN, "--cores", number]) == 0
         assert "with 2 cores" in capsys.readouterr().out
+
+
+def test_files_and_overrides_are_extracted_from_a_command_line() -> None:
+    words = [
+        "join",
+        "invite",
+        "@peer.toml",
+        "--initial_peers=a_b",
+        "--outer.momentum",
+        "0.7",
+        "--rounds.round-seconds=2",
+        "-v",
+        "@",
+        "--",
+        "@x",
+        "--a.b",
+    ]
+    rest, files, overrides = split_arguments(words)
+    assert rest == ["join", "invite", "--initial-peers=a_b", "-v", "@", "--", "@x", "--a.b"]
+    assert files == (Path("peer.toml"),)
+    assert overrides == {"outer.momentum": 0.7, "rounds.round_seconds": 2}
+
+
+def test_a_file_name_with_a_dot_is_not_an_override() -> None:
+    assert split_arguments(["bootstrap", "run.toml"]) == (["bootstrap", "run.toml"], (), {})
+
+
+def test_some_names_are_overrides_without_a_dot() -> None:
+    rest, _, overrides = split_arguments(["new", "--outer-lr=0.7", "--name", "x"], {"outer_lr"})
+    assert (rest, overrides) == (["new", "--name", "x"], {"outer_lr": 0.7})
+
+
+def test_an_override_without_a_value_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"--outer\.momentum needs a value$"):
+        split_arguments(["new", "--outer.momentum"])
