@@ -14,8 +14,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of, split_arguments
-from p2p_diloco.cli.last_step import end_despite_last_step
+from p2p_diloco.cli.command_line import call_command, check_typed, end_despite_last_step, exit_code_of, split_arguments
 from p2p_diloco.cli.options import (
     NONE_TYPED,
     EndFlags,

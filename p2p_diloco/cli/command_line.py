@@ -8,6 +8,8 @@ import inspect
 import os
 import re
 import sys
+import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Collection, Sequence
@@ -17,13 +19,16 @@ from typing import Any, TypeAlias, Union, get_args, get_origin
 from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr, take_any_text
 from p2p_diloco.cli.options import Surroundings
+from p2p_diloco.cli.output import flush_or_discard, print_to_stderr, take_any_text
 from p2p_diloco.config.settings import as_key
 from p2p_diloco.config.toml_document import parse_value
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 
 STOPPED = 130
+LONG_AT_WORK = frozenset({"training", "vectors"})
+"""Threads of `peer.training_thread` and `node.vector_worker`, by name: importing these would import torch."""
+PATIENCE_SECONDS = 5.0
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
 
@@ -239,3 +244,25 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
 def _print_error(program: str, text: str) -> None:
     """Print one sentence, cleaned because it may contain text from other peers."""
     print_to_stderr(f"{program}: error: {clean_text(text)}")
+
+
+def end_despite_last_step(exit_code: int) -> int:
+    """Return the exit code, or exit the process with it at once if one of those threads is still busy.
+
+    A peer waits a few seconds for its last step, and a step may take minutes. The interpreter ends remaining threads
+    when they return to it, which inside torch's C++ aborts the process with another exit code.
+    """
+    if any(thread.name in LONG_AT_WORK for thread in threading.enumerate()):
+        _wait_for_writers()
+        for stream in (sys.stdout, sys.stderr):
+            flush_or_discard(stream)
+        os._exit(exit_code)
+    return exit_code
+
+
+def _wait_for_writers() -> None:
+    """Give the non-daemon threads a while to finish their writes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(deadline - time.monotonic(), 0.0))

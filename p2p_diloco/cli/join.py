@@ -9,8 +9,7 @@ from typing import Any
 
 from p2p_diloco.cli.options import EndFlags, PeerFlags, Surroundings
 from p2p_diloco.cli.peer_process import run_trainer
-from p2p_diloco.cli.rank_group import ranks_to_start, run_ranks
-from p2p_diloco.cli.rank_process import place_among_ranks
+from p2p_diloco.cli.ranks import place_among_ranks, ranks_to_start, run_ranks
 from p2p_diloco.config.invite import is_invite, parse_invite
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding

@@ -15,10 +15,9 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from p2p_diloco.cli.lost_stream import print_to_stderr
 from p2p_diloco.cli.options import NewRunOptions, Surroundings
+from p2p_diloco.cli.output import print_to_stderr
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection, RunManifest
-from p2p_diloco.config.own_command import own_command
 from p2p_diloco.config.run_file import (
     CHOSEN_END,
     CHOSEN_ROUNDS,
@@ -35,6 +34,7 @@ from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.rate import counted, format_rate, parse_rate
+from p2p_diloco.wording import own_command
 
 if TYPE_CHECKING:  # they import NumPy
     from p2p_diloco.text.data import Text

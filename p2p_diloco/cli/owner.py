@@ -12,17 +12,23 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from p2p_diloco.config.own_command import join_line
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.guest.control_file import CONTROL_FILE, Control, new_number, read_control, write_control
-from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic
+from p2p_diloco.guest.owner_files import (
+    CONTROL_FILE,
+    Control,
+    MonthTraffic,
+    new_number,
+    read_control,
+    read_traffic,
+    write_control,
+)
 from p2p_diloco.guest.pause_rule import month_of
 from p2p_diloco.guest.sensors import folder_bytes, free_bytes
 from p2p_diloco.rate import format_rate, parse_seconds
 from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
 from p2p_diloco.status.table import LOG_WIDTH, status_table
-from p2p_diloco.wording import format_bytes, format_seconds
+from p2p_diloco.wording import format_bytes, format_seconds, join_line
 
 ANSWER_SECONDS = 5.0
 LEAVE_SECONDS = 60.0

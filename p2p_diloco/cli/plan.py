@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.cli.options import PlanOptions
-from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
+from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.planning.rounds import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
 from p2p_diloco.rate import (
     WIRE_SHARE,
     count_named,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from p2p_diloco.cli.lost_stream import print_to_stderr
+from p2p_diloco.cli.output import print_to_stderr
 from p2p_diloco.config.new_file import check_new_folder, write_new_folder
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.peer.exported_model import check_export, files_of, provenance_of, why_not_reloaded

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from platformdirs import user_data_path
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from p2p_diloco.config.address import parse_host_address, parse_peer_address, port_of
+from p2p_diloco.config.invite import parse_host_address, parse_peer_address, port_of
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import canonical_key
 from p2p_diloco.config.toml_document import (

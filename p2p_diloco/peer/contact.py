@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from p2p_diloco.config.address import parse_peer_address
-from p2p_diloco.config.invite import format_invite, fresh_invite
-from p2p_diloco.config.own_command import join_line
+from p2p_diloco.config.invite import format_invite, fresh_invite, parse_peer_address
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.manifest_fetch import format_troubles
@@ -15,6 +13,7 @@ from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.transport.link import Transport
+from p2p_diloco.wording import join_line
 
 LONELY_SECONDS = 60.0
 """A peer without any link for this long reports what happened at each known address."""

@@ -19,8 +19,15 @@ from typing import Protocol
 
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.guest.control_file import CONTROL_FILE, Control, read_control, write_control
-from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic, write_traffic
+from p2p_diloco.guest.owner_files import (
+    CONTROL_FILE,
+    Control,
+    MonthTraffic,
+    read_control,
+    read_traffic,
+    write_control,
+    write_traffic,
+)
 from p2p_diloco.guest.pause_rule import RUNS, PauseRules, Situation, Verdict, judge, month_of
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId

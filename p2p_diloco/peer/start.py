@@ -18,14 +18,12 @@ from typing import Any
 
 from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.bandwidth.line import LineWatch
-from p2p_diloco.config.address import parse_peer_address
-from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
+from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite, parse_peer_address
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
-from p2p_diloco.config.own_command import own_command
 from p2p_diloco.config.run_file import changed_keys
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
-from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
+from p2p_diloco.guest.owner_files import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
@@ -50,6 +48,7 @@ from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
+from p2p_diloco.wording import own_command
 
 JOIN_SECONDS = 20.0
 """Time after which a peer that nobody answers gives up its first start."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from p2p_diloco.config.address import port_of
+from p2p_diloco.config.invite import port_of
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.storage.whole_file import replace_file, write_all

@@ -9,7 +9,7 @@ import pytest
 from p2p_diloco.cli import join
 from p2p_diloco.cli.join import request_join, run_join
 from p2p_diloco.cli.options import PeerFlags, Surroundings
-from p2p_diloco.cli.rank_process import Place
+from p2p_diloco.cli.ranks import Place
 from p2p_diloco.peer.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
