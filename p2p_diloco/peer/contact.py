@@ -69,14 +69,15 @@ class Contact:
                 self._report_no_outsider()
 
     def _renew_invite(self, now: float) -> None:
-        peers = (self._reporter.addresses, *self._keeper.invited())
+        peers = (self._reporter.facts.addresses, *self._keeper.invited())
         invite = fresh_invite(self._engine.rules.run, peers, self._engine.book.in_force_digest)
-        self._reporter.invite = format_invite(invite) if invite.bootstraps else ""
+        text = format_invite(invite) if invite.bootstraps else ""
+        self._reporter.note(invite=text)
         named = frozenset(parse_peer_address(address)[1] for address in invite.bootstraps)
         is_news = bool(named - self._printed - {self._transport.peer})
         if is_news and (self._engine.ready or not self._engine.me.trains) and now - self._printed_at >= INVITE_SECONDS:
             self._printed, self._printed_at = named, now
-            line = join_line(self._reporter.invite, own_model=self._own_model)
+            line = join_line(text, own_model=self._own_model)
             self._reporter.report("invite", f"others join with: {line}")
 
     def _report_no_outsider(self) -> None:

@@ -192,7 +192,7 @@ class GuestWatch:
     async def wait_until_online(self) -> bool:
         """Wait until this peer may be on the network; return False if it is asked to stop before."""
         while not self._verdict.is_online and not self._stop.is_leaving:
-            self._reporter.phase = "paused"
+            self._reporter.note(phase="paused")
             self._verdict_changed.clear()
             waits = [
                 asyncio.ensure_future(wait) for wait in (self._verdict_changed.wait(), self._stop.wait_for_leave())
@@ -271,7 +271,7 @@ class GuestWatch:
         has_changed = self._judge()
         has_changed = self._judge_disk() or has_changed
         now = asyncio.get_running_loop().time()
-        self._reporter.owner = self._owner_status()
+        self._reporter.note(owner=self._owner_status())
         if self._guest is not None:
             if has_changed:
                 self._guest.publish()
@@ -303,7 +303,7 @@ class GuestWatch:
         )
         before, self._verdict = self._verdict, judge(rules, seen, self._verdict)
         if before == self._verdict:
-            return self._reporter.owner.control != control.number
+            return self._reporter.facts.owner.control != control.number
         self._reporter.report("pause", self._verdict.sentence(now) or "running again")
         self._verdict_changed.set()
         if self._guest is not None:

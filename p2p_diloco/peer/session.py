@@ -136,7 +136,8 @@ class PeerSession:
             own_model=parts.verified.manifest.model.is_own_loop,
             has_seen_outsiders=lambda: self._reach.has_seen_outsiders,
         )
-        reporter.failed_dials, reporter.ports = self._keeper.failures, parts.transport.listen_ports()
+        reporter.follow(self._engine, line=parts.line, failed_dials=self._keeper.failures)
+        reporter.note(ports=parts.transport.listen_ports())
         self._worker = VectorWorker(asyncio.get_running_loop())
         self._text_worker = VectorWorker(asyncio.get_running_loop(), "text") if parts.text is not None else None
         self._failure: asyncio.Future[None] | None = None
@@ -234,7 +235,6 @@ class PeerSession:
         plan = self._parts.plan
         if plan.settings.threads is not None:
             torch.set_num_threads(plan.settings.threads)
-        self._reporter.engine = self._engine
         self._worker.submit(self._report_loops, warm_up)
         self._worker.submit(self._check_answer, check_known_answer)
         if plan.until_round is not None:
@@ -249,7 +249,7 @@ class PeerSession:
             await self._live(node)
         except Exception:
             if isinstance(self._parts.transport.lost, DaemonEnded):
-                if self._reporter.phase == "finished":
+                if self._reporter.facts.phase == "finished":
                     return False
                 await result_before(self._save_offline(), self._stop.wait_for_stop())
             raise
@@ -405,7 +405,7 @@ class PeerSession:
         ):
             await self._found(node, founding.organiser_key)
         self._parts.start.clear()
-        self._reporter.phase = "catching up"
+        self._reporter.note(phase="catching up")
 
     async def _found(self, node: SwarmNode, organiser: SigningKey) -> None:
         untrained = self._training.parameters()
@@ -526,9 +526,9 @@ class PeerSession:
 
     def _publish(self, node: SwarmNode, now: float) -> None:
         reporter, manifest = self._reporter, self._parts.verified.manifest
-        if (self._engine.ready or self._only_serves()) and reporter.phase in _LIVING:
-            reporter.phase = self._phase()
-        reporter.addresses, reporter.ports = self._addresses(), self._parts.transport.listen_ports()
+        if (self._engine.ready or self._only_serves()) and reporter.facts.phase in _LIVING:
+            reporter.note(phase=self._phase())
+        reporter.note(addresses=self._addresses(), ports=self._parts.transport.listen_ports())
         reporter.publish(self._engine, node, manifest, self._plan.num_parameters, now)
 
     def _phase(self) -> str:
@@ -548,7 +548,7 @@ class PeerSession:
         if not self._parts.plan.trains and self._engine.holds_needlessly(now):
             self._held().drop()
             self._engine.drop_state()
-            self._reporter.phase = "serving"
+            self._reporter.note(phase="serving")
             self._reporter.report("start", "other peers hold the state now and send it to new peers")
 
     async def _evaluate(self) -> None:
@@ -562,7 +562,7 @@ class PeerSession:
         measured = await self._training.measure()
         if measured is None:
             return False
-        self._reporter.anchor_loss, self._reporter.local_loss = measured.anchor, measured.local
+        self._reporter.note(anchor_loss=measured.anchor, local_loss=measured.local)
         self._reporter.report(
             "evaluation",
             f"held-out loss {measured.anchor:.4f} (shared model), {measured.local:.4f} (own model)",
@@ -594,7 +594,7 @@ class PeerSession:
     async def _end(self, node: SwarmNode) -> None:
         """Finish the round, announce the leave, save a checkpoint; return early if asked to stop at once."""
         told = self._stop.is_leaving or self._offline.is_set()
-        self._reporter.phase = "leaving"
+        self._reporter.note(phase="leaving")
         work = asyncio.ensure_future(self._finish(node, told))
         hurry = asyncio.ensure_future(self._stop.wait_for_stop())
         try:
@@ -631,18 +631,19 @@ class PeerSession:
             self._engine.progress = self._held().progress()  # with the steps since the last heartbeat
             if self._longest_wait() == math.inf:
                 await self._evaluate_once()
-            self._reporter.state_digest = await asyncio.to_thread(state_digest, self._held().states())
+            digest = await asyncio.to_thread(state_digest, self._held().states())
+            self._reporter.note(state_digest=digest)
             await self._saver.save()
             if not told:
                 node.leave()
         if self._is_only_offline():
-            self._reporter.phase = "paused"
+            self._reporter.note(phase="paused")
             return
-        self._reporter.phase = "finished"
+        self._reporter.note(phase="finished")
         self._publish(node, self._clock.now())
-        digest = self._reporter.state_digest[:16]
-        text = f"finished with state {digest}" if digest else "finished"
-        self._reporter.report("finished", text, state_digest=self._reporter.state_digest)
+        digest = self._reporter.facts.state_digest
+        text = f"finished with state {digest[:16]}" if digest else "finished"
+        self._reporter.report("finished", text, state_digest=digest)
 
 
 class NextStart:

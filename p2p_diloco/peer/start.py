@@ -160,7 +160,7 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
                     reporter.report("daemon", f"{str(error).removesuffix(ADVICE)}; it is started again")
                 is_first = False
                 guest.go_offline()
-    return PeerResult(state_digest=reporter.state_digest, anchor_loss=reporter.anchor_loss)
+    return PeerResult(state_digest=reporter.facts.state_digest, anchor_loss=reporter.facts.anchor_loss)
 
 
 async def _take_part(
@@ -185,7 +185,6 @@ async def _take_part(
     async with online as (transport, open_directory), as_end_of_daemon(transport):
         guest.come_online(transport)
         line = LineWatch(transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK))
-        reporter.line = line
         known = _known_addresses(plan, folder, transport.peer, reporter)
         found = await _find_manifest(plan, folder, transport, known, reporter, stop)
         if found is None:
@@ -211,11 +210,12 @@ async def _take_part(
             reporter.report("traffic", f"{sentence}, on every machine that trains")
         initial = tuple(address for addresses in known.values() for address in addresses)
         async with open_directory(initial) as directory:
-            reporter.addresses = transport.listen_addresses()
-            invite = fresh_invite(run, [reporter.addresses, *([known[answered]] if answered is not None else [])])
-            is_first, reporter.invite = not reporter.invite, format_invite(invite) if invite.bootstraps else ""
-            if is_first and (plan.founding is not None or (not plan.trains and reporter.invite)):
-                observer.listening(reporter.invite, own_model=verified.manifest.model.is_own_loop)
+            addresses = transport.listen_addresses()
+            invite = fresh_invite(run, [addresses, *([known[answered]] if answered is not None else [])])
+            is_first, invite_line = not reporter.facts.invite, format_invite(invite) if invite.bootstraps else ""
+            reporter.note(addresses=addresses, invite=invite_line)
+            if is_first and (plan.founding is not None or (not plan.trains and invite_line)):
+                observer.listening(invite_line, own_model=verified.manifest.model.is_own_loop)
             parts = SessionParts(
                 plan=plan,
                 key=key,
@@ -483,7 +483,7 @@ async def _find_manifest(
         path = folder.path / MANIFEST_FILE
         signed = decode_kept_manifest(kept, path, "move it away to fetch it again")
         return _Found(verified=signed.verify(run))
-    reporter.phase = "fetching manifest"
+    reporter.note(phase="fetching manifest")
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
     names = [
