@@ -131,38 +131,39 @@ def limit_peer(folder: Path, changes: Mapping[str, str], *, as_json: bool) -> in
         raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
     if changes:
         PeerSettings().with_limits(changes, "the command line")
-    status = read_status(folder)
-    runs = status is not None and _runs(status)
-    if changes and runs:
-        status = _ask(folder, lambda control: replace(control, limits={**control.limits, **changes}))
+    running = _find_running(folder)
+    if changes and running is not None:
+        running = _ask(folder, lambda control: replace(control, limits={**control.limits, **changes}))
     elif changes:
         control = _kept_control(folder)
         write_control(folder, replace(control, number=new_number(), limits={**control.limits, **changes}))
-    limits = dict(status.limits) if status is not None and runs else _kept_limits(folder)
+    limits = _kept_limits(folder) if running is None else dict(running.limits)
     traffic = read_traffic(folder) or MonthTraffic()
     month = month_of(datetime.now().astimezone())
-    if status is not None and runs and status.month == month:
-        traffic = MonthTraffic(month=month, sent=status.month_sent, received=status.month_received)
+    if running is not None and running.month == month:
+        traffic = MonthTraffic(month=month, sent=running.month_sent, received=running.month_received)
     elif traffic.month != month:
         traffic = MonthTraffic(month=month)
     used = {
-        "month": month,
         "month_sent": round(traffic.sent),
         "month_received": round(traffic.received),
         "disk_used": folder_bytes(folder),
         "disk_free": free_bytes(folder),
     }
-    paused = status.paused if status is not None and runs else ""
     if as_json:
-        print(json.dumps({"running": runs, "paused": paused, "limits": limits, **used}, indent=2))
+        state = {"running": running is not None, "paused": "" if running is None else running.paused}
+        print(json.dumps({**state, "limits": limits, "month": month, **used}, indent=2))
         return 0
-    print(paused or "running" if runs else "not running; these limits apply at the next start, unless its flags differ")
+    if running is None:
+        print("not running; these limits apply at the next start, unless its flags differ")
+    else:
+        print(running.paused or "running")
     settings = PeerSettings().with_limits(limits, CONTROL_FILE)
     for key in LIMITS:
         print(f"  {key.replace('_', '-'):14} {_shown(key, getattr(settings, key))}")
     quota = "" if settings.monthly_quota is None else f", {format_bytes(traffic.total)} of the quota"
     print(f"used in {month}: {format_bytes(traffic.sent)} sent, {format_bytes(traffic.received)} received{quota}")
-    print(f"disk: {format_bytes(folder_bytes(folder))} in {folder}, {format_bytes(free_bytes(folder))} free")
+    print(f"disk: {format_bytes(used['disk_used'])} in {folder}, {format_bytes(used['disk_free'])} free")
     return 0
 
 
@@ -180,8 +181,8 @@ def _running_peer(folder: Path) -> PeerStatus:
     Raises:
         ConfigError: there is none.
     """
-    status = read_status(folder)
-    if status is None or not _runs(status):
+    status = _find_running(folder)
+    if status is None:
         raise ConfigError(
             f"no peer is running with the state directory {folder}; name the directory of one that is with "
             "--state-directory"
@@ -189,8 +190,9 @@ def _running_peer(folder: Path) -> PeerStatus:
     return status
 
 
-def _runs(status: PeerStatus) -> bool:
-    return is_running(status) and status.phase != "finished"
+def _find_running(folder: Path) -> PeerStatus | None:
+    status = read_status(folder)
+    return status if status is not None and is_running(status) and status.phase != "finished" else None
 
 
 def is_running(status: PeerStatus) -> bool:
