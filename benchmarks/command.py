@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from p2p_diloco.cli.command_line import call_command, exit_code_of
-from p2p_diloco.cli.flags import FiguresFlag
-from p2p_diloco.cli.refusals import Refusals
+from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of
+from p2p_diloco.cli.options import FiguresFlag
 
 PROGRAM = "python -m benchmarks"
 
@@ -26,7 +25,7 @@ def make_app() -> App:
         help=help_text,
         help_format="plaintext",
         version_flags=[],
-        config=Refusals(),
+        config=check_typed,
     )
 
     @bench.command

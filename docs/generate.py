@@ -5,6 +5,7 @@ tests/test_reference.py fails while a page differs from the code.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -13,8 +14,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from p2p_diloco.cli.app import make_app
-from p2p_diloco.cli.flags import Surroundings
+from p2p_diloco.cli.app import app
 from p2p_diloco.config.manifest import RunManifest, Section
 from p2p_diloco.config.settings import ENVIRONMENT_PREFIX, PeerSettings
 from p2p_diloco.status.event_log import TOPICS
@@ -23,7 +23,6 @@ from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "Generated from the code by `make reference`.\n"
 _DEFAULT = re.compile(r"(.*?)(?: \[default: (.*)\])?", re.DOTALL)
-_ATTRIBUTE = re.compile(r"^        (\w+(?:, \w+)*): (.*(?:\n            .*)*)", re.MULTILINE)
 
 
 def pages() -> dict[str, str]:
@@ -39,7 +38,6 @@ def pages() -> dict[str, str]:
 
 def commands_page() -> str:
     """Return the commands and their options."""
-    app = make_app(Surroundings(overrides={}, environment={}))
     parts = [
         f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join`, `bootstrap` and `archive` "
         "also accept the\n[settings of this machine](settings.md) as flags; `new` and `bootstrap` accept the [keys of "
@@ -134,12 +132,14 @@ def _keys(fields: Mapping[str, FieldInfo]) -> str:
 
 
 def _fields(kind: type) -> str:
-    """Return the fields of a data class, with the meanings that its docstring has."""
-    meanings: dict[str, str] = {}
-    for names, text in _ATTRIBUTE.findall(kind.__doc__ or ""):
-        for name in names.split(", "):
-            meanings[name] = " ".join(text.split())
-    rows = [(f"`{slot.name}`", meanings[slot.name], f"`{slot.type}`") for slot in dataclasses.fields(kind)]
+    """Return the fields of a data class, each annotated with its meaning."""
+    rows = []
+    for slot in dataclasses.fields(kind):
+        declared = ast.parse(str(slot.type), mode="eval").body
+        assert isinstance(declared, ast.Subscript)
+        assert isinstance(declared.slice, ast.Tuple)
+        plain, meaning = declared.slice.elts
+        rows.append((f"`{slot.name}`", ast.literal_eval(meaning), f"`{ast.unparse(plain)}`"))
     return _table(("field", "meaning", "type"), rows)
 
 

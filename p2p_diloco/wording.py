@@ -1,14 +1,22 @@
-"""Format numbers for people: about three digits and a unit, or a dash for a missing value. And a line for pip."""
+"""Format numbers and commands for people.
+
+A number has about three digits and a unit, or is a dash if it is missing. Users paste the commands: in a checkout, one
+contains the path that was typed, `.venv/bin/p2p-diloco`; for an installed tool, the plain name.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 NOTHING = "–"
+NAME = "p2p-diloco"
+_MAIN_MODULE = Path(__file__).with_name("__main__.py")
 _STEP = 1000.0
 
 
@@ -64,6 +72,31 @@ def install_line(extra: str) -> str:
 def short_peer(text: str) -> str:
     """Shorten a peer's text id to `..x7Yz9fQ4` for a table: the eight characters that lines of the log show too."""
     return text if len(text) <= 10 else f"..{text[-8:]}"
+
+
+def own_command(*words: str) -> str:
+    """Return a command line of these words: with the plain name if that is on PATH, else as this program was started.
+
+    Other programs that use this package print the plain name.
+    """
+    typed = sys.argv[0] if sys.argv else ""
+    if _same_file(typed, str(_MAIN_MODULE)):
+        return shlex.join([sys.orig_argv[0], "-m", "p2p_diloco", *words])
+    if Path(typed).name == NAME and not _same_file(typed, shutil.which(NAME)):
+        return shlex.join([typed, *words])
+    return shlex.join([NAME, *words])
+
+
+def join_line(invite: str, *, own_model: bool) -> str:
+    """Return the line that joins a run, ready to paste; for a run with a user's own model, the Python call."""
+    if own_model:
+        return f'p2p_diloco.join("{invite}", model, optimizer), from the training loop of the model'
+    return f'{own_command("join")} "{invite}"'
+
+
+def _same_file(one: str, other: str | None) -> bool:
+    # Never raises: the program file may have been removed while it runs.
+    return other is not None and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

@@ -8,9 +8,8 @@ from typing import Literal
 
 from cyclopts import App
 
-from p2p_diloco.cli.command_line import call_command, exit_code_of
-from p2p_diloco.cli.flags import FiguresFlag, TextFlag
-from p2p_diloco.cli.refusals import Refusals
+from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of
+from p2p_diloco.cli.options import FiguresFlag, TextFlag
 
 PROGRAM = "python -m research"
 
@@ -26,7 +25,7 @@ def make_app() -> App:
         name=PROGRAM,
         help_format="plaintext",
         version_flags=[],
-        config=Refusals(),
+        config=check_typed,
     )
 
     @app.default

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE

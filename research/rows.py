@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.planning.estimate import STEPS_OF_A_ROUND, WANTED_FRAGMENTS
-from p2p_diloco.planning.rounds import FINAL_SHARE
+from p2p_diloco.planning.rounds import FINAL_SHARE, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from research.scope import LONGEST_CYCLE, Scope
 from research.setting import OURS, Setting
 

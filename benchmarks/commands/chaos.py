@@ -23,7 +23,7 @@ from benchmarks.commands.document import bench_document
 from benchmarks.machine import describe_machine
 from benchmarks.star_network import StarNetwork
 from p2p_diloco.cli.ended_politely import ended_politely
-from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.run_text import open_run_text, open_stream

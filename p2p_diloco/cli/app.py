@@ -1,4 +1,4 @@
-"""`p2p-diloco`: read the command line and run one command.
+"""`p2p-diloco`: its commands, and how one command line is read and run.
 
 Nothing heavy is imported here, so that help and `status` start fast: without torch and hivemind.
 """
@@ -14,23 +14,28 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from p2p_diloco.cli.command_line import call_command, exit_code_of
-from p2p_diloco.cli.flags import (
-    CountFlag,
+from p2p_diloco.cli.command_line import call_command, check_typed, end_despite_last_step, exit_code_of, split_arguments
+from p2p_diloco.cli.options import (
+    NONE_TYPED,
     EndFlags,
-    FiguresFlag,
+    Every,
+    Keep,
+    KeyFlag,
     LimitsFlags,
+    NewRunOptions,
+    OwnModelFlag,
+    OwnStateFlag,
     PeerFlags,
+    PlanOptions,
+    RunFlag,
     SettingsFlags,
+    StateDirectoryFlag,
     Surroundings,
-    settings_of,
 )
-from p2p_diloco.cli.last_step import end_despite_last_step
-from p2p_diloco.cli.refusals import Refusals
 from p2p_diloco.config.invite import is_invite
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import ALIASES, EXPLAINED
-from p2p_diloco.config.settings import PeerSettings, split_arguments
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.config.toml_document import known_keys, nearest_key
 
 PROGRAM = "p2p-diloco"
@@ -47,19 +52,10 @@ _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 
 _PEER_DEFAULTS = PeerFlags()
 _END_DEFAULTS = EndFlags()
-_SETTINGS_DEFAULTS = SettingsFlags()
-_LIMITS_DEFAULTS = LimitsFlags()
+_NEW_RUN_DEFAULTS = NewRunOptions()
 
-OwnStateFlag = Annotated[str | None, Parameter(help="state directory of the peer [default: the one that `join` uses]")]
-StateDirectoryFlag = Annotated[
-    str | None, Parameter(help="state directory of the peer whose newest checkpoint is read; the peer may be running")
-]
-RunFlag = Annotated[str | None, Parameter(help="first digits of the run id, if the directory holds several runs")]
-OwnModelFlag = Annotated[
-    str | None,
-    Parameter(help="your copy of the base model of a LoRA, or the python:<module>:<function> that you agree to run"),
-]
-KeyFlag = Annotated[Path | None, Parameter(help="key that signs the run [default: organiser.key next to the run file]")]
+Switch = Annotated[bool, Parameter(negative="")]
+Around = Annotated[Surroundings, Parameter(parse=False)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,423 +76,15 @@ def run_command(arguments: Sequence[str]) -> int:
         known_elsewhere -= PeerSettings.model_fields.keys()  # such as --model, which names a copy on this machine
     rest, files, overrides = split_arguments(arguments, known_elsewhere)
     around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ), arguments=tuple(arguments))
-    app = make_app(around)
     if rest and rest[0] in _WORDS_AS_FLAGS:
         rest = [*rest[1:], _WORDS_AS_FLAGS[rest[0]]]
     words = _invite_first(rest)
-    code = call_command(app, words, _nearest_manifest_flag)
+    code = call_command(app, words, _nearest_manifest_flag, around)
     if words[:1] == ["new"] and not {"--help", "-h"}.isdisjoint(words):
         from p2p_diloco.cli.new import print_keys
 
         print_keys()
     return code
-
-
-def make_app(around: Surroundings) -> App:
-    """Return the app with all commands, for the surroundings of one command line."""
-    app = App(name=PROGRAM, help=_HELP, version=_version, help_format="plaintext", config=Refusals(around))
-    app.version_flags = ("--version", "-v")
-
-    @app.command
-    def new(
-        path: Path = Path("run.toml"),
-        /,
-        *,
-        name: str | None = None,
-        islands: int | None = None,
-        uplink: str | None = None,
-        step_seconds: float | None = None,
-        hours: float | None = None,
-        lan: Annotated[bool, Parameter(negative="")] = False,
-        traffic: str | None = None,
-        device: str | None = None,
-        threads: str | None = None,
-        organiser_key: KeyFlag = None,
-        source: Annotated[Path | None, Parameter(name="--continue")] = None,
-        run: str | None = None,
-    ) -> int:
-        """Write a new run, and make the key that signs it.
-
-        Makes some inner steps first, to choose the length of a cycle. At a terminal it asks for what you leave out.
-
-        Parameters
-        ----------
-        path
-            run file to write
-        name
-            name of the run
-        islands
-            number of islands to tune the run for; more can join later
-        uplink
-            upload rate of the slowest island, such as 20mbit or 2gbit; a slower line needs longer cycles
-        step_seconds
-            duration of an inner step; measured here if not given
-        hours
-            planned length of the run, towards whose end the learning rates fall [default: no planned end]
-        lan
-            all machines are on one local network, where shorter rounds suffice
-        traffic
-            maximum that a machine sends and receives, such as 10GB/day; it makes cycles up to four times as long
-        device
-            device to measure the step on: auto, cpu, cuda, cuda:<number> or mps
-        threads
-            CPU threads that training may use
-        source
-            state directory of a peer, or export, of a run whose model and values the new run takes over
-        run
-            first digits of that run's id, if the state directory holds several
-        """
-        from p2p_diloco.cli.new import NewRunOptions, make_run
-
-        options = NewRunOptions(
-            name=name,
-            islands=islands,
-            uplink=uplink,
-            step_seconds=step_seconds,
-            hours=hours,
-            lan=lan,
-            traffic=traffic,
-            device=device,
-            threads=threads,
-            key_path=organiser_key,
-            source=source,
-            run=run,
-        )
-        return make_run(path, options, around)
-
-    @app.command
-    def tokenize(
-        folder: Annotated[Path, Parameter(help="new folder for the shards")],
-        /,
-        *sources: Annotated[
-            str, Parameter(help="file, folder, glob, or hf:NAME:CONFIG[SPLIT] for a dataset; =0.3 adds a weight")
-        ],
-        tokenizer: Annotated[str, Parameter(help="tokenizer.json, a folder with it, or hf: and the id of a model")],
-        column: str = "text",
-        encoding: str | None = None,
-        end_token: str | None = None,
-        held_out: float = 0.01,
-        most_tokens: int | None = None,
-        skip_bad: Annotated[bool, Parameter(negative="")] = False,
-    ) -> int:
-        """Turn texts into shards of tokens that a run can train on.
-
-        Parameters
-        ----------
-        column
-            column of a record (JSON, CSV, Parquet, datasets) that holds its text or chat messages; dots lead into
-            nested ones
-        encoding
-            encoding of text files without a byte-order mark, such as latin-1 [default: UTF-8]
-        end_token
-            token between two documents, such as "</s>" [default: the tokenizer's own]
-        held_out
-            share of the text that is kept for evaluation
-        most_tokens
-            maximum number of tokens from each source [default: all]
-        skip_bad
-            leave out what cannot be read or tokenised, and count it
-        """
-        from p2p_diloco.cli.tokenize import tokenize as run
-        from p2p_diloco.text.tokenize_text import TokenizeOptions
-
-        options = TokenizeOptions(
-            sources=sources,
-            tokenizer=tokenizer,
-            column=column,
-            encoding=encoding,
-            end_token=end_token,
-            held_out=held_out,
-            most_tokens=most_tokens,
-            skip_bad=skip_bad,
-        )
-        return run(folder, options)
-
-    @app.command
-    def bootstrap(
-        run: Annotated[str, Parameter(help="run.toml, or the invite of a run that exists")],
-        /,
-        *,
-        organiser_key: KeyFlag = None,
-        start: Path | None = None,
-        flags: PeerFlags = _PEER_DEFAULTS,
-        settings: SettingsFlags = _SETTINGS_DEFAULTS,
-    ) -> int:
-        """Found a run and introduce its peers to each other. Prints the join command first.
-
-        Parameters
-        ----------
-        start
-            export of a run, or safetensors file, with the initial values of the trained tensors
-        """
-        from p2p_diloco.cli.bootstrap import request_bootstrap
-        from p2p_diloco.cli.peer_process import run_bootstrap_peer
-
-        plan = request_bootstrap(
-            run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around
-        )
-        return run_bootstrap_peer(plan, flags)
-
-    @app.command
-    def join(
-        invite: str | None = None,
-        /,
-        *,
-        found: Path | None = None,
-        organiser_key: KeyFlag = None,
-        flags: PeerFlags = _PEER_DEFAULTS,
-        settings: SettingsFlags = _SETTINGS_DEFAULTS,
-    ) -> int:
-        """Join a run. The invite is all you need: model, data and schedule come from the signed manifest.
-
-        Parameters
-        ----------
-        invite
-            the line that begins with p2pdiloco://
-        found
-            run.toml of a run to found, instead of an invite
-        """
-        from p2p_diloco.cli.join import run_join
-
-        return run_join(invite, found=found, key_path=organiser_key, settings=settings, flags=flags, around=around)
-
-    @app.command
-    def archive(
-        run: Annotated[str, Parameter(help="the invite of a run, or run.toml to found one")],
-        /,
-        *,
-        into: Path | None = None,
-        every: CountFlag = 100,
-        keep: CountFlag = 3,
-        organiser_key: KeyFlag = None,
-        flags: EndFlags = _END_DEFAULTS,
-        settings: SettingsFlags = _SETTINGS_DEFAULTS,
-    ) -> int:
-        """Follow a run without training, and export its model every few cycles. Needs no GPU.
-
-        Parameters
-        ----------
-        into
-            folder for the exports [default: exports in the state directory]
-        every
-            cycles from one export to the next
-        keep
-            number of exports to keep
-        """
-        from p2p_diloco.cli.bootstrap import request_archive
-        from p2p_diloco.cli.peer_process import run_bootstrap_peer
-
-        plan = request_archive(
-            run,
-            into=into,
-            every=every,
-            keep=keep,
-            key_path=organiser_key,
-            settings=settings,
-            flags=flags,
-            around=around,
-        )
-        return run_bootstrap_peer(plan, flags)
-
-    @app.command
-    def status(*, json: Annotated[bool, Parameter(negative=())] = False, state_directory: str | None = None) -> int:
-        """Show the latest status written by the peer in this state directory.
-
-        Parameters
-        ----------
-        json
-            print JSON
-        state_directory
-            state directory of the peer [default: the one that `join` uses]
-        """
-        settings = settings_of(SettingsFlags(state_directory=state_directory), around)
-        from p2p_diloco.cli.status import show_status
-
-        return show_status(settings.state_directory, as_json=json)
-
-    @app.command
-    def pause(
-        *,
-        duration: Annotated[
-            str | None, Parameter(name="--for", help="how long, such as 2h [default: until resume]")
-        ] = None,
-        state_directory: OwnStateFlag = None,
-    ) -> int:
-        """Pause the peer that runs on this machine: it makes no steps and contributes nothing, but follows the run."""
-        from p2p_diloco.cli.owner import pause_peer
-
-        return pause_peer(_folder(state_directory, around), duration)
-
-    @app.command
-    def resume(*, state_directory: OwnStateFlag = None) -> int:
-        """End a pause before its time."""
-        from p2p_diloco.cli.owner import resume_peer
-
-        return resume_peer(_folder(state_directory, around))
-
-    @app.command
-    def limits(
-        *,
-        json: Annotated[bool, Parameter(negative=())] = False,
-        state_directory: OwnStateFlag = None,
-        changes: LimitsFlags = _LIMITS_DEFAULTS,
-    ) -> int:
-        """Show the limits of the peer on this machine and what it has used, or change limits while it runs.
-
-        Parameters
-        ----------
-        json
-            print JSON
-        """
-        from p2p_diloco.cli.owner import limit_peer
-
-        return limit_peer(_folder(state_directory, around), changes.given(), as_json=json)
-
-    @app.command
-    def leave(*, state_directory: OwnStateFlag = None) -> int:
-        """Let the peer that runs on this machine leave the run, and wait until it has; its state is kept."""
-        from p2p_diloco.cli.owner import leave_peer
-
-        return leave_peer(_folder(state_directory, around))
-
-    @app.command
-    def sample(
-        prompt: Annotated[str, Parameter(help='text to continue, such as "def main"')],
-        /,
-        *,
-        bytes: int = 400,
-        temperature: float = 0.8,
-        seed: int | None = None,
-        state_directory: StateDirectoryFlag = None,
-        run: RunFlag = None,
-        model: OwnModelFlag = None,
-    ) -> int:
-        """Generate text with the model of a run.
-
-        Parameters
-        ----------
-        bytes
-            length of the generated text, unless the model ends it before
-        temperature
-            0 = always the most likely token; higher = more random
-        seed
-            the same seed gives the same text [default: a new one each time]
-        """
-        settings = settings_of(SettingsFlags(state_directory=state_directory, model=model), around)
-        from p2p_diloco.cli.sample import SampleOptions, print_sample
-
-        options = SampleOptions(
-            prompt=prompt,
-            num_bytes=bytes,
-            temperature=temperature,
-            seed=seed,
-            state_directory=settings.state_directory,
-            run=run,
-            model=settings.model,
-        )
-        return print_sample(options)
-
-    @app.command
-    def export(
-        folder: Annotated[Path, Parameter(help="new folder for the files")],
-        /,
-        *,
-        state_directory: StateDirectoryFlag = None,
-        run: RunFlag = None,
-        model: OwnModelFlag = None,
-    ) -> int:
-        """Write the run's model as files that transformers and other programs load."""
-        settings = settings_of(SettingsFlags(state_directory=state_directory, model=model), around)
-        from p2p_diloco.cli.sample import export_model
-
-        return export_model(folder, state_directory=settings.state_directory, run=run, model=settings.model)
-
-    @app.command
-    def publish(
-        folder: Annotated[Path, Parameter(help="folder that export or an archivist wrote")],
-        repository: Annotated[str, Parameter(help="owner/name on the Hub; created if it does not exist")],
-        /,
-        *,
-        public: Annotated[bool, Parameter(negative="")] = False,
-        dry_run: Annotated[bool, Parameter(negative="")] = False,
-    ) -> int:
-        """Upload an export with its model card to the Hugging Face Hub. The token is in the variable HF_TOKEN.
-
-        Parameters
-        ----------
-        public
-            everybody may see it [default: only its owner]
-        dry_run
-            print the files and their sizes, and upload nothing
-        """
-        from p2p_diloco.cli.publish import publish_export
-
-        return publish_export(folder, repository, is_public=public, is_dry_run=dry_run)
-
-    @app.command
-    def fingerprint(
-        path: Annotated[str, Parameter(help="text of a run: a file, a folder or a glob")],
-        /,
-    ) -> int:
-        """Print the values by which a run names a text: data.fingerprint, and data.files for a run that shares it."""
-        from p2p_diloco.cli.tokenize import print_fingerprint
-
-        return print_fingerprint(path)
-
-    @app.command
-    def plan(
-        *,
-        parameters: str,
-        islands: int,
-        uplink: str,
-        step_seconds: float = 1.0,
-        cores: int = 1,
-        group_size: int = 16,
-        lan: Annotated[bool, Parameter(negative="")] = False,
-        traffic: str | None = None,
-        json: FiguresFlag = None,
-    ) -> int:
-        """Estimate what a run would need: traffic, length of a cycle, speed relative to training alone.
-
-        Parameters
-        ----------
-        parameters
-            number of parameters of the model, such as 12B
-        islands
-            number of islands
-        uplink
-            upload rate of the slowest island, such as 20mbit or 2gbit
-        step_seconds
-            duration of an inner step
-        cores
-            cores that share the outer work of an island; today a process uses one
-        group_size
-            peers that average with each other in one row
-        lan
-            all machines are on one local network, where shorter rounds suffice
-        traffic
-            maximum that a machine sends and receives, such as 10GB/day; it makes cycles up to four times as long
-        """
-        from p2p_diloco.cli.plan import PlanOptions, print_plan
-
-        options = PlanOptions(
-            parameters=parameters,
-            islands=islands,
-            uplink=uplink,
-            step_seconds=step_seconds,
-            cores=cores,
-            group_size=group_size,
-            lan=lan,
-            traffic=traffic,
-            json=json,
-        )
-        return print_plan(options)
-
-    return app
-
-
-def _folder(state_directory: str | None, around: Surroundings) -> Path:
-    return settings_of(SettingsFlags(state_directory=state_directory), around).state_directory
 
 
 def _invite_first(words: Sequence[str]) -> list[str]:
@@ -515,3 +103,312 @@ def _version() -> str:
 def _nearest_manifest_flag(command: str, word: str) -> str | None:
     key = nearest_key(word.lstrip("-").replace("-", "_"), known_keys(RunManifest)) if command in _RUN_COMMANDS else None
     return f"--{key}" if key else None
+
+
+app = App(name=PROGRAM, help=_HELP, version=_version, help_format="plaintext", config=check_typed)
+app.version_flags = ("--version", "-v")
+
+
+@app.command
+def new(path: Path = Path("run.toml"), /, *, options: NewRunOptions = _NEW_RUN_DEFAULTS, around: Around) -> int:
+    """Write a new run, and make the key that signs it.
+
+    Makes some inner steps first, to choose the length of a cycle. At a terminal it asks for what you leave out.
+
+    Parameters
+    ----------
+    path
+        run file to write
+    """
+    from p2p_diloco.cli.new import make_run
+
+    return make_run(path, options, around)
+
+
+@app.command
+def tokenize(
+    folder: Annotated[Path, Parameter(help="new folder for the shards")],
+    /,
+    *sources: Annotated[
+        str, Parameter(help="file, folder, glob, or hf:NAME:CONFIG[SPLIT] for a dataset; =0.3 adds a weight")
+    ],
+    tokenizer: Annotated[str, Parameter(help="tokenizer.json, a folder with it, or hf: and the id of a model")],
+    column: str = "text",
+    encoding: str | None = None,
+    end_token: str | None = None,
+    held_out: float = 0.01,
+    most_tokens: int | None = None,
+    skip_bad: Switch = False,
+) -> int:
+    """Turn texts into shards of tokens that a run can train on.
+
+    Parameters
+    ----------
+    column
+        column of a record (JSON, CSV, Parquet, datasets) that holds its text or chat messages; dots lead into
+        nested ones
+    encoding
+        encoding of text files without a byte-order mark, such as latin-1 [default: UTF-8]
+    end_token
+        token between two documents, such as "</s>" [default: the tokenizer's own]
+    held_out
+        share of the text that is kept for evaluation
+    most_tokens
+        maximum number of tokens from each source [default: all]
+    skip_bad
+        leave out what cannot be read or tokenised, and count it
+    """
+    from p2p_diloco.cli.tokenize import tokenize as run
+    from p2p_diloco.text.tokenize_text import TokenizeOptions
+
+    options = TokenizeOptions(
+        sources=sources,
+        tokenizer=tokenizer,
+        column=column,
+        encoding=encoding,
+        end_token=end_token,
+        held_out=held_out,
+        most_tokens=most_tokens,
+        skip_bad=skip_bad,
+    )
+    return run(folder, options)
+
+
+@app.command
+def bootstrap(
+    run: Annotated[str, Parameter(help="run.toml, or the invite of a run that exists")],
+    /,
+    *,
+    organiser_key: KeyFlag = None,
+    start: Path | None = None,
+    flags: PeerFlags = _PEER_DEFAULTS,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Found a run and introduce its peers to each other. Prints the join command first.
+
+    Parameters
+    ----------
+    start
+        export of a run, or safetensors file, with the initial values of the trained tensors
+    """
+    from p2p_diloco.cli.join import request_bootstrap
+    from p2p_diloco.cli.peer_process import run_bootstrap_peer
+
+    plan = request_bootstrap(run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around)
+    return run_bootstrap_peer(plan, flags)
+
+
+@app.command
+def join(
+    invite: str | None = None,
+    /,
+    *,
+    found: Path | None = None,
+    organiser_key: KeyFlag = None,
+    flags: PeerFlags = _PEER_DEFAULTS,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Join a run. The invite is all you need: model, data and schedule come from the signed manifest.
+
+    Parameters
+    ----------
+    invite
+        the line that begins with p2pdiloco://
+    found
+        run.toml of a run to found, instead of an invite
+    """
+    from p2p_diloco.cli.join import run_join
+
+    return run_join(invite, found=found, key_path=organiser_key, settings=settings, flags=flags, around=around)
+
+
+@app.command
+def archive(
+    run: Annotated[str, Parameter(help="the invite of a run, or run.toml to found one")],
+    /,
+    *,
+    into: Path | None = None,
+    every: Every = 100,
+    keep: Keep = 3,
+    organiser_key: KeyFlag = None,
+    flags: EndFlags = _END_DEFAULTS,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Follow a run without training, and export its model every few cycles. Needs no GPU.
+
+    Parameters
+    ----------
+    into
+        folder for the exports [default: exports in the state directory]
+    every
+        cycles from one export to the next
+    keep
+        number of exports to keep
+    """
+    from p2p_diloco.cli.join import request_archive
+    from p2p_diloco.cli.peer_process import run_bootstrap_peer
+
+    plan = request_archive(
+        run, into=into, every=every, keep=keep, key_path=organiser_key, settings=settings, flags=flags, around=around
+    )
+    return run_bootstrap_peer(plan, flags)
+
+
+@app.command
+def status(
+    *, json: Annotated[bool, Parameter(negative=())] = False, state_directory: OwnStateFlag = None, around: Around
+) -> int:
+    """Show the latest status written by the peer in this state directory.
+
+    Parameters
+    ----------
+    json
+        print JSON
+    """
+    from p2p_diloco.cli.owner import show_status
+
+    return show_status(_folder(state_directory, around), as_json=json)
+
+
+@app.command
+def pause(
+    *,
+    duration: Annotated[
+        str | None, Parameter(name="--for", help="how long, such as 2h [default: until resume]")
+    ] = None,
+    state_directory: OwnStateFlag = None,
+    around: Around,
+) -> int:
+    """Pause the peer that runs on this machine: it makes no steps and contributes nothing, but follows the run."""
+    from p2p_diloco.cli.owner import pause_peer
+
+    return pause_peer(_folder(state_directory, around), duration)
+
+
+@app.command
+def resume(*, state_directory: OwnStateFlag = None, around: Around) -> int:
+    """End a pause before its time."""
+    from p2p_diloco.cli.owner import resume_peer
+
+    return resume_peer(_folder(state_directory, around))
+
+
+@app.command
+def limits(
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    state_directory: OwnStateFlag = None,
+    changes: LimitsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Show the limits of the peer on this machine and what it has used, or change limits while it runs.
+
+    Parameters
+    ----------
+    json
+        print JSON
+    """
+    from p2p_diloco.cli.owner import limit_peer
+
+    return limit_peer(_folder(state_directory, around), changes, as_json=json)
+
+
+@app.command
+def leave(*, state_directory: OwnStateFlag = None, around: Around) -> int:
+    """Let the peer that runs on this machine leave the run, and wait until it has; its state is kept."""
+    from p2p_diloco.cli.owner import leave_peer
+
+    return leave_peer(_folder(state_directory, around))
+
+
+def _folder(state_directory: str | None, around: Surroundings) -> Path:
+    return around.settings({"state_directory": state_directory}).state_directory
+
+
+@app.command
+def sample(
+    prompt: Annotated[str, Parameter(help='text to continue, such as "def main"')],
+    /,
+    *,
+    bytes: int = 400,
+    temperature: float = 0.8,
+    seed: int | None = None,
+    state_directory: StateDirectoryFlag = None,
+    run: RunFlag = None,
+    model: OwnModelFlag = None,
+    around: Around,
+) -> int:
+    """Generate text with the model of a run.
+
+    Parameters
+    ----------
+    bytes
+        length of the generated text, unless the model ends it before
+    temperature
+        0 = always the most likely token; higher = more random
+    seed
+        the same seed gives the same text [default: a new one each time]
+    """
+    settings = around.settings({"state_directory": state_directory, "model": model})
+    from p2p_diloco.cli.sample import print_sample
+
+    return print_sample(prompt, settings, run, num_bytes=bytes, temperature=temperature, seed=seed)
+
+
+@app.command
+def export(
+    folder: Annotated[Path, Parameter(help="new folder for the files")],
+    /,
+    *,
+    state_directory: StateDirectoryFlag = None,
+    run: RunFlag = None,
+    model: OwnModelFlag = None,
+    around: Around,
+) -> int:
+    """Write the run's model as files that transformers and other programs load."""
+    settings = around.settings({"state_directory": state_directory, "model": model})
+    from p2p_diloco.cli.sample import export_model
+
+    return export_model(folder, settings, run)
+
+
+@app.command
+def publish(
+    folder: Annotated[Path, Parameter(help="folder that export or an archivist wrote")],
+    repository: Annotated[str, Parameter(help="owner/name on the Hub; created if it does not exist")],
+    /,
+    *,
+    public: Switch = False,
+    dry_run: Switch = False,
+) -> int:
+    """Upload an export with its model card to the Hugging Face Hub. The token is in the variable HF_TOKEN.
+
+    Parameters
+    ----------
+    public
+        everybody may see it [default: only its owner]
+    dry_run
+        print the files and their sizes, and upload nothing
+    """
+    from p2p_diloco.cli.publish import publish_export
+
+    return publish_export(folder, repository, is_public=public, is_dry_run=dry_run)
+
+
+@app.command
+def fingerprint(path: Annotated[str, Parameter(help="text of a run: a file, a folder or a glob")], /) -> int:
+    """Print the values by which a run names a text: data.fingerprint, and data.files for a run that shares it."""
+    from p2p_diloco.cli.tokenize import print_fingerprint
+
+    return print_fingerprint(path)
+
+
+@app.command
+def plan(*, options: PlanOptions) -> int:
+    """Estimate what a run would need: traffic, length of a cycle, speed relative to training alone."""
+    from p2p_diloco.cli.plan import print_plan
+
+    return print_plan(options)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import os
+import re
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+import types
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, Union, get_args, get_origin
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-from p2p_diloco.cli.lost_stream import flush_or_discard, print_to_stderr, take_any_text
+from p2p_diloco.cli.options import Surroundings
+from p2p_diloco.cli.output import flush_or_discard, print_to_stderr, take_any_text
+from p2p_diloco.config.settings import as_key
+from p2p_diloco.config.toml_document import parse_value
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_text
 
 STOPPED = 130
+LONG_AT_WORK = frozenset({"training", "vectors"})
+"""Threads of `peer.training_thread` and `node.vector_worker`, by name: importing these would import torch."""
+PATIENCE_SECONDS = 5.0
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
 
@@ -55,18 +67,105 @@ def _run_and_flush(run: Callable[[], int]) -> int:
     return code
 
 
-def call_command(app: App, words: Sequence[str], nearest: Nearest = lambda command, word: None) -> int:
+def split_arguments(
+    arguments: Sequence[str], undotted: Collection[str] = ()
+) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
+    """Split `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) from a command line.
+
+    Args:
+        arguments: the words of the command line.
+        undotted: names that are overrides even without a dot, such as `outer_lr`.
+    Returns:
+        The other arguments, with dashes instead of underscores in flag names; the files; the overrides by dotted key.
+    Raises:
+        ConfigError: an override without a value.
+    """
+    rest: list[str] = []
+    files: list[Path] = []
+    overrides: dict[str, Any] = {}
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+        elif word.startswith("@") and len(word) > 1:
+            files.append(Path(word[1:]))
+        elif re.fullmatch(r"--[A-Za-z_-]+(\.[A-Za-z_-]+)+", name) or (
+            name.startswith("--") and as_key(name) in undotted
+        ):
+            text = value if equals else next(words, None)
+            if text is None:
+                raise ConfigError(f"{word} needs a value")
+            overrides[as_key(name[2:])] = parse_value(text)
+        elif word.startswith("--"):
+            rest.append(f"{name.replace('_', '-')}{equals}{value}")
+        else:
+            rest.append(word)
+    return rest, tuple(files), overrides
+
+
+def call_command(
+    app: App,
+    words: Sequence[str],
+    nearest: Nearest = lambda command, word: None,
+    around: Surroundings | None = None,
+) -> int:
     """Parse `words` and call the command; errors are raised.
 
+    Args:
+        around: passed to a command that declares `around`; the others refuse its files and overrides.
     Raises:
         P2PDilocoError: what is wrong and what to do.
     """
     try:
-        command, bound, *_ = app.parse_args(_joined_dash(words), print_error=False, exit_on_error=False)
+        command, bound, unparsed = app.parse_args(_joined_dash(words), print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise ConfigError(_sentence(error, app, nearest)) from None
-    code = command(*bound.args, **bound.kwargs)
+    inputs = {"around": around} if "around" in unparsed else {}
+    if around is not None and not inputs:
+        _refuse_surroundings(app, command, around)
+    code = command(*bound.args, **bound.kwargs, **inputs)
     return code if isinstance(code, int) else 0
+
+
+def check_typed(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Check what was typed before missing options are reported; called by cyclopts as a `config`.
+
+    Raises:
+        ConfigError: a value is invalid, or a count is a fraction, which the parser would round.
+    """
+    for argument in arguments:
+        for token in argument.tokens:
+            if int in _kinds(argument.hint):
+                _refuse_fraction(token.keyword or argument.name, token.value)
+        if argument.tokens:
+            argument.convert_and_validate()
+
+
+def _refuse_surroundings(app: App, command: Callable[..., object], around: Surroundings) -> None:
+    """Refuse an `@file` or a dotted override of a command that would ignore it: that costs its user hours."""
+    commands = {name: found for name in app if not name.startswith("-") and (found := app[name].default_command)}
+    given = [f"--{key}" for key in around.overrides] + [f"@{path}" for path in around.files]
+    refusing = next((name for name, found in commands.items() if found is command), None)
+    if given and refusing is not None:
+        takers = [name for name, found in commands.items() if "around" in inspect.signature(found).parameters]
+        raise ConfigError(
+            f"{refusing} does not take {given[0]}; leave it out: only {', '.join(takers[:-1])} and {takers[-1]} take "
+            "files and dotted overrides"
+        )
+
+
+def _kinds(hint: object) -> tuple[object, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _refuse_fraction(name: str, text: str) -> None:
+    try:
+        is_whole = float(text).is_integer()
+    except ValueError:
+        return  # perhaps another base; the parser reports what is not a number
+    if not is_whole:
+        raise ConfigError(f"{name} is {text}; expected a whole number")
 
 
 def _joined_dash(words: Sequence[str]) -> list[str]:
@@ -145,3 +244,25 @@ def _known_error(error: BaseException) -> P2PDilocoError | None:
 def _print_error(program: str, text: str) -> None:
     """Print one sentence, cleaned because it may contain text from other peers."""
     print_to_stderr(f"{program}: error: {clean_text(text)}")
+
+
+def end_despite_last_step(exit_code: int) -> int:
+    """Return the exit code, or exit the process with it at once if one of those threads is still busy.
+
+    A peer waits a few seconds for its last step, and a step may take minutes. The interpreter ends remaining threads
+    when they return to it, which inside torch's C++ aborts the process with another exit code.
+    """
+    if any(thread.name in LONG_AT_WORK for thread in threading.enumerate()):
+        _wait_for_writers()
+        for stream in (sys.stdout, sys.stderr):
+            flush_or_discard(stream)
+        os._exit(exit_code)
+    return exit_code
+
+
+def _wait_for_writers() -> None:
+    """Give the non-daemon threads a while to finish their writes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(deadline - time.monotonic(), 0.0))

@@ -1,18 +1,23 @@
-"""`p2p-diloco join`: join a run and train."""
+"""`p2p-diloco join`, `bootstrap` and `archive`: read all that a peer needs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
+from typing import Any
 
-from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
+from p2p_diloco.cli.options import EndFlags, PeerFlags, Surroundings
 from p2p_diloco.cli.peer_process import run_trainer
-from p2p_diloco.cli.rank_group import ranks_to_start, run_ranks
-from p2p_diloco.cli.rank_process import place_among_ranks
-from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.cli.ranks import place_among_ranks, ranks_to_start, run_ranks
+from p2p_diloco.config.invite import is_invite, parse_invite
 from p2p_diloco.config.manifest import STANDARD_LIBRARY
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.peer_plan import PeerPlan, read_founding
+from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding
+from p2p_diloco.storage.run_folder import ARCHIVE_FOLDER, BOOTSTRAP_FOLDER
+
+EXPORTS_FOLDER = "exports"
 
 
 def request_join(
@@ -20,7 +25,7 @@ def request_join(
     *,
     found: Path | None,
     key_path: Path | None,
-    settings: SettingsFlags,
+    settings: Mapping[str, Any],
     flags: PeerFlags,
     around: Surroundings,
 ) -> PeerPlan:
@@ -34,11 +39,11 @@ def request_join(
             raise ConfigError("join needs an invite: the first line that a bootstrap peer prints, p2pdiloco://…")
         if invite.endswith(".toml"):
             raise ConfigError(f"{invite} is not an invite; to found a run from a file, use --found {invite}")
-        own, source = settings_of(settings, around), parse_invite(invite)
-        return PeerPlan(settings=own, source=source, until_round=flags.until_round)
+        own = around.settings(settings)
+        return PeerPlan(settings=own, source=parse_invite(invite), until_round=flags.until_round)
     if invite is not None:
         raise ConfigError("an invite joins an existing run, and --found starts a new one; use only one of them")
-    own = settings_of(settings, around.without_overrides())
+    own = around.settings(settings, founds=True)
     founding = read_founding(found, key_path, around.overrides)
     data = founding.signed.manifest.data
     is_here = data.share or (data.path != STANDARD_LIBRARY and glob(str(Path(data.path).expanduser())))
@@ -52,7 +57,7 @@ def run_join(
     *,
     found: Path | None,
     key_path: Path | None,
-    settings: SettingsFlags,
+    settings: Mapping[str, Any],
     flags: PeerFlags,
     around: Surroundings,
 ) -> int:
@@ -63,3 +68,60 @@ def run_join(
     if count == 1:
         return run_trainer(plan, flags, place)
     return run_ranks(around.arguments, count, around.environment, with_parent=flags.with_parent)
+
+
+def request_bootstrap(
+    run: str,
+    *,
+    key_path: Path | None,
+    start: Path | None = None,
+    settings: Mapping[str, Any],
+    flags: EndFlags,
+    around: Surroundings,
+    own_folder: str = BOOTSTRAP_FOLDER,
+) -> PeerPlan:
+    """Read all that a bootstrap peer needs; `run` is a run file, or the invite of an existing run.
+
+    Args:
+        start: export or file with the initial tensors of the run.
+        own_folder: folder of this peer in the state directory, unless the user names a state directory: the machine may
+            also run a trainer.
+
+    Raises:
+        ConfigError: an option is invalid.
+    """
+    founds = not is_invite(run)
+    if start is not None and not founds:
+        raise ConfigError("--start only applies to a new run, and an invite is for an existing one; leave it out")
+    own = around.settings(settings, founds=founds)
+    if "state_directory" not in own.model_fields_set:
+        own = own.model_copy(update={"state_directory": own.state_directory / own_folder})
+    source = read_founding(Path(run), key_path, around.overrides, start) if founds else parse_invite(run)
+    return PeerPlan(settings=own, source=source, until_round=flags.until_round)
+
+
+def request_archive(
+    run: str,
+    *,
+    into: Path | None,
+    every: int,
+    keep: int,
+    key_path: Path | None,
+    settings: Mapping[str, Any],
+    flags: EndFlags,
+    around: Surroundings,
+) -> PeerPlan:
+    """Read all that an archivist needs; `run` is the invite of a run, or the file of a run to found.
+
+    Args:
+        into: folder for the exports; None: a folder in the state directory.
+        every: cycles from one export to the next.
+        keep: number of exports to keep.
+    Raises:
+        ConfigError: an option is invalid.
+    """
+    plan = request_bootstrap(
+        run, key_path=key_path, settings=settings, flags=flags, around=around, own_folder=ARCHIVE_FOLDER
+    )
+    folder = (into.expanduser() if into is not None else plan.settings.state_directory / EXPORTS_FOLDER).absolute()
+    return replace(plan, exports=ExportPlan(folder=folder, every=every, keep=keep))

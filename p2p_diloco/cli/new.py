@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from p2p_diloco.cli.flags import Surroundings
-from p2p_diloco.cli.lost_stream import print_to_stderr
+from p2p_diloco.cli.options import NewRunOptions, Surroundings
+from p2p_diloco.cli.output import print_to_stderr
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection, RunManifest
-from p2p_diloco.config.own_command import own_command
 from p2p_diloco.config.run_file import (
     CHOSEN_END,
     CHOSEN_ROUNDS,
@@ -34,7 +33,8 @@ from p2p_diloco.config.settings import PeerSettings, load_settings
 from p2p_diloco.config.toml_document import Document, read_toml
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
-from p2p_diloco.rate import check_count, check_positive, counted, format_rate, parse_rate
+from p2p_diloco.rate import counted, format_rate, parse_rate
+from p2p_diloco.wording import own_command
 
 if TYPE_CHECKING:  # they import NumPy
     from p2p_diloco.text.data import Text
@@ -48,44 +48,6 @@ _PLANNED_CYCLES = "rounds.planned_cycles"
 _NOT_CHOSEN = frozenset({"format", "name", "organiser", "created"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRunOptions:
-    """Options as typed; None: not given.
-
-    Attributes:
-        name: name of the run; None: from the files, otherwise from the path.
-        islands: number of islands expected at a time; None: the size of one averaging group.
-        uplink: upload rate of the slowest island, like `20mbit`.
-        step_seconds: duration of an inner step; None: measured.
-        hours: planned length of the run; None: no planned end.
-        lan: whether all machines are on one local network.
-        traffic: maximum that a machine sends and receives, like `10GB/day`; None: no maximum.
-        device, threads: used to measure the step, as in the settings of a machine.
-        key_path: the organiser's key; None: next to the run file.
-        source: state directory or export of the run to continue; None: start a run that has learnt nothing.
-        run: first digits of that run's id; None if the state directory holds only one run.
-    """
-
-    name: str | None = None
-    islands: int | None = None
-    uplink: str | None = None
-    step_seconds: float | None = None
-    hours: float | None = None
-    lan: bool = False
-    traffic: str | None = None
-    device: str | None = None
-    threads: str | None = None
-    key_path: Path | None = None
-    source: Path | None = None
-    run: str | None = None
-
-    @property
-    def chooses_rounds(self) -> bool:
-        """Whether the rounds are chosen here, and not those of a run to continue."""
-        conditions = (self.islands, self.uplink, self.step_seconds, self.traffic)
-        return self.source is None or self.lan or any(condition is not None for condition in conditions)
-
-
 def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     """Write a new run to `path`; an existing organiser's key is used for this run too.
 
@@ -96,7 +58,8 @@ def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
     key_path = options.key_path or path.with_name(KEY_FILE)
     check_new_run(path, key_path)
     given = _values_of(around) | ({} if options.name is None else {"name": options.name})
-    _check(options, given)
+    if options.hours is not None and _PLANNED_CYCLES in given:
+        raise ConfigError(f"--hours and {_PLANNED_CYCLES} both set the length of the run; use only one of them")
     start = None
     if options.source is not None:
         given, start = _continued(options, options.source, given)
@@ -172,17 +135,6 @@ def _continued(options: NewRunOptions, source: Path, given: Document) -> tuple[D
         build_run_model(plan_run(_draft(values)), None, founds=True)  # refuses a module that now builds another model
     start, digest = start_of(learnt)
     return values | {"model.start": digest}, start
-
-
-def _check(options: NewRunOptions, given: Document) -> None:
-    if options.islands is not None:
-        check_count(options.islands, "--islands")
-    if options.step_seconds is not None:
-        check_positive(options.step_seconds, "--step-seconds", "0.045")
-    if options.hours is not None:
-        check_positive(options.hours, "--hours", "12")
-        if _PLANNED_CYCLES in given:
-            raise ConfigError(f"--hours and {_PLANNED_CYCLES} both set the length of the run; use only one of them")
 
 
 def _ask_for_more(options: NewRunOptions, given: Document) -> NewRunOptions:

@@ -1,4 +1,4 @@
-"""`p2p-diloco pause`, `resume`, `limits` and `leave`: what a machine's owner asks of the peer that runs there."""
+"""`p2p-diloco status`, `pause`, `resume`, `limits` and `leave`: what a machine's owner asks of the peer on it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,70 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
+from rich.console import Console
 
-from p2p_diloco.cli.status import is_running
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.guest.control_file import CONTROL_FILE, Control, new_number, read_control, write_control
-from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic
+from p2p_diloco.guest.owner_files import (
+    CONTROL_FILE,
+    Control,
+    MonthTraffic,
+    new_number,
+    read_control,
+    read_traffic,
+    write_control,
+)
 from p2p_diloco.guest.pause_rule import month_of
 from p2p_diloco.guest.sensors import folder_bytes, free_bytes
 from p2p_diloco.rate import format_rate, parse_seconds
-from p2p_diloco.status.status_file import PeerStatus, read_status
-from p2p_diloco.wording import format_bytes
+from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.status.table import LOG_WIDTH, status_table
+from p2p_diloco.wording import format_bytes, format_seconds, join_line
 
 ANSWER_SECONDS = 5.0
 LEAVE_SECONDS = 60.0
 """Leaving takes ten seconds and the time for a checkpoint."""
 _LOOK_SECONDS = 0.05
+_SILENT_SECONDS = 60.0
+"""Age of a status beyond which its process id may have been given to another process."""
+LATE_SECONDS = 10.0
+
+
+def show_status(folder: Path, *, as_json: bool) -> int:
+    """Print the status in `folder`.
+
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be parsed.
+    """
+    status = read_status(folder)
+    if status is None:
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file; name the folder of a peer's state with --state-directory")
+        path = folder / STATUS_FILE
+        if path.exists():
+            raise ConfigError(f"{path} cannot be read; was it written by another version?")
+        raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+    age_seconds = max(0.0, time.time() - status.updated)
+    running = is_running(status)
+    if as_json:
+        document = {"running": running, "seconds_since_update": round(age_seconds, 3), **status_document(status)}
+        print(json.dumps(document, indent=2))
+        return 0
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    console.print(status_table(status))
+    if not running:
+        console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
+    elif age_seconds > LATE_SECONDS:
+        since = time.strftime("%H:%M:%S", time.localtime(status.updated))
+        console.print(
+            f"this peer has written no status for {format_seconds(age_seconds)}, since {since}: its process is "
+            "stopped, or its machine or disk is too busy"
+        )
+    if status.invite:
+        console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
+    return 0
 
 
 def pause_peer(folder: Path, duration: str | None) -> int:
@@ -83,38 +131,39 @@ def limit_peer(folder: Path, changes: Mapping[str, str], *, as_json: bool) -> in
         raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
     if changes:
         PeerSettings().with_limits(changes, "the command line")
-    status = read_status(folder)
-    runs = status is not None and _runs(status)
-    if changes and runs:
-        status = _ask(folder, lambda control: replace(control, limits={**control.limits, **changes}))
+    running = _find_running(folder)
+    if changes and running is not None:
+        running = _ask(folder, lambda control: replace(control, limits={**control.limits, **changes}))
     elif changes:
         control = _kept_control(folder)
         write_control(folder, replace(control, number=new_number(), limits={**control.limits, **changes}))
-    limits = dict(status.limits) if status is not None and runs else _kept_limits(folder)
+    limits = _kept_limits(folder) if running is None else dict(running.limits)
     traffic = read_traffic(folder) or MonthTraffic()
     month = month_of(datetime.now().astimezone())
-    if status is not None and runs and status.month == month:
-        traffic = MonthTraffic(month=month, sent=status.month_sent, received=status.month_received)
+    if running is not None and running.month == month:
+        traffic = MonthTraffic(month=month, sent=running.month_sent, received=running.month_received)
     elif traffic.month != month:
         traffic = MonthTraffic(month=month)
     used = {
-        "month": month,
         "month_sent": round(traffic.sent),
         "month_received": round(traffic.received),
         "disk_used": folder_bytes(folder),
         "disk_free": free_bytes(folder),
     }
-    paused = status.paused if status is not None and runs else ""
     if as_json:
-        print(json.dumps({"running": runs, "paused": paused, "limits": limits, **used}, indent=2))
+        state = {"running": running is not None, "paused": "" if running is None else running.paused}
+        print(json.dumps({**state, "limits": limits, "month": month, **used}, indent=2))
         return 0
-    print(paused or "running" if runs else "not running; these limits apply at the next start, unless its flags differ")
+    if running is None:
+        print("not running; these limits apply at the next start, unless its flags differ")
+    else:
+        print(running.paused or "running")
     settings = PeerSettings().with_limits(limits, CONTROL_FILE)
     for key in LIMITS:
         print(f"  {key.replace('_', '-'):14} {_shown(key, getattr(settings, key))}")
     quota = "" if settings.monthly_quota is None else f", {format_bytes(traffic.total)} of the quota"
     print(f"used in {month}: {format_bytes(traffic.sent)} sent, {format_bytes(traffic.received)} received{quota}")
-    print(f"disk: {format_bytes(folder_bytes(folder))} in {folder}, {format_bytes(free_bytes(folder))} free")
+    print(f"disk: {format_bytes(used['disk_used'])} in {folder}, {format_bytes(used['disk_free'])} free")
     return 0
 
 
@@ -132,8 +181,8 @@ def _running_peer(folder: Path) -> PeerStatus:
     Raises:
         ConfigError: there is none.
     """
-    status = read_status(folder)
-    if status is None or not _runs(status):
+    status = _find_running(folder)
+    if status is None:
         raise ConfigError(
             f"no peer is running with the state directory {folder}; name the directory of one that is with "
             "--state-directory"
@@ -141,8 +190,14 @@ def _running_peer(folder: Path) -> PeerStatus:
     return status
 
 
-def _runs(status: PeerStatus) -> bool:
-    return is_running(status, max(0.0, time.time() - status.updated)) and status.phase != "finished"
+def _find_running(folder: Path) -> PeerStatus | None:
+    status = read_status(folder)
+    return status if status is not None and is_running(status) and status.phase != "finished" else None
+
+
+def is_running(status: PeerStatus) -> bool:
+    """Return whether the process that wrote `status` is alive; False for an old status."""
+    return status.pid > 0 and time.time() - status.updated <= _SILENT_SECONDS and _is_alive(status.pid)
 
 
 def _kept_control(folder: Path) -> Control:
@@ -179,3 +234,5 @@ def _is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+    except psutil.AccessDenied:
+        return True

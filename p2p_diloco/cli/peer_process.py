@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from p2p_diloco.cli.flags import EndFlags, PeerFlags
-from p2p_diloco.cli.lost_stream import print_to_stderr
-from p2p_diloco.cli.parent import end_with_parent
-from p2p_diloco.cli.peer_output import PeerOutput
-from p2p_diloco.cli.quota_question import QuotaQuestion, line_from_terminal
-from p2p_diloco.cli.rank_process import Place, follow, island_of_ranks
+from p2p_diloco.cli.options import EndFlags, PeerFlags
+from p2p_diloco.cli.output import print_to_stderr
+from p2p_diloco.cli.peer_output import PeerOutput, QuotaQuestion, line_from_terminal
+from p2p_diloco.cli.ranks import Place, end_with_parent, follow, island_of_ranks
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
 from p2p_diloco.peer.peer_plan import PeerPlan

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
-from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.planning.estimate import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
+from p2p_diloco.cli.options import PlanOptions
+from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.planning.rounds import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
 from p2p_diloco.rate import (
     WIRE_SHARE,
-    check_count,
-    check_positive,
     count_named,
     counted,
     format_rate,
@@ -20,43 +18,12 @@ from p2p_diloco.rate import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """Options as typed.
-
-    Attributes:
-        parameters: number of parameters, like `12B`.
-        islands: number of islands that train.
-        uplink: upload rate of the slowest island, like `2gbit`.
-        step_seconds: duration of an inner step.
-        cores: CPU cores of an island's host that share the outer work.
-        group_size: peers that average in one row.
-        lan: whether all machines are on one local network.
-        traffic: maximum that a machine sends and receives, like `10GB/day`; None: no maximum.
-        json: file for the figures, `-` for standard output.
-    """
-
-    parameters: str
-    islands: int
-    uplink: str
-    step_seconds: float
-    cores: int
-    group_size: int
-    lan: bool
-    traffic: str | None
-    json: str | None
-
-
 def print_plan(options: PlanOptions) -> int:
     """Compute and print the plan; return the exit code, 0.
 
     Raises:
         ConfigError: an option is invalid, or no manifest allows such a run.
     """
-    check_count(options.islands, "--islands")
-    check_count(options.cores, "--cores")
-    check_count(options.group_size, "--group-size")
-    check_positive(options.step_seconds, "--step-seconds", "0.045")
     question = Question(
         parameters=count_named(options.parameters),
         islands=options.islands,

@@ -8,7 +8,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from p2p_diloco.cli.lost_stream import print_to_stderr
+from p2p_diloco.cli.output import print_to_stderr
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.rate import counted
 from p2p_diloco.wording import first_line, format_bytes, install_line

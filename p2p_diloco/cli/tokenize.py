@@ -13,7 +13,6 @@ from rich.table import Table
 
 from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.config.new_file import check_new_folder
-from p2p_diloco.config.own_command import own_command
 from p2p_diloco.errors import StateError
 from p2p_diloco.rate import counted
 from p2p_diloco.storage.text_copy import list_own_text
@@ -21,7 +20,7 @@ from p2p_diloco.text.data import open_corpus
 from p2p_diloco.text.token_shards import TokenText, is_shard_folder
 from p2p_diloco.text.tokenize_text import Tokenized, TokenizeOptions, bytes_per_token, tokenize_text
 from p2p_diloco.text.tokenizer_files import TOKENIZER, decode_tokenizer
-from p2p_diloco.wording import format_bytes
+from p2p_diloco.wording import format_bytes, own_command
 
 SAMPLE_TOKENS = 32
 MOST_FACTOR = 1.5

@@ -1,8 +1,11 @@
-"""Invites: one line that names a run and the peers to ask first.
+"""Invites and addresses: one line that names a run and the peers to ask first.
 
 `p2pdiloco://<run id>?v=<version>&b=<multiaddr>&b=<multiaddr>` is all that a new peer needs. It contains no secret: the
 run id is the digest of the signed manifest, so any answer can be verified. It names several peers, so that it stays
 valid when one leaves; `v` is their protocol version, `r` the newest roster known to the peer that printed it.
+
+Addresses are multiaddrs, checked here before anything is dialled or bound. They are strings everywhere else, because
+the libp2p binding has a class of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from p2p_diloco.config.address import parse_peer_address
+from multiaddr import Multiaddr
+
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import DIGEST_BYTES, Digest
+from p2p_diloco.ids import DIGEST_BYTES, Digest, PeerId, parse_peer_id
 from p2p_diloco.protocol.wire.messages import PROTOCOL_VERSION
 
 SCHEME = "p2pdiloco"
-MAX_INVITE_CHARACTERS = 8192
+MAX_INVITE_CHARACTERS, MAX_ADDRESS_CHARACTERS = 8192, 512
 MAX_BOOTSTRAPS = 16
 MOST_NAMED = 8
 """Maximum number of addresses in a printed invite."""
@@ -30,7 +34,9 @@ _AMPERSAND = re.compile(r"(?:&|%26)(?:amp;)+|%26(?=[vbr]=)", re.IGNORECASE)
 _AROUND = "\"'`\u201c\u201d\u2018\u2019«»<>()[].,;:!&"
 """Quotes, brackets and the end of a sentence around an invite; it ends in a letter or a digit."""
 
-_EXAMPLE = f"{SCHEME}://<run id>?b=/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
+_HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr"})
+_EXAMPLE_ADDRESS = "/ip4/203.0.113.7/tcp/31337"
+_EXAMPLE = f"{SCHEME}://<run id>?b={_EXAMPLE_ADDRESS}/p2p/12D3KooW…"
 
 
 class VersionError(ConfigError):
@@ -197,3 +203,64 @@ def _check_version(text: str) -> None:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def parse_peer_address(text: str) -> tuple[str, PeerId]:
+    """Check the full address of a peer, as in an invite: host, TCP port and `/p2p/<peer id>`.
+
+    Returns:
+        The address in its canonical spelling, and the peer that it names.
+    Raises:
+        ConfigError: it is not such an address.
+    """
+    example = f"{_EXAMPLE_ADDRESS}/p2p/12D3KooW…"
+    address, parts = _parsed_address(text, example)
+    names = [name for name, _ in parts]
+    if "p2p" not in names:
+        raise ConfigError(f"address {text!r} has no peer id; expected {example}")
+    if len(names) != 3 or names[2] != "p2p":
+        raise ConfigError(f"address {text!r} has {len(names)} parts; expected three, as in {example}")
+    if parts[1][1] == "0":
+        raise ConfigError(
+            f"address {text!r} has port 0, which cannot be dialled; expected the port on which the peer listens"
+        )
+    return address, parse_peer_id(str(parts[2][1]))
+
+
+def parse_host_address(text: str) -> str:
+    """Check an address to listen on or to announce: host and TCP port, without a peer id.
+
+    Returns:
+        The address in its canonical spelling.
+    Raises:
+        ConfigError: it is not such an address.
+    """
+    address, parts = _parsed_address(text, _EXAMPLE_ADDRESS)
+    if len(parts) != 2:
+        last = parts[2][0]
+        hint = "leave out /p2p/…, because the peer id is known" if last == "p2p" else f"/{last} is not supported"
+        raise ConfigError(f"address {text!r} has {len(parts)} parts; expected two, as in {_EXAMPLE_ADDRESS}; {hint}")
+    return address
+
+
+def port_of(address: str) -> int:
+    """Return the port of an address that `parse_host_address` returned."""
+    return int(address.split("/")[4])
+
+
+def _parsed_address(text: str, example: str) -> tuple[str, list[tuple[str, str | None]]]:
+    if len(text) > MAX_ADDRESS_CHARACTERS:
+        raise ConfigError(f"an address has {len(text)} characters; expected at most {MAX_ADDRESS_CHARACTERS}")
+    if not text.startswith("/") or not text.isprintable() or " " in text:
+        raise ConfigError(f"{text!r} is not an address; expected one such as {example}")
+    try:
+        address = Multiaddr(text)
+        parts = [(protocol.name, value) for protocol, value in address.items()]
+    except (ValueError, LookupError) as error:
+        # The package repeats the whole address in its error, which our text already shows.
+        reason = str(error).removeprefix(f"Invalid MultiAddr {text!r}: ").removesuffix(f" (string: {text})")
+        raise ConfigError(f"address {text!r} cannot be read: {reason}; expected one such as {example}") from None
+    if len(parts) < 2 or parts[0][0] not in _HOSTS or parts[1][0] != "tcp":
+        given = "/".join(name for name, _ in parts)
+        raise ConfigError(f"address {text!r} is of kind /{given}; only TCP is supported, as in {example}")
+    return str(address), parts

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from p2p_diloco.config.address import parse_host_address, parse_peer_address, port_of
-from p2p_diloco.config.hours import Days, Hours, parse_days, parse_hours
+from p2p_diloco.config.invite import parse_host_address, parse_peer_address, port_of
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import canonical_key
 from p2p_diloco.config.toml_document import (
@@ -33,11 +33,11 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import format_rate, parse_bytes, parse_rate
 from p2p_diloco.wording import format_bytes
 
-_Value = TypeVar("_Value")
-
 ENVIRONMENT_PREFIX = "P2P_DILOCO_"
 BOOTSTRAP_PORT = 31337
 IDENTITY_FILE = "identity.key"
+DAY_MINUTES = 24 * 60
+DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 SLOWEST_CAP = 128e3
 """Bits per second; below that, a frame takes longer than peers wait for it."""
 LEAST_AMOUNT = 1e6
@@ -61,12 +61,146 @@ NO_LIMIT = "none"
 _CAPS = ("max_upload", "max_download")
 _AMOUNTS = ("monthly_quota", "disk_cap", "disk_free")
 
-_LISTS = frozenset({"host_maddrs", "announce_maddrs", "initial_peers"})
-_NUMBERS = frozenset({"port", "threads", "keep_checkpoints", "windows_at_once", "ranks", "nice", "gpu_duty"})
-_SWITCHES = frozenset({"dial_out_only", "no_port_mapping", "keep_trace"})
+_TIME = r"([01]\d|2[0-3]):([0-5]\d)"
+_HOURS = re.compile(rf"{_TIME}-{_TIME}", re.ASCII)
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 _FLAG = re.compile(r"(?<![\w-])--[a-z]+(-[a-z]+)*(?!\w|-|\.\w)")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62})(\.[a-z0-9]([a-z0-9-]{0,62}))*\.?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """A part of every day, in minutes since midnight; it crosses midnight if it ends before it begins."""
+
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return "-".join(f"{minutes // 60:02d}:{minutes % 60:02d}" for minutes in (self.begin, self.end))
+
+    @property
+    def minutes(self) -> int:
+        """Length in minutes."""
+        return (self.end - self.begin) % DAY_MINUTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Days:
+    """Days of the week; Monday is 0."""
+
+    numbers: frozenset[int]
+
+    def __str__(self) -> str:
+        return ",".join(DAY_NAMES[number] for number in sorted(self.numbers))
+
+
+def parse_hours(text: str, name: str) -> Hours:
+    """Parse `22:00-07:00`.
+
+    Args:
+        name: name of the value, for the error.
+    Raises:
+        ConfigError: these are not two different times.
+    """
+    found = _HOURS.fullmatch(text.replace(" ", ""))
+    begin, end = (60 * int(found[place]) + int(found[place + 1]) for place in (1, 3)) if found else (0, 0)
+    if begin == end:
+        raise ConfigError(f"{name} is {text!r}; expected two different times of the day, such as 22:00-07:00")
+    return Hours(begin=begin, end=end)
+
+
+def parse_days(text: str, name: str) -> Days:
+    """Parse `sat,sun` or `mon-fri`.
+
+    Args:
+        name: name of the value, for the error.
+    Raises:
+        ConfigError: a word is not a day.
+    """
+    try:
+        numbers = frozenset(number for word in text.lower().replace(" ", "").split(",") for number in _days_of(word))
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {text!r}; expected days of the week ({', '.join(DAY_NAMES)}), such as sat,sun or mon-fri"
+        ) from None
+    return Days(numbers=numbers)
+
+
+def _days_of(word: str) -> Iterator[int]:
+    first, dash, last = word.partition("-")
+    begin = DAY_NAMES.index(first)
+    end = DAY_NAMES.index(last) if dash else begin
+    for place in range((end - begin) % 7 + 1):
+        yield (begin + place) % 7
+
+
+def _parsed(parse: Callable[[str], object]) -> Callable[[Any], Any]:
+    """Return a validator that replaces a text by what `parse` makes of it."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    return validate
+
+
+def _fast_enough(bits: float) -> float:
+    if bits < SLOWEST_CAP:
+        raise ValueError(
+            f"{format_rate(bits)} is too slow to take part in a run; expected at least {format_rate(SLOWEST_CAP)}"
+        )
+    return bits
+
+
+def _not_tiny(amount: float) -> float:
+    if amount < LEAST_AMOUNT:
+        raise ValueError(f"{format_bytes(amount)} is too little; expected at least {format_bytes(LEAST_AMOUNT)}")
+    return amount
+
+
+def _known_device(device: str) -> str:
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(f"unknown device {device!r}; expected auto, cpu, cuda, cuda:<number> or mps")
+    return device
+
+
+def _host_name(name: str) -> str:
+    if _is_ip(name) or _HOST_NAME.fullmatch(name):
+        return name
+    raise ValueError(f"{name!r} is not a host name or IP address; expected one such as bootstrap.example.org")
+
+
+def _addresses(parse: Callable[[str], object]) -> AfterValidator:
+    return AfterValidator(lambda addresses: tuple(_parsed(parse)(address) for address in addresses))
+
+
+def _switch(text: str) -> object:
+    return {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}.get(text.lower(), text)
+
+
+def _split_list(value: Any) -> Any:
+    """Accept several addresses in one text too, with spaces or commas between them."""
+    if not isinstance(value, str | list | tuple):
+        return value
+    texts = [value] if isinstance(value, str) else value
+    return tuple(part for text in texts for part in re.split(r"[\s,]+", str(text)) if part)
+
+
+# Variables and flags are texts, so each type also takes one.
+_Limit = BeforeValidator(lambda value: None if isinstance(value, str) and value.strip().lower() == NO_LIMIT else value)
+_Rate = Annotated[float, AfterValidator(_fast_enough), BeforeValidator(_parsed(lambda text: parse_rate(text, "it")))]
+_Amount = Annotated[float, AfterValidator(_not_tiny), BeforeValidator(_parsed(lambda text: parse_bytes(text, "it")))]
+_Home = AfterValidator(lambda path: type(path)(os.path.expanduser(path)))
+_Hours = Annotated[str, AfterValidator(_parsed(lambda text: str(parse_hours(text, "it"))))]
+_Days = Annotated[str, AfterValidator(_parsed(lambda text: str(parse_days(text, "it"))))]
+_HostAddresses = Annotated[tuple[str, ...], _addresses(parse_host_address), BeforeValidator(_split_list)]
+_PeerAddresses = Annotated[
+    tuple[str, ...], _addresses(lambda text: parse_peer_address(text)[0]), BeforeValidator(_split_list)
+]
+_Number = BeforeValidator(_parsed(parse_value))
+_Switch = Annotated[bool, BeforeValidator(_parsed(_switch))]
 
 
 class PeerSettings(BaseModel):
@@ -74,150 +208,93 @@ class PeerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    device: str = Field("auto", description="device to train on: auto, cpu, cuda, cuda:<number> or mps")
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="CPU threads that training may use")
-    data: str | None = Field(None, description="your copy of the training text: a file, a folder or a glob")
+    device: Annotated[str, AfterValidator(_known_device)] = Field(
+        "auto", description="device to train on: auto, cpu, cuda, cuda:<number> or mps"
+    )
+    threads: Annotated[int, Field(ge=1, le=4096), _Number] | None = Field(
+        None, description="CPU threads that training may use"
+    )
+    data: Annotated[str, _Home] | None = Field(
+        None, description="your copy of the training text: a file, a folder or a glob"
+    )
     model: str | None = Field(
         None, description="your copy of the base model of LoRA, or the python:module:function that may run here"
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="precision of matrix products: auto (as run and device allow), float32, bfloat16 or float16"
     )
-    windows_at_once: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+    windows_at_once: Annotated[int, Field(ge=1, le=2**20), _Number] | None = Field(
         None, description="windows of a step that pass through the model at a time [default: as many as fit]"
     )
     recompute: Literal["auto", "always", "never"] = Field(
         "auto", description="recompute activations to save memory: auto (if one window does not fit), always or never"
     )
-    ranks: Annotated[int, Field(ge=1, le=256)] | None = Field(
+    ranks: Annotated[int, Field(ge=1, le=256), _Number] | None = Field(
         None, description="processes that `join` starts to train together [default: one for each GPU]"
     )
     shards: Literal["auto", "always", "never"] = Field(
         "auto", description="cut the model among ranks: auto (if a copy does not fit each GPU), always or never"
     )
-    state_directory: Path = Field(
+    state_directory: Annotated[Path, _Home] = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
         strict=False,  # a text will do
         description="folder for identity and checkpoints; each peer on this machine needs its own",
     )
-    keep_checkpoints: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="number of checkpoints to keep")
-    identity_path: Path | None = Field(
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000), _Number] = Field(
+        3, description="number of checkpoints to keep"
+    )
+    identity_path: Annotated[Path, _Home] | None = Field(
         None, description="key file of this peer [default: identity.key in the state directory]"
     )
-    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+    port: Annotated[int, Field(ge=0, le=65535), _Number] | None = Field(
         None, description="TCP port to listen on [default: a free one, the same at every start]"
     )
-    public_name: str | None = Field(None, description="host name or IP address under which others reach this machine")
-    host_maddrs: tuple[str, ...] = Field((), description="multiaddrs to listen on [default: all interfaces]")
-    announce_maddrs: tuple[str, ...] = Field(
+    public_name: Annotated[str, AfterValidator(_host_name)] | None = Field(
+        None, description="host name or IP address under which others reach this machine"
+    )
+    host_maddrs: _HostAddresses = Field((), description="multiaddrs to listen on [default: all interfaces]")
+    announce_maddrs: _HostAddresses = Field(
         (), description="multiaddrs to announce [default: those that it listens on]"
     )
-    initial_peers: tuple[str, ...] = Field((), description="more peers to contact first, besides those in the invite")
-    dial_out_only: bool = Field(False, description="accept no incoming connections")
-    no_port_mapping: bool = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
-    max_upload: float | None = Field(None, description="maximum upload rate, such as 20mbit [default: no limit]")
-    max_download: float | None = Field(None, description="maximum download rate, such as 100mbit [default: no limit]")
-    monthly_quota: float | None = Field(
+    initial_peers: Annotated[
+        tuple[str, ...], _addresses(lambda text: parse_peer_address(text)[0]), BeforeValidator(_split_list)
+    ] = Field((), description="more peers to contact first, besides those in the invite")
+    dial_out_only: _Switch = Field(False, description="accept no incoming connections")
+    no_port_mapping: _Switch = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
+    max_upload: Annotated[_Rate | None, _Limit] = Field(
+        None, description="maximum upload rate, such as 20mbit [default: no limit]"
+    )
+    max_download: Annotated[_Rate | None, _Limit] = Field(
+        None, description="maximum download rate, such as 100mbit [default: no limit]"
+    )
+    monthly_quota: Annotated[_Amount | None, _Limit] = Field(
         None, description="maximum bytes sent and received in a calendar month, such as 500GB [default: no limit]"
     )
-    hours: str | None = Field(None, description="local time in which to train, such as 22:00-07:00 [default: always]")
-    days: str | None = Field(None, description="days on which to train, such as sat,sun or mon-fri [default: all]")
+    hours: Annotated[_Hours | None, _Limit] = Field(
+        None, description="local time in which to train, such as 22:00-07:00 [default: always]"
+    )
+    days: Annotated[_Days | None, _Limit] = Field(
+        None, description="days on which to train, such as sat,sun or mon-fri [default: all]"
+    )
     on_battery: Literal["pause", "run"] = Field("run", description="pause or run while on battery power")
-    disk_cap: float | None = Field(
+    disk_cap: Annotated[_Amount | None, _Limit] = Field(
         None, description="maximum size of the state directory, such as 20GB [default: no limit]"
     )
-    disk_free: float | None = Field(
+    disk_free: Annotated[_Amount | None, _Limit] = Field(
         None, description="space to leave free on the disk of the state directory, such as 10GB [default: none]"
     )
-    nice: Annotated[int, Field(ge=0, le=19)] | None = Field(
+    nice: Annotated[Annotated[int, Field(ge=0, le=19), _Number] | None, _Limit] = Field(
         None, description="lower the priority of this process: 0 to 19, 19 is the lowest [default: unchanged]"
     )
-    gpu_duty: Annotated[float, Field(ge=0.05, le=1.0)] | None = Field(
+    gpu_duty: Annotated[Annotated[float, Field(ge=0.05, le=1.0), _Number] | None, _Limit] = Field(
         None, description="share of the time in which training steps may use the device, such as 0.5 [default: all]"
     )
-    keep_trace: bool = Field(
+    keep_trace: _Switch = Field(
         False, description="record each step of the exchange, for `python -m research replay` in a checkout"
     )
-    tensorboard: Path | None = Field(
+    tensorboard: Annotated[Path, _Home] | None = Field(
         None, description="folder for TensorBoard: loss, speed, members, traffic; needs the package tensorboard"
     )
-
-    @field_validator("device")
-    @classmethod
-    def _device_is_known(cls, device: str) -> str:
-        if not _DEVICE.fullmatch(device):
-            raise ValueError(f"unknown device {device!r}; expected auto, cpu, cuda, cuda:<number> or mps")
-        return device
-
-    @field_validator(*_AMOUNTS, mode="before")
-    @classmethod
-    def _amount_is_in_bytes(cls, amount: object) -> object:
-        return _as_value_error(lambda text: parse_bytes(text, "it"), amount) if isinstance(amount, str) else amount
-
-    @field_validator(*_AMOUNTS)
-    @classmethod
-    def _amount_is_not_tiny(cls, amount: float | None) -> float | None:
-        if amount is not None and amount < LEAST_AMOUNT:
-            raise ValueError(f"{format_bytes(amount)} is too little; expected at least {format_bytes(LEAST_AMOUNT)}")
-        return amount
-
-    @field_validator("hours")
-    @classmethod
-    def _hours_are_hours(cls, hours: str | None) -> str | None:
-        return None if hours is None else str(_as_value_error(lambda text: parse_hours(text, "it"), hours))
-
-    @field_validator("days")
-    @classmethod
-    def _days_are_days(cls, days: str | None) -> str | None:
-        return None if days is None else str(_as_value_error(lambda text: parse_days(text, "it"), days))
-
-    @field_validator(*_CAPS, mode="before")
-    @classmethod
-    def _cap_is_a_rate(cls, cap: object) -> object:
-        if cap is None or isinstance(cap, bool):
-            return cap
-        try:
-            bits = float(cap) if isinstance(cap, int | float) else parse_rate(str(cap), "it")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        if bits < SLOWEST_CAP:
-            raise ValueError(
-                f"{format_rate(bits)} is too slow to take part in a run; expected at least {format_rate(SLOWEST_CAP)}"
-            )
-        return bits
-
-    @field_validator(*(key for key in LIMITS if key != "on_battery"), mode="before")
-    @classmethod
-    def _no_limit_is_none(cls, value: object) -> object:
-        # Validators run from the last one to the first: this one must see the text before the others.
-        return None if isinstance(value, str) and value.strip().lower() == NO_LIMIT else value
-
-    @field_validator("host_maddrs", "announce_maddrs")
-    @classmethod
-    def _hosts_are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_as_value_error(parse_host_address, address) for address in addresses)
-
-    @field_validator("initial_peers")
-    @classmethod
-    def _peers_are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_as_value_error(lambda text: parse_peer_address(text)[0], address) for address in addresses)
-
-    @field_validator("public_name")
-    @classmethod
-    def _public_name_is_a_name(cls, name: str | None) -> str | None:
-        if name is None or _is_ip(name) or _HOST_NAME.fullmatch(name):
-            return name
-        raise ValueError(f"{name!r} is not a host name or IP address; expected one such as bootstrap.example.org")
-
-    @field_validator("state_directory", "identity_path", "tensorboard")
-    @classmethod
-    def _home_is_known(cls, path: Path | None) -> Path | None:
-        return None if path is None else Path(os.path.expanduser(path))
-
-    @field_validator("data")
-    @classmethod
-    def _home_of_data_is_known(cls, data: str | None) -> str | None:
-        return None if data is None else os.path.expanduser(data)
 
     @property
     def identity_file(self) -> Path:
@@ -251,9 +328,8 @@ class PeerSettings(BaseModel):
                 raise ConfigError(
                     f"{key} in {source} cannot be changed while a peer runs; expected {', '.join(LIMITS)}"
                 )
-        layer = {key: _from_text(key, text) for key, text in texts.items()}
-        changed = validated(PeerSettings, layer, source)
-        return self.model_copy(update={key: getattr(changed, key) for key in layer})
+        changed = validated(PeerSettings, texts, source)
+        return self.model_copy(update={key: getattr(changed, key) for key in texts})
 
     def listen_addresses(self, default_port: int) -> tuple[str, ...]:
         """Return the addresses to listen on; empty for a peer that only dials out.
@@ -319,10 +395,10 @@ def load_settings(
     """
     merged: Document = {}
     for file in files:
-        merged |= _checked({_as_key(key): value for key, value in read_toml(file).items()}, str(file))
+        merged |= _checked({as_key(key): value for key, value in read_toml(file).items()}, str(file))
     merged |= _checked(_environment_layer(environment or {}), "the environment")
-    given = {_as_key(key): value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
-    merged |= _checked({key: _from_flag(key, value) for key, value in given.items()}, flags_source)
+    given = {as_key(key): value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
+    merged |= _checked(given, flags_source)
     settings = validated(PeerSettings, merged, "the settings")
     _check_together(settings)
     return settings
@@ -330,44 +406,7 @@ def load_settings(
 
 def flags_as_keys(text: str) -> str:
     """Reword a sentence for Python users: flags become keys, such as --max-upload to max_upload."""
-    return _FLAG.sub(lambda found: key if (key := _as_key(found[0])) in PeerSettings.model_fields else found[0], text)
-
-
-def split_arguments(
-    arguments: Sequence[str], undotted: Collection[str] = ()
-) -> tuple[list[str], tuple[Path, ...], dict[str, Any]]:
-    """Split `@file.toml` and dotted overrides (`--outer.momentum 0.7`, `--outer.momentum=0.7`) from a command line.
-
-    Args:
-        arguments: the words of the command line.
-        undotted: names that are overrides even without a dot, such as `outer_lr`.
-    Returns:
-        The other arguments, with dashes instead of underscores in flag names; the files; the overrides by dotted key.
-    Raises:
-        ConfigError: an override without a value.
-    """
-    rest: list[str] = []
-    files: list[Path] = []
-    overrides: dict[str, Any] = {}
-    words = iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word == "--":
-            rest += [word, *words]
-        elif word.startswith("@") and len(word) > 1:
-            files.append(Path(word[1:]))
-        elif re.fullmatch(r"--[A-Za-z_-]+(\.[A-Za-z_-]+)+", name) or (
-            name.startswith("--") and _as_key(name) in undotted
-        ):
-            text = value if equals else next(words, None)
-            if text is None:
-                raise ConfigError(f"{word} needs a value")
-            overrides[_as_key(name[2:])] = parse_value(text)
-        elif word.startswith("--"):
-            rest.append(f"{name.replace('_', '-')}{equals}{value}")
-        else:
-            rest.append(word)
-    return rest, tuple(files), overrides
+    return _FLAG.sub(lambda found: key if (key := as_key(found[0])) in PeerSettings.model_fields else found[0], text)
 
 
 def _checked(layer: Document, source: str) -> Document:
@@ -409,29 +448,12 @@ def _environment_layer(environment: Mapping[str, str]) -> Document:
             raise ConfigError(f"unknown variable {variable} in the environment; {hint}")
         # Shells and compose files use an empty variable for "not set".
         if text:
-            layer[key] = _from_text(key, text)
+            layer[key] = text
     return layer
 
 
-def _from_text(key: str, text: str) -> Any:
-    if key in _LISTS:
-        return _split_list(text)
-    if key in _SWITCHES:
-        return {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}.get(text.lower(), text)
-    return parse_value(text) if key in _NUMBERS else text
-
-
-def _from_flag(key: str, value: Any) -> Any:
-    if key in _LISTS and not isinstance(value, str) and isinstance(value, Iterable):
-        return [part for text in value for part in _split_list(str(text))]
-    return _from_text(key, value) if isinstance(value, str) else value
-
-
-def _split_list(text: str) -> list[str]:
-    return [part for part in re.split(r"[\s,]+", text) if part]
-
-
-def _as_key(name: str) -> str:
+def as_key(name: str) -> str:
+    """Return the key of a setting whose flag is `name`, such as `--max-upload`."""
     return name.removeprefix("--").replace("-", "_")
 
 
@@ -441,10 +463,3 @@ def _is_ip(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _as_value_error(parse: Callable[[str], _Value], text: str) -> _Value:
-    try:
-        return parse(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None

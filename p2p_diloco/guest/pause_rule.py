@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from p2p_diloco.config.hours import DAY_MINUTES, DAY_NAMES, Days, Hours
+from p2p_diloco.config.settings import DAY_MINUTES, DAY_NAMES, Days, Hours
 
 LEAVE_SECONDS = 15.0
 """Time for which a peer may still send at its recent rate after it has decided to leave the network."""

@@ -258,7 +258,7 @@ class Archivist:
     def _report(self, cycle: int, done: _Done, path: Path) -> None:
         reporter, loss = self._parts.reporter, done.loss
         if loss is not None:
-            reporter.anchor_loss = loss
+            reporter.note(anchor_loss=loss)
             last_round = cycle * self._parts.plan.rules.clock.num_fragments - 1
             text = f"held-out loss {loss:.4f} (shared model)"
             reporter.report("evaluation", text, anchor_loss=loss, round=last_round)

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from p2p_diloco.config.address import parse_peer_address
-from p2p_diloco.config.invite import format_invite, fresh_invite
-from p2p_diloco.config.own_command import join_line
+from p2p_diloco.config.invite import format_invite, fresh_invite, parse_peer_address
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.node.clock_sync import SwarmClock
@@ -26,6 +24,7 @@ from p2p_diloco.transport.addresses import without_loopback
 from p2p_diloco.transport.directory import Directory, PeerRecord, PeerRole, sign_record
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.reach_probe import is_own_host
+from p2p_diloco.wording import join_line
 
 LONELY_SECONDS = 60.0
 """A peer without any link for this long reports what happened at each known address."""
@@ -133,14 +132,15 @@ class Contact:
                 self._report_no_outsider()
 
     def _renew_invite(self, now: float) -> None:
-        peers = (self._reporter.addresses, *self.keeper.invited())
+        peers = (self._reporter.facts.addresses, *self.keeper.invited())
         invite = fresh_invite(self._engine.rules.run, peers, self._engine.book.in_force_digest)
-        self._reporter.invite = format_invite(invite) if invite.bootstraps else ""
+        text = format_invite(invite) if invite.bootstraps else ""
+        self._reporter.note(invite=text)
         named = frozenset(parse_peer_address(address)[1] for address in invite.bootstraps)
         is_news = bool(named - self._printed - {self._transport.peer})
         if is_news and (self._engine.ready or not self._engine.me.trains) and now - self._printed_at >= INVITE_SECONDS:
             self._printed, self._printed_at = named, now
-            line = join_line(self._reporter.invite, own_model=self._own_model)
+            line = join_line(text, own_model=self._own_model)
             self._reporter.report("invite", f"others join with: {line}")
 
     def _report_no_outsider(self) -> None:

@@ -124,7 +124,7 @@ class Evaluations:
         measured = await self._measure()
         if measured is None:
             return False
-        self._reporter.anchor_loss, self._reporter.local_loss = measured.anchor, measured.local
+        self._reporter.note(anchor_loss=measured.anchor, local_loss=measured.local)
         self._reporter.report(
             "evaluation",
             f"held-out loss {measured.anchor:.4f} (shared model), {measured.local:.4f} (own model)",

@@ -19,8 +19,15 @@ from typing import Protocol
 
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.guest.control_file import CONTROL_FILE, Control, read_control, write_control
-from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic, write_traffic
+from p2p_diloco.guest.owner_files import (
+    CONTROL_FILE,
+    Control,
+    MonthTraffic,
+    read_control,
+    read_traffic,
+    write_control,
+    write_traffic,
+)
 from p2p_diloco.guest.pause_rule import RUNS, PauseRules, Situation, Verdict, judge, month_of
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId
@@ -185,7 +192,7 @@ class GuestWatch:
     async def wait_until_online(self) -> bool:
         """Wait until this peer may be on the network; return False if it is asked to stop before."""
         while not self._verdict.is_online and not self._stop.is_leaving:
-            self._reporter.phase = "paused"
+            self._reporter.note(phase="paused")
             self._verdict_changed.clear()
             waits = [
                 asyncio.ensure_future(wait) for wait in (self._verdict_changed.wait(), self._stop.wait_for_leave())
@@ -264,7 +271,7 @@ class GuestWatch:
         has_changed = self._judge()
         has_changed = self._judge_disk() or has_changed
         now = asyncio.get_running_loop().time()
-        self._reporter.owner = self._owner_status()
+        self._reporter.note(owner=self._owner_status())
         if self._guest is not None:
             if has_changed:
                 self._guest.publish()
@@ -296,7 +303,7 @@ class GuestWatch:
         )
         before, self._verdict = self._verdict, judge(rules, seen, self._verdict)
         if before == self._verdict:
-            return self._reporter.owner.control != control.number
+            return self._reporter.facts.owner.control != control.number
         self._reporter.report("pause", self._verdict.sentence(now) or "running again")
         self._verdict_changed.set()
         if self._guest is not None:

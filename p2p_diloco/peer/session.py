@@ -117,8 +117,8 @@ class PeerSession:
             has_met_somebody=parts.has_met_somebody,
             own_model=parts.verified.manifest.model.is_own_loop,
         )
-        reporter.engine, reporter.failed_dials = self._engine, self._contact.keeper.failures
-        reporter.ports = transport.listen_ports()
+        reporter.follow(self._engine, line=parts.line, failed_dials=self._contact.keeper.failures)
+        reporter.note(ports=transport.listen_ports())
         self._worker = VectorWorker(self._loop)
         self._text_worker = VectorWorker(self._loop, "text") if parts.text is not None else None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
@@ -171,7 +171,7 @@ class PeerSession:
                     await self._live(tasks)
         except Exception:
             if isinstance(self._parts.transport.lost, DaemonEnded):
-                if self._reporter.phase == "finished":
+                if self._reporter.facts.phase == "finished":
                     return False
                 await result_before(self._save_offline(), self._stop.wait_for_stop())
             raise
@@ -193,7 +193,7 @@ class PeerSession:
         services = [tasks.create_task(service, name=name) for name, service in self._services(node)]
         await wait_for_first(self._stop.wait_for_leave(), _is_set(self._offline), self._wait_for_last_round())
         told = self._stop.is_leaving or self._offline.is_set()
-        self._reporter.phase = "leaving"
+        self._reporter.note(phase="leaving")
         await wait_for_first(self._leave(node, told), self._stop.wait_for_stop())
         for service in services:
             service.cancel()
@@ -391,7 +391,7 @@ class PeerSession:
         elif (founding := self._parts.plan.founding) is not None and (in_force is None or in_force.k == 0):
             await self._found(node, founding.organiser_key)
         self._parts.start.clear()
-        self._reporter.phase = "catching up"
+        self._reporter.note(phase="catching up")
 
     async def _found(self, node: SwarmNode, organiser: SigningKey) -> None:
         untrained, own = self._training.parameters(), self._parts.plan.settings.model
@@ -430,9 +430,9 @@ class PeerSession:
         reporter, manifest = self._reporter, self._parts.verified.manifest
         # A further bootstrap peer introduces others, and never holds the state.
         only_serves = self._engine.book.in_force is not None and not self._engine.repair.follows
-        if (self._engine.ready or only_serves) and reporter.phase in _LIVING:
-            reporter.phase = self._phase()
-        reporter.addresses, reporter.ports = self._contact.addresses(), self._parts.transport.listen_ports()
+        if (self._engine.ready or only_serves) and reporter.facts.phase in _LIVING:
+            reporter.note(phase=self._phase())
+        reporter.note(addresses=self._contact.addresses(), ports=self._parts.transport.listen_ports())
         reporter.publish(self._engine, node, manifest, self._run.num_parameters, self._clock.now())
 
     def _phase(self) -> str:
@@ -448,7 +448,7 @@ class PeerSession:
         if not self._parts.plan.trains and self._engine.holds_needlessly(now):
             self._held().drop()
             self._engine.drop_state()
-            self._reporter.phase = "serving"
+            self._reporter.note(phase="serving")
             self._reporter.report("start", "other peers hold the state now and send it to new peers")
 
     # -- ending
@@ -485,18 +485,19 @@ class PeerSession:
             await self._stop_training()
             if self._longest_wait() == math.inf:
                 await self._evaluations.measure()
-            self._reporter.state_digest = await asyncio.to_thread(state_digest, self._held().states())
+            digest = await asyncio.to_thread(state_digest, self._held().states())
+            self._reporter.note(state_digest=digest)
             await self._saver.save()
             if not told:
                 node.leave()
         if self._is_only_offline():
-            self._reporter.phase = "paused"
+            self._reporter.note(phase="paused")
             return
-        self._reporter.phase = "finished"
+        self._reporter.note(phase="finished")
         self._publish(node)
-        digest = self._reporter.state_digest[:16]
-        text = f"finished with state {digest}" if digest else "finished"
-        self._reporter.report("finished", text, state_digest=self._reporter.state_digest)
+        digest = self._reporter.facts.state_digest
+        text = f"finished with state {digest[:16]}" if digest else "finished"
+        self._reporter.report("finished", text, state_digest=digest)
 
     async def _wait_for_others(self, node: SwarmNode) -> None:
         """Wait until the round is over and others no longer need this peer, or until the time for that is over."""

@@ -19,14 +19,12 @@ from typing import Any
 from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.codec.vectors import Vector
-from p2p_diloco.config.address import parse_peer_address
-from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite
+from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite, parse_peer_address
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
-from p2p_diloco.config.own_command import own_command
 from p2p_diloco.config.run_file import changed_keys
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
-from p2p_diloco.guest.month_ledger import TRAFFIC_FILE
+from p2p_diloco.guest.owner_files import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.peer.archivist import check_archivist
@@ -56,6 +54,7 @@ from p2p_diloco.storage.run_folder import (
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
+from p2p_diloco.wording import own_command
 
 JOIN_SECONDS = 20.0
 """Time after which a peer that nobody answers gives up its first start."""
@@ -166,7 +165,7 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
                     reporter.report("daemon", f"{str(error).removesuffix(ADVICE)}; it is started again")
                 is_first = False
                 guest.go_offline()
-    return PeerResult(state_digest=reporter.state_digest, anchor_loss=reporter.anchor_loss)
+    return PeerResult(state_digest=reporter.facts.state_digest, anchor_loss=reporter.facts.anchor_loss)
 
 
 async def _take_part(
@@ -191,7 +190,6 @@ async def _take_part(
     async with online as (transport, open_directory), as_end_of_daemon(transport):
         guest.come_online(transport)
         line = LineWatch(transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK))
-        reporter.line = line
         known = _known_addresses(plan, folder, transport.peer, reporter)
         found = await _find_manifest(plan, folder, transport, known, reporter, stop)
         if found is None:
@@ -217,11 +215,12 @@ async def _take_part(
             reporter.report("traffic", f"{sentence}, on every machine that trains")
         initial = tuple(address for addresses in known.values() for address in addresses)
         async with open_directory(initial) as directory:
-            reporter.addresses = transport.listen_addresses()
-            invite = fresh_invite(run, [reporter.addresses, *([known[answered]] if answered is not None else [])])
-            is_first, reporter.invite = not reporter.invite, format_invite(invite) if invite.bootstraps else ""
-            if is_first and (plan.founding is not None or (not plan.trains and reporter.invite)):
-                observer.listening(reporter.invite, own_model=verified.manifest.model.is_own_loop)
+            addresses = transport.listen_addresses()
+            invite = fresh_invite(run, [addresses, *([known[answered]] if answered is not None else [])])
+            is_first, invite_line = not reporter.facts.invite, format_invite(invite) if invite.bootstraps else ""
+            reporter.note(addresses=addresses, invite=invite_line)
+            if is_first and (plan.founding is not None or (not plan.trains and invite_line)):
+                observer.listening(invite_line, own_model=verified.manifest.model.is_own_loop)
             parts = SessionParts(
                 plan=plan,
                 key=key,
@@ -496,7 +495,7 @@ async def _find_manifest(
         path = folder.path / MANIFEST_FILE
         signed = decode_kept_manifest(kept, path, "move it away to fetch it again")
         return _Found(verified=signed.verify(run))
-    reporter.phase = "fetching manifest"
+    reporter.note(phase="fetching manifest")
     if not known:
         raise ConfigError("the invite names no bootstrap peer; add one with --initial-peers")
     names = [

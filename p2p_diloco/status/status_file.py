@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from p2p_diloco.errors import StateError
 
@@ -24,187 +24,157 @@ MAX_STATUS_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteCounts:
-    """Bytes since this process started.
+    """Bytes since this process started."""
 
-    Attributes:
-        vectors: contributions and entries with their headers.
-        control: heartbeats, rosters, ballots, requests.
-        transfer: state sent to peers that catch up.
-    """
-
-    vectors: int = 0
-    control: int = 0
-    transfer: int = 0
+    vectors: Annotated[int, "contributions and entries with their headers"] = 0
+    control: Annotated[int, "heartbeats, rosters, ballots, requests"] = 0
+    transfer: Annotated[int, "state sent to peers that catch up"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLine:
-    """One other peer, as its heartbeats describe it; None where they do not.
+    """One other peer, as its heartbeats describe it; None where they do not."""
 
-    Attributes:
-        peer: text id.
-        ready: whether it holds the run's state.
-        reachable: whether others have proved that they can dial it.
-        trains: False for a bootstrap peer or an archivist.
-        steps: its optimiser steps.
-        tokens_per_second: recent rate.
-        loss: its last training loss in nats per token.
-        seconds_since_heard: since its last heartbeat.
-        row: its row of the grid, counted from 0; None while it is not a member.
-        weight: its share of the weight of the means in the last cycles; None if it was in none.
-    """
-
-    peer: str
-    ready: bool = False
-    reachable: bool = False
-    trains: bool = True
-    steps: int = 0
-    tokens_per_second: float | None = None
-    loss: float | None = None
-    seconds_since_heard: float | None = None
-    row: int | None = None
-    weight: float | None = None
+    peer: Annotated[str, "text id"]
+    ready: Annotated[bool, "whether it holds the run's state"] = False
+    reachable: Annotated[bool, "whether others have proved that they can dial it"] = False
+    trains: Annotated[bool, "False for a bootstrap peer or an archivist"] = True
+    steps: Annotated[int, "its optimiser steps"] = 0
+    tokens_per_second: Annotated[float | None, "recent rate"] = None
+    loss: Annotated[float | None, "its last training loss in nats per token"] = None
+    seconds_since_heard: Annotated[float | None, "since its last heartbeat"] = None
+    row: Annotated[int | None, "its row of the grid, counted from 0; None while it is not a member"] = None
+    weight: Annotated[
+        float | None,
+        "its share of the weight of the means in the last cycles; None if it was in none",
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """One peer's view of itself and the swarm.
+    """One peer's view of itself and the swarm."""
 
-    Attributes:
-        run: run id in hexadecimal digits; empty until the peer knows it.
-        run_name: name of the run.
-        peer: id of this peer, as text.
-        role: "trainer", "bootstrap" or "archivist".
-        incarnation: increases with each start of this identity.
-        pid: process id.
-        updated: time of this status, Unix seconds.
-        round: current round; negative before the first.
-        cycle: current cycle; every fragment is due once per cycle.
-        roster: number of the newest certified roster.
-        degraded_rosters: number of rosters certified without a majority.
-        num_members: members of that roster that train.
-        grid: number of members in each row (averaging group) of the grid in force; one row in a small run.
-        row: row of this peer, counted from 0; None while it is not a member.
-        averaging_share: share of averaging that this peer's connection carries; 1 is an equal share, and 2 is the
-            maximum, used for one that was never saturated.
-        num_ready: trainers of that roster that hold the run's state.
-        ready: whether this peer holds it.
-        leaving: whether it has been asked to leave.
-        phase: "connecting", "fetching manifest", "catching up", "training", "following", "serving", "not stepping",
-            "paused", "leaving" or "finished".
-        inner_steps: optimiser steps of this peer.
-        steps_undone: steps that were undone or not made because something was not finite; not among `inner_steps`.
-        cycle_steps: recent optimiser steps per cycle; None until known.
-        planned_steps: steps per cycle planned by the manifest; None if it plans none.
-        tokens: tokens of these steps.
-        tokens_per_second: recent rate.
-        loss: last training loss in nats per token.
-        anchor_loss: last held-out loss of the anchor.
-        local_loss: last held-out loss of the local parameters.
-        parameters: number of parameters of the model.
-        rounds_closed: rounds since ready whose deadline has passed.
-        spans_closed: spans of these rounds, including skipped ones.
-        entries_absorbed: entries of these rounds, counted span by span.
-        participation: share of the contributions of live, ready members that were included, over closed rounds since
-            ready.
-        bytes_sent: bytes sent on all links.
-        bytes_received: bytes received on all links.
-        max_upload: upload cap, bits per second on the wire; None: no cap.
-        max_download: download cap, likewise.
-        upload_rate: approximate recent upload rate, bits per second on the wire; None if not measured.
-        download_rate: approximate recent download rate, likewise.
-        vector_cycles: number of cycles over which `bytes_sent.vectors` were sent.
-        peers: the other peers.
-        log_digest: SHA-256 over all chain digests, hexadecimal.
-        state_digest: SHA-256 over anchor, momentum and chains of all spans, hexadecimal; empty until finished.
-        addresses: addresses that this peer announces; only proofs show whether they work.
-        reachable: whether others have proved that they can dial it; otherwise it is outbound only and reduces no spans.
-        reachable_at: host and port of each proved address, those relevant to this run first.
-        proved_by: number of peers that proved it.
-        reach: the same in one sentence, with what to do about it.
-        trouble: why this peer has been in no entry for some cycles, or trains alone; empty if all is well.
-        pace: warning about too many or too few inner steps per cycle, with what to do; empty if all is well.
-        weight: this peer's own share of the weight of the means in the last cycles; None if it was in none.
-        influence: members with much influence on the run, or signs that they abuse it, as sentences.
-        clock: wall clocks that are far from those of other peers, this machine's first; empty if all is well.
-        invite: invite of this run; empty until known.
-        own_model: whether the run trains a user's own model, so that peers join from a training loop instead of the
-            command line.
-        paused: "paused until 22:00 (hours)"; empty while this peer runs.
-        pause_reason: "asked", "hours", "days", "battery" or "monthly quota"; empty while this peer runs.
-        paused_until: end of the pause, Unix seconds; None if it is unknown.
-        limits: limits of this machine's owner that are in force, as texts by setting.
-        month: the calendar month of the next two, such as 2026-11.
-        month_sent: bytes sent this month, as on the wire, across restarts.
-        month_received: bytes received this month, likewise.
-        disk_saving: what is written to the disk: "all", "only the newest checkpoint" or "nothing".
-        control: number of the `control.json` that this peer obeys; it answers `pause`, `resume`, `limits` and `leave`.
-    """
-
-    run: str = ""
-    run_name: str = ""
-    peer: str = ""
-    role: str = "trainer"
-    incarnation: int = 0
-    pid: int = 0
-    updated: float = 0.0
-    round: int = -1
-    cycle: int = -1
-    roster: int = 0
-    degraded_rosters: int = 0
-    num_members: int = 0
-    grid: tuple[int, ...] = ()
-    row: int | None = None
-    averaging_share: float = 2.0
-    num_ready: int = 0
-    ready: bool = False
-    leaving: bool = False
-    phase: str = "connecting"
-    inner_steps: int = 0
-    steps_undone: int = 0
-    cycle_steps: float | None = None
-    planned_steps: int | None = None
-    tokens: int = 0
-    tokens_per_second: float = 0.0
-    loss: float | None = None
-    anchor_loss: float | None = None
-    local_loss: float | None = None
-    parameters: int = 0
-    rounds_closed: int = 0
-    spans_closed: int = 0
-    entries_absorbed: int = 0
-    participation: float | None = None
-    bytes_sent: ByteCounts = field(default_factory=ByteCounts)
-    bytes_received: ByteCounts = field(default_factory=ByteCounts)
-    max_upload: float | None = None
-    max_download: float | None = None
-    upload_rate: float | None = None
-    download_rate: float | None = None
-    vector_cycles: float = 0.0
-    peers: tuple[PeerLine, ...] = ()
-    log_digest: str = ""
-    state_digest: str = ""
-    addresses: tuple[str, ...] = ()
-    reachable: bool = False
-    reachable_at: tuple[str, ...] = ()
-    proved_by: int = 0
-    reach: str = ""
-    trouble: str = ""
-    pace: str = ""
-    clock: str = ""
-    weight: float | None = None
-    influence: tuple[str, ...] = ()
-    invite: str = ""
-    own_model: bool = False
-    paused: str = ""
-    pause_reason: str = ""
-    paused_until: float | None = None
-    limits: Mapping[str, str] = field(default_factory=dict)
-    month: str = ""
-    month_sent: int = 0
-    month_received: int = 0
-    disk_saving: str = "all"
-    control: str = ""
+    run: Annotated[str, "run id in hexadecimal digits; empty until the peer knows it"] = ""
+    run_name: Annotated[str, "name of the run"] = ""
+    peer: Annotated[str, "id of this peer, as text"] = ""
+    role: Annotated[str, '"trainer", "bootstrap" or "archivist"'] = "trainer"
+    incarnation: Annotated[int, "increases with each start of this identity"] = 0
+    pid: Annotated[int, "process id"] = 0
+    updated: Annotated[float, "time of this status, Unix seconds"] = 0.0
+    round: Annotated[int, "current round; negative before the first"] = -1
+    cycle: Annotated[int, "current cycle; every fragment is due once per cycle"] = -1
+    roster: Annotated[int, "number of the newest certified roster"] = 0
+    degraded_rosters: Annotated[int, "number of rosters certified without a majority"] = 0
+    num_members: Annotated[int, "members of that roster that train"] = 0
+    grid: Annotated[
+        tuple[int, ...],
+        "number of members in each row (averaging group) of the grid in force; one row in a small run",
+    ] = ()
+    row: Annotated[int | None, "row of this peer, counted from 0; None while it is not a member"] = None
+    averaging_share: Annotated[
+        float,
+        "share of averaging that this peer's connection carries; 1 is an equal share, and 2 is the maximum, used "
+        "for one that was never saturated",
+    ] = 2.0
+    num_ready: Annotated[int, "trainers of that roster that hold the run's state"] = 0
+    ready: Annotated[bool, "whether this peer holds it"] = False
+    leaving: Annotated[bool, "whether it has been asked to leave"] = False
+    phase: Annotated[
+        str,
+        '"connecting", "fetching manifest", "catching up", "training", "following", "serving", "not stepping", '
+        '"paused", "leaving" or "finished"',
+    ] = "connecting"
+    inner_steps: Annotated[int, "optimiser steps of this peer"] = 0
+    steps_undone: Annotated[
+        int,
+        "steps that were undone or not made because something was not finite; not among `inner_steps`",
+    ] = 0
+    cycle_steps: Annotated[float | None, "recent optimiser steps per cycle; None until known"] = None
+    planned_steps: Annotated[int | None, "steps per cycle planned by the manifest; None if it plans none"] = None
+    tokens: Annotated[int, "tokens of these steps"] = 0
+    tokens_per_second: Annotated[float, "recent rate"] = 0.0
+    loss: Annotated[float | None, "last training loss in nats per token"] = None
+    anchor_loss: Annotated[float | None, "last held-out loss of the anchor"] = None
+    local_loss: Annotated[float | None, "last held-out loss of the local parameters"] = None
+    parameters: Annotated[int, "number of parameters of the model"] = 0
+    rounds_closed: Annotated[int, "rounds since ready whose deadline has passed"] = 0
+    spans_closed: Annotated[int, "spans of these rounds, including skipped ones"] = 0
+    entries_absorbed: Annotated[int, "entries of these rounds, counted span by span"] = 0
+    participation: Annotated[
+        float | None,
+        "share of the contributions of live, ready members that were included, over closed rounds since ready",
+    ] = None
+    bytes_sent: Annotated[ByteCounts, "bytes sent on all links"] = field(default_factory=ByteCounts)
+    bytes_received: Annotated[ByteCounts, "bytes received on all links"] = field(default_factory=ByteCounts)
+    max_upload: Annotated[float | None, "upload cap, bits per second on the wire; None: no cap"] = None
+    max_download: Annotated[float | None, "download cap, likewise"] = None
+    upload_rate: Annotated[
+        float | None,
+        "approximate recent upload rate, bits per second on the wire; None if not measured",
+    ] = None
+    download_rate: Annotated[float | None, "approximate recent download rate, likewise"] = None
+    vector_cycles: Annotated[float, "number of cycles over which `bytes_sent.vectors` were sent"] = 0.0
+    peers: Annotated[tuple[PeerLine, ...], "the other peers"] = ()
+    log_digest: Annotated[str, "SHA-256 over all chain digests, hexadecimal"] = ""
+    state_digest: Annotated[
+        str,
+        "SHA-256 over anchor, momentum and chains of all spans, hexadecimal; empty until finished",
+    ] = ""
+    addresses: Annotated[tuple[str, ...], "addresses that this peer announces; only proofs show whether they work"] = ()
+    reachable: Annotated[
+        bool,
+        "whether others have proved that they can dial it; otherwise it is outbound only and reduces no spans",
+    ] = False
+    reachable_at: Annotated[
+        tuple[str, ...],
+        "host and port of each proved address, those relevant to this run first",
+    ] = ()
+    proved_by: Annotated[int, "number of peers that proved it"] = 0
+    reach: Annotated[str, "the same in one sentence, with what to do about it"] = ""
+    trouble: Annotated[
+        str,
+        "why this peer has been in no entry for some cycles, or trains alone; empty if all is well",
+    ] = ""
+    pace: Annotated[
+        str,
+        "warning about too many or too few inner steps per cycle, with what to do; empty if all is well",
+    ] = ""
+    clock: Annotated[
+        str,
+        "wall clocks that are far from those of other peers, this machine's first; empty if all is well",
+    ] = ""
+    weight: Annotated[
+        float | None,
+        "this peer's own share of the weight of the means in the last cycles; None if it was in none",
+    ] = None
+    influence: Annotated[
+        tuple[str, ...],
+        "members with much influence on the run, or signs that they abuse it, as sentences",
+    ] = ()
+    invite: Annotated[str, "invite of this run; empty until known"] = ""
+    own_model: Annotated[
+        bool,
+        "whether the run trains a user's own model, so that peers join from a training loop instead of the "
+        "command line",
+    ] = False
+    paused: Annotated[str, '"paused until 22:00 (hours)"; empty while this peer runs'] = ""
+    pause_reason: Annotated[
+        str,
+        '"asked", "hours", "days", "battery" or "monthly quota"; empty while this peer runs',
+    ] = ""
+    paused_until: Annotated[float | None, "end of the pause, Unix seconds; None if it is unknown"] = None
+    limits: Annotated[
+        Mapping[str, str],
+        "limits of this machine's owner that are in force, as texts by setting",
+    ] = field(default_factory=dict)
+    month: Annotated[str, "the calendar month of the next two, such as 2026-11"] = ""
+    month_sent: Annotated[int, "bytes sent this month, as on the wire, across restarts"] = 0
+    month_received: Annotated[int, "bytes received this month, likewise"] = 0
+    disk_saving: Annotated[str, 'what is written to the disk: "all", "only the newest checkpoint" or "nothing"'] = "all"
+    control: Annotated[
+        str,
+        "number of the `control.json` that this peer obeys; it answers `pause`, `resume`, `limits` and `leave`",
+    ] = ""
 
 
 def status_document(status: PeerStatus) -> dict[str, Any]:

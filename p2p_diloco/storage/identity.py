@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2p_diloco.config.address import port_of
+from p2p_diloco.config.invite import port_of
 from p2p_diloco.config.key_file import create_key_file, read_key_file
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.ids import PeerId, sha256

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from p2p_diloco.config.address import parse_peer_address
+from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.node.surroundings import PeerMemory

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.flags import Surroundings
-from p2p_diloco.cli.new import NewRunOptions, make_run
+from p2p_diloco.cli.new import make_run
+from p2p_diloco.cli.options import NewRunOptions, Surroundings
 from p2p_diloco.planning import inner_step
 from p2p_diloco.planning.inner_step import MeasuredStep
 
@@ -33,6 +33,6 @@ def _measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Return a run and its key, as `new` writes them."""
     path = tmp_path / "run.toml"
-    make_run(path, NewRunOptions(name="night", step_seconds=0.045), Surroundings(overrides={}, environment={}))
+    make_run(path, NewRunOptions(name="night", step_seconds=0.045), Surroundings())
     capsys.readouterr()
     return path

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from p2p_diloco.cli import status
+from p2p_diloco.cli import owner
 from p2p_diloco.cli.app import main
 from p2p_diloco.cli.peer_output import PeerOutput
 from p2p_diloco.errors import NetworkError, PeerError, StateError
@@ -148,7 +148,9 @@ def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: C
 def test_an_invalid_pause_is_refused_and_zero_is_explained(seconds: str, capsys: Captured) -> None:
     code, sentence = failed(["join", INVITE, "--evaluate-seconds", seconds], capsys)
     assert code == 2
-    assert f"{seconds} is not a valid number of seconds; expected 0 (never) or more, such as 30" in sentence
+    assert sentence == (
+        f"--evaluate-seconds: {seconds} is not a valid number of seconds; expected 0 (never) or more, such as 30"
+    )
 
 
 def test_a_missing_key_is_reported_with_its_expected_place(run_file: Path, capsys: Captured) -> None:
@@ -200,7 +202,7 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path, *, as_json: bool) -> int:
         raise error
 
-    monkeypatch.setattr(status, "show_status", fail)
+    monkeypatch.setattr(owner, "show_status", fail)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def printing(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
         print("a line that waits to be written")
         return code
 
-    monkeypatch.setattr(status, "show_status", show)
+    monkeypatch.setattr(owner, "show_status", show)
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import bootstrap, peer_process
+from p2p_diloco.cli import peer_process
 from p2p_diloco.cli.app import main
-from p2p_diloco.cli.bootstrap import request_bootstrap
-from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
+from p2p_diloco.cli.join import request_bootstrap
+from p2p_diloco.cli.options import PeerFlags, Surroundings
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
@@ -20,8 +20,8 @@ INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
 
 
 def requested(run: str, **overrides: object) -> PeerPlan:
-    around = Surroundings(overrides=overrides, environment={})
-    return request_bootstrap(run, key_path=None, settings=SettingsFlags(port="7"), flags=PeerFlags(), around=around)
+    around = Surroundings(overrides=overrides)
+    return request_bootstrap(run, key_path=None, settings={"port": "7"}, flags=PeerFlags(), around=around)
 
 
 def test_a_run_file_makes_a_founder_that_does_not_train(run_file: Path) -> None:
@@ -45,11 +45,8 @@ def test_an_invite_makes_a_second_bootstrap_peer(run_file: Path) -> None:
 
 
 def test_start_applies_only_to_a_new_run() -> None:
-    around = Surroundings(overrides={}, environment={})
     with pytest.raises(ConfigError, match="--start only applies to a new run, and an invite"):
-        request_bootstrap(
-            INVITE, key_path=None, start=Path("a"), settings=SettingsFlags(), flags=PeerFlags(), around=around
-        )
+        request_bootstrap(INVITE, key_path=None, start=Path("a"), settings={}, flags=PeerFlags(), around=Surroundings())
 
 
 def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +57,7 @@ def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_bootstrap_peer_has_its_own_folder_beside_a_trainer_on_the_same_machine(tmp_path: Path) -> None:
-    named = PeerSettings(state_directory=tmp_path)
-    assert bootstrap._with_own_folder(named, "own") == named
+    named = {"state_directory": str(tmp_path)}
+    plan = request_bootstrap(INVITE, key_path=None, settings=named, flags=PeerFlags(), around=Surroundings())
+    assert plan.settings.state_directory == tmp_path
     assert requested(INVITE).settings.state_directory == PeerSettings().state_directory / "bootstrap"

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli import join
-from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings
 from p2p_diloco.cli.join import request_join, run_join
-from p2p_diloco.cli.rank_process import Place
+from p2p_diloco.cli.options import PeerFlags, Surroundings
+from p2p_diloco.cli.ranks import Place
 from p2p_diloco.peer.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
-AROUND = Surroundings(overrides={}, environment={})
+AROUND = Surroundings()
 
 
 def test_a_joiner_needs_only_an_invite() -> None:
-    plan = request_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
+    plan = request_join(INVITE, found=None, key_path=None, settings={}, flags=PeerFlags(), around=AROUND)
     assert plan.invite is not None
     assert plan.invite.run.hex() == "ab" * 32
 
 
 def test_a_trainer_may_found_a_run(run_file: Path) -> None:
-    around = Surroundings(overrides={"name": "dawn"}, environment={})
-    plan = request_join(None, found=run_file, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=around)
+    around = Surroundings(overrides={"name": "dawn"})
+    plan = request_join(None, found=run_file, key_path=None, settings={}, flags=PeerFlags(), around=around)
     assert plan.founding is not None
     assert plan.founding.signed.manifest.name == "dawn"
 
@@ -50,7 +50,7 @@ def test_the_founder_opens_the_path_of_its_own_file(
 ) -> None:
     run_file.with_name("words.txt").touch()
     run_file.with_name("stdlib").mkdir()
-    around, settings = Surroundings(overrides=values, environment={}), SettingsFlags(data=given)
+    around, settings = Surroundings(overrides=values, environment={}), {"data": given}
     plan = request_join(None, found=run_file, key_path=None, settings=settings, flags=PeerFlags(), around=around)
     assert plan.settings.data == opened
 
@@ -58,7 +58,7 @@ def test_the_founder_opens_the_path_of_its_own_file(
 def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(plan) or 7)
-    code = run_join(INVITE, found=None, key_path=None, settings=SettingsFlags(), flags=PeerFlags(), around=AROUND)
+    code = run_join(INVITE, found=None, key_path=None, settings={}, flags=PeerFlags(), around=AROUND)
     assert (code, len(ran)) == (7, 1)
 
 
@@ -66,9 +66,9 @@ def test_the_command_starts_ranks_unless_it_is_one(monkeypatch: pytest.MonkeyPat
     ran: list[object] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(place) or 7)
     monkeypatch.setattr(join, "run_ranks", lambda arguments, count, *_, **__: ran.append((arguments, count)) or 8)
-    typed = SettingsFlags(ranks="2")
+    typed = {"ranks": "2"}
     for environment, code in (({}, 8), ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, 7)):
-        around = Surroundings(overrides={}, environment=environment, arguments=("join", INVITE, "--ranks", "2"))
+        around = Surroundings(environment=environment, arguments=("join", INVITE, "--ranks", "2"))
         ended = run_join(INVITE, found=None, key_path=None, settings=typed, flags=PeerFlags(), around=around)
         assert ended == code
     assert ran == [(("join", INVITE, "--ranks", "2"), 2), Place(rank=1, count=2, local_rank=1)]

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from p2p_diloco.cli import app
-from p2p_diloco.cli.last_step import LONG_AT_WORK, end_despite_last_step
+from p2p_diloco.cli.command_line import LONG_AT_WORK, end_despite_last_step
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.peer.training_thread import TrainingThread
 

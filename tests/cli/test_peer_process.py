@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.flags import PeerFlags
+from p2p_diloco.cli.options import PeerFlags
 from p2p_diloco.cli.peer_process import STOPPED, Interrupts, check_folder, run_trainer
 from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.settings import PeerSettings

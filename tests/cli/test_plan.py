@@ -9,9 +9,7 @@ import pytest
 
 from p2p_diloco.cli import plan
 from p2p_diloco.cli.app import main
-from p2p_diloco.cli.plan import PlanOptions, print_plan
 from p2p_diloco.config.run_file import draft_manifest
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.signing import SigningKey
 
 PAPER = ["plan", "--parameters", "12B", "--islands", "4", "--uplink", "2gbit"]
@@ -59,23 +57,6 @@ def test_two_islands_and_their_bootstrap_peer_upload_more_than_they_download(
     assert "0.708 bytes per parameter and cycle up and 0.531 down, 7.08 MB; 2.83 s on an idle uplink\n" in printed
     assert "7.4 MB up and 5.55 MB down every 8 s: 7.4 Mbit/s and 5.55 Mbit/s, " in printed
     assert " 79.9 GB and 60 GB a day, 4.2 TB a month\n" in printed
-
-
-def test_an_invalid_rate_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--uplink is 'fast'; expected a rate with its unit"):
-        print_plan(
-            PlanOptions(
-                parameters="1M",
-                islands=2,
-                uplink="fast",
-                step_seconds=1.0,
-                cores=1,
-                group_size=16,
-                lan=False,
-                traffic=None,
-                json=None,
-            )
-        )
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from p2p_diloco.cli.app import main
-from p2p_diloco.cli.status import is_running
+from p2p_diloco.cli.owner import is_running
 from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]
@@ -75,18 +76,18 @@ def test_another_folder_can_be_named(tmp_path: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["round"] == 9
 
 
-@pytest.mark.parametrize(("error", "expected"), [(ProcessLookupError, False), (PermissionError, True), (None, True)])
+@pytest.mark.parametrize(("error", "expected"), [(psutil.NoSuchProcess, False), (psutil.AccessDenied, True)])
 def test_a_process_of_another_user_counts_as_running(
-    error: type[OSError] | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+    error: type[psutil.Error], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kill(pid: int, number: int) -> None:
-        if error is not None:
-            raise error
+    def find(pid: int) -> psutil.Process:
+        raise error(pid)
 
-    monkeypatch.setattr(os, "kill", kill)
-    assert is_running(PeerStatus(pid=4711), 1.0) is expected
+    monkeypatch.setattr(psutil, "Process", find)
+    assert is_running(PeerStatus(pid=4711, updated=time.time())) is expected
 
 
 def test_an_old_status_and_one_without_a_process_do_not_count_as_running() -> None:
-    assert not is_running(PeerStatus(pid=os.getpid()), 61.0)
-    assert not is_running(PeerStatus(pid=0), 1.0)
+    assert is_running(PeerStatus(pid=os.getpid(), updated=time.time()))
+    assert not is_running(PeerStatus(pid=os.getpid(), updated=time.time() - 61.0))
+    assert not is_running(PeerStatus(pid=0, updated=time.time()))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.config.address import MAX_ADDRESS_CHARACTERS, parse_host_address, parse_peer_address
+from p2p_diloco.config.invite import MAX_ADDRESS_CHARACTERS, parse_host_address, parse_peer_address
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.signing import SigningKey

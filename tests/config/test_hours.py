@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.config.hours import parse_days, parse_hours
+from p2p_diloco.config.settings import parse_days, parse_hours
 from p2p_diloco.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.config.own_command import join_line, own_command
+from p2p_diloco.wording import join_line, own_command
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""#!{sys.executable}

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from p2p_diloco.config import settings as module
-from p2p_diloco.config.settings import BOOTSTRAP_PORT, PeerSettings, flags_as_keys, load_settings, split_arguments
+from p2p_diloco.config.settings import (
+    BOOTSTRAP_PORT,
+    LIMITS,
+    PeerSettings,
+    bytes_per_second,
+    flags_as_keys,
+    load_settings,
+)
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.signing import SigningKey
@@ -85,11 +91,26 @@ def test_text_stays_text_and_numbers_are_parsed() -> None:
     assert (settings.data, settings.public_name, settings.threads, settings.port) == ("007", "10", 2, 0)
 
 
-def test_every_field_that_is_not_text_can_be_given_as_text() -> None:
-    special = {name for name, field in PeerSettings.model_fields.items() if field.annotation not in (str, str | None)}
-    read_by_their_field = {"state_directory", "identity_path", "precision", "recompute", "shards", "on_battery"}
-    read_by_their_field |= {"max_upload", "max_download", "monthly_quota", "disk_cap", "disk_free", "tensorboard"}
-    assert special - read_by_their_field == module._LISTS | module._NUMBERS | module._SWITCHES
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("port", "7", 7),
+        ("threads", "2", 2),
+        ("keep_checkpoints", "9", 9),
+        ("windows_at_once", "4", 4),
+        ("ranks", "2", 2),
+        ("nice", "5", 5),
+        ("gpu_duty", "0.5", 0.5),
+        ("gpu_duty", "none", None),
+        ("no_port_mapping", "yes", True),
+        ("keep_trace", "1", True),
+        ("initial_peers", f"{PEER}, {PEER}", (PEER, PEER)),
+        ("disk_free", "2GB", 2e9),
+    ],
+)
+def test_every_type_can_be_given_as_text(key: str, text: str, value: object) -> None:
+    for settings in (load_settings(environment={f"P2P_DILOCO_{key.upper()}": text}), load_settings(flags={key: text})):
+        assert getattr(settings, key) == value
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("true", True), ("0", False), ("NO", False)])
@@ -225,41 +246,6 @@ def test_full_addresses_override_the_public_name() -> None:
     assert PeerSettings().announced_addresses(7) == ()
 
 
-def test_files_and_overrides_are_extracted_from_a_command_line() -> None:
-    words = [
-        "join",
-        "invite",
-        "@peer.toml",
-        "--initial_peers=a_b",
-        "--outer.momentum",
-        "0.7",
-        "--rounds.round-seconds=2",
-        "-v",
-        "@",
-        "--",
-        "@x",
-        "--a.b",
-    ]
-    rest, files, overrides = split_arguments(words)
-    assert rest == ["join", "invite", "--initial-peers=a_b", "-v", "@", "--", "@x", "--a.b"]
-    assert files == (Path("peer.toml"),)
-    assert overrides == {"outer.momentum": 0.7, "rounds.round_seconds": 2}
-
-
-def test_a_file_name_with_a_dot_is_not_an_override() -> None:
-    assert split_arguments(["bootstrap", "run.toml"]) == (["bootstrap", "run.toml"], (), {})
-
-
-def test_some_names_are_overrides_without_a_dot() -> None:
-    rest, _, overrides = split_arguments(["new", "--outer-lr=0.7", "--name", "x"], {"outer_lr"})
-    assert (rest, overrides) == (["new", "--name", "x"], {"outer_lr": 0.7})
-
-
-def test_an_override_without_a_value_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"--outer\.momentum needs a value$"):
-        split_arguments(["new", "--outer.momentum"])
-
-
 def test_caps_are_rates_in_every_layer(tmp_path: Path) -> None:
     file = settings_file(tmp_path, 'max_upload = "20mbit"\nmax_download = "2gbit"')
     assert load_settings(files=[file]).max_upload == 20e6
@@ -298,8 +284,8 @@ def test_an_invalid_cap_error_names_what_is_expected(name: str) -> None:
 
 
 def test_caps_are_converted_to_bytes() -> None:
-    assert module.bytes_per_second(None) is None
-    assert module.bytes_per_second(20e6) == 2.5e6
+    assert bytes_per_second(None) is None
+    assert bytes_per_second(20e6) == 2.5e6
 
 
 LIMIT_TEXTS = {
@@ -320,7 +306,7 @@ def test_limits_are_settings_like_others_and_can_be_written_as_text(tmp_path: Pa
     environment = {f"P2P_DILOCO_{key.upper()}": text for key, text in LIMIT_TEXTS.items()}
     file = settings_file(tmp_path, "\n".join(f'{key} = "{text}"' for key, text in LIMIT_TEXTS.items() if key < "g"))
     settings = load_settings(environment=environment)
-    assert set(LIMIT_TEXTS) == set(module.LIMITS)
+    assert set(LIMIT_TEXTS) == set(LIMITS)
     assert settings.limit_texts() == LIMIT_TEXTS
     assert load_settings(flags=LIMIT_TEXTS) == settings
     assert (settings.monthly_quota, settings.disk_free, settings.nice, settings.gpu_duty) == (500e9, 1.5e9, 10, 0.5)

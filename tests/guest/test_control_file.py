@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.guest.control_file import CONTROL_FILE, Control, new_number, read_control, write_control
+from p2p_diloco.guest.owner_files import CONTROL_FILE, Control, new_number, read_control, write_control
 
 ASKED = Control(number="7", pauses=True, pauses_until=1_900_000_000.5, leaves=0, limits={"max_upload": "5mbit"})
 

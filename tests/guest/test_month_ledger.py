@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.guest.month_ledger import TRAFFIC_FILE, MonthTraffic, read_traffic, write_traffic
+from p2p_diloco.guest.owner_files import TRAFFIC_FILE, MonthTraffic, read_traffic, write_traffic
 
 
 def test_traffic_adds_up_within_a_month_and_begins_again_with_the_next() -> None:

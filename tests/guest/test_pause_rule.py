@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.config.hours import parse_days, parse_hours
+from p2p_diloco.config.settings import parse_days, parse_hours
 from p2p_diloco.guest.pause_rule import (
     MOST_RESERVED,
     PauseRules,

@@ -274,6 +274,9 @@ class Recorder:
         self.anchor_loss: float | None = None
         self.events: list[tuple[str, str]] = []
 
+    def note(self, *, anchor_loss: float) -> None:
+        self.anchor_loss = anchor_loss
+
     def report(self, topic: str, text: str, **figures: object) -> None:
         self.events.append((topic, text))
 

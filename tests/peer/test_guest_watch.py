@@ -18,8 +18,15 @@ from test_start import SIGNED, PeerStage
 
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.guest.control_file import Control, new_number, read_control, write_control
-from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic, write_traffic
+from p2p_diloco.guest.owner_files import (
+    Control,
+    MonthTraffic,
+    new_number,
+    read_control,
+    read_traffic,
+    write_control,
+    write_traffic,
+)
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import format_peer_id
 from p2p_diloco.peer.ending import StopRequest

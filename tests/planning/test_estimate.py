@@ -10,7 +10,7 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans, suited_spans
-from p2p_diloco.planning.estimate import (
+from p2p_diloco.planning.rounds import (
     Question,
     flow_per_parameter,
     loss_cost,

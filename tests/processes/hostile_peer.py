@@ -28,7 +28,7 @@ from typing import Any
 import msgpack
 import uvloop
 
-from p2p_diloco.config.address import parse_peer_address
+from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.log import SpanHead

@@ -18,8 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_diloco.guest.control_file import CONTROL_FILE
-from p2p_diloco.guest.month_ledger import read_traffic
+from p2p_diloco.guest.owner_files import CONTROL_FILE, read_traffic
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from tests.status.kept_events import read_events
 from tests.swarm.process_swarm import PROJECT, ProcessSwarm

@@ -28,7 +28,7 @@ import psutil
 import pytest
 
 from p2p_diloco.codec.blocks import Int4Codec
-from p2p_diloco.config.address import parse_peer_address
+from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
 from p2p_diloco.peer.run_plan import plan_run

@@ -10,13 +10,13 @@ from small_run import peer_key, small_plan
 
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.membership.reach import Answer, Standing
-from p2p_diloco.status.reporter import (
+from p2p_diloco.status.reporter import reach_sentence
+from p2p_diloco.status.trouble import (
     IDLE_CYCLES,
     Idleness,
     explain_idleness,
     explain_solitude,
     idle_cycles,
-    reach_sentence,
     was_cut_off,
 )
 

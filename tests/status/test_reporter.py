@@ -19,6 +19,7 @@ from p2p_diloco.protocol.engine import PeerEngine, Progress
 from p2p_diloco.protocol.membership.attendance import LocalPeer, PeerView
 from p2p_diloco.protocol.membership.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
+from p2p_diloco.status import trouble
 from p2p_diloco.status.event_log import EVENTS_FILE, append_event
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.status.status_file import ByteCounts, PeerStatus
@@ -95,7 +96,7 @@ def test_rounds_are_counted_once_this_peer_is_ready() -> None:
     count, _ = reporter()
     peer = engine()
     count.round_closed(CLOSED)
-    count.engine = peer
+    count.follow(peer)
     count.round_closed(CLOSED)
     assert status_of(count, peer).rounds_closed == 0
     assert status_of(count, peer).participation is None
@@ -129,8 +130,8 @@ def test_progress_losses_and_addresses_are_reported() -> None:
     count, watcher = reporter()
     peer = engine()
     peer.progress = Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)
-    count.anchor_loss, count.local_loss, count.phase = 2.0, 1.9, "training"
-    count.addresses, count.invite, count.state_digest = ("/ip4/1.2.3.4/tcp/5",), "p2pdiloco://x", "ab"
+    count.note(anchor_loss=2.0, local_loss=1.9, phase="training")
+    count.note(addresses=("/ip4/1.2.3.4/tcp/5",), invite="p2pdiloco://x", state_digest="ab")
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     count.publish(peer, node, small_manifest(), 1000, NOW)
     status = watcher.last
@@ -180,7 +181,7 @@ def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:
     count, watcher = reporter()
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
     assert (status_of(count, peer).max_upload, status_of(count, peer).upload_rate) == (None, None)
-    count.line = LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters())
+    count.follow(peer, line=LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters()))
     peer.membership.share = 2
     count.publish(peer, node, small_manifest(), 1000, NOW)
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
@@ -212,15 +213,19 @@ def test_reachability_is_reported_when_it_changes_and_included_in_every_status()
     assert status.reach.startswith("outbound only: reached only at 45.10.0.2:5")
 
 
-def test_text_from_other_peers_is_shown_without_control_characters() -> None:
-    count, _ = reporter()
+def test_text_from_other_peers_is_shown_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, watcher = reporter()
     count.report_reach(
         Standing(is_reachable=False, failures=(Answer(host="45.10.0.2", port=5, reason="no\x1b[2J\u202e", at=0.0),)),
         (5,),
         trains=True,
     )
-    count.trouble = "dialled\x1b]0;owned\x07"
-    status = status_of(count, engine())
+    monkeypatch.setattr(trouble, "explain_idleness", lambda *_: "dialled\x1b]0;owned\x07")
+    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
+    peer.membership.ready = True
+    for now in (NOW, NOW + 9 * PLAN.rules.cycle_seconds):
+        count.publish(peer, node, small_manifest(), 1000, now)
+    status = watcher.last
     assert "(no?[2J?)" in status.reach
     assert status.trouble == "dialled?]0;owned?"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_run import peer_key
 
-from p2p_diloco.config.address import port_of
+from p2p_diloco.config.invite import port_of
 from p2p_diloco.storage import identity
 from p2p_diloco.storage.identity import FIRST_PORT, LAST_PORT, PORT_FILE, keep_port
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from p2p_diloco.config.address import parse_peer_address
+from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.ids import Digest
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.libp2p import Libp2pTransport

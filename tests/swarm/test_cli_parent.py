@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-CHILD = "import time; from p2p_diloco.cli.parent import end_with_parent; end_with_parent(); print('up', flush=True); "
+CHILD = "import time; from p2p_diloco.cli.ranks import end_with_parent; end_with_parent(); print('up', flush=True); "
 WAIT = "time.sleep(60)"
 
 

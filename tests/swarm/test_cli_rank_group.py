@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import rank_group
-from p2p_diloco.cli.rank_group import RankGroup
+from p2p_diloco.cli import ranks
+from p2p_diloco.cli.ranks import RankGroup
 from p2p_diloco.errors import RANK_LOST_CODE
 
 SAY = "import os, sys, pathlib, time; rank = os.environ['RANK']; folder = pathlib.Path(sys.argv[1])\n"
@@ -26,8 +26,8 @@ def group(folder: Path, program: str, count: int = 2) -> RankGroup:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(rank_group, "END_SECONDS", 1.0)
+    monkeypatch.setattr(ranks, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "END_SECONDS", 1.0)
 
 
 def test_all_ranks_are_started_again_after_one_is_lost(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ if rank == "0" and not (folder / "killed").exists():
 
 
 def test_a_rank_0_that_does_not_notice_a_lost_rank_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(ranks, "LEAVE_SECONDS", 0.5)
     program = """
 if rank == "1":
     os.kill(os.getpid(), 9)
@@ -130,7 +130,7 @@ def test_no_rank_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     """Ranks notice the end of their standard input, as `--with-parent` makes them."""
     rank = SAY + "(folder / rank).write_text(str(os.getpid())); sys.stdin.read()"
     starter = (
-        "import os, sys; from p2p_diloco.cli.rank_group import RankGroup\n"
+        "import os, sys; from p2p_diloco.cli.ranks import RankGroup\n"
         f"RankGroup([sys.executable, '-c', {rank!r}, {str(tmp_path)!r}], 2, dict(os.environ)).run()"
     )
     process = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])

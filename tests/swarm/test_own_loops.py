@@ -20,7 +20,7 @@ from torch import nn
 
 import p2p_diloco
 from p2p_diloco import api
-from p2p_diloco.guest.control_file import new_number, read_control, write_control
+from p2p_diloco.guest.owner_files import new_number, read_control, write_control
 from p2p_diloco.testing import local_swarm
 
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}

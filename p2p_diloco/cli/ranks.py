@@ -1,21 +1,30 @@
-"""Start the ranks of an island on this machine, one process for each GPU, and all of them again if one is lost."""
+"""The ranks of an island on this machine: start a process for each, all again if one is lost, or be one of them."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from p2p_diloco.cli.lost_stream import print_to_stderr
-from p2p_diloco.cli.parent import end_with_parent
+from p2p_diloco.cli.output import print_to_stderr
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import RANK_LOST_CODE
+from p2p_diloco.errors import RANK_LOST_CODE, ConfigError
+
+if TYPE_CHECKING:
+    from p2p_diloco.peer.island import Island
+
 
 LOOK_SECONDS = 0.1
 END_SECONDS = 15.0
@@ -25,6 +34,9 @@ LEAVE_SECONDS = 180.0
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 """Pause before the ranks are started again; it doubles while they live shorter than `SHORT_LIFE_SECONDS`."""
 SHORT_LIFE_SECONDS = 120.0
+MEET_SECONDS = 120.0
+"""Maximum time until all ranks are there, and for an exchange of gradients."""
+_PR_SET_PDEATHSIG = 1
 _GPUS = (Path("/proc/driver/nvidia/gpus"), Path("/dev/kfd"))
 """Present where a driver of NVIDIA's or AMD's GPUs is."""
 
@@ -156,3 +168,132 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of this process among the ranks of an island.
+
+    Attributes:
+        rank, count: its rank, and the number of ranks.
+        local_rank: its number on this machine, which is that of its GPU.
+    """
+
+    rank: int
+    count: int
+    local_rank: int
+
+
+def place_among_ranks(environment: Mapping[str, str]) -> Place | None:
+    """Return the place that `torchrun` has written into the environment; None for a process by itself.
+
+    Raises:
+        ConfigError: the variables are incomplete.
+    """
+    if environment.get("WORLD_SIZE", "1") == "1":
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    try:
+        rank, count, local_rank = (int(environment[name]) for name in names)
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"WORLD_SIZE is set in the environment, but {' and '.join(names)} are not all numbers; start the ranks "
+            "of an island with torchrun, or with join --ranks, or unset WORLD_SIZE"
+        ) from None
+    return Place(rank, count, local_rank)
+
+
+def device_of_rank(device: str, local_rank: int, *, num_gpus: int) -> str:
+    """Return the device of a rank: a GPU of its own, if the setting allows one.
+
+    Raises:
+        ConfigError: there are more ranks than GPUs, or the setting names one GPU for all ranks.
+    """
+    if device == "cpu" or (device == "auto" and not num_gpus):
+        return "cpu"
+    if device == "mps":
+        raise ConfigError("an Apple GPU cannot be shared by several ranks; leave --ranks out")
+    if device.startswith("cuda:"):
+        raise ConfigError(f"--device {device} names one GPU, but each rank needs its own; leave --device out")
+    if local_rank >= num_gpus:
+        raise ConfigError(
+            f"rank {local_rank} of this machine has no GPU of its own, there are {num_gpus}; start {num_gpus} ranks, "
+            "or train on the processor with --device cpu"
+        )
+    return f"cuda:{local_rank}"
+
+
+@contextmanager
+def island_of_ranks(place: Place, settings: PeerSettings) -> Iterator[tuple[Island, PeerSettings]]:
+    """Meet the other ranks; yield the island, and the settings of this rank with its own device.
+
+    Raises:
+        RankLost: the others are not there in time.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from p2p_diloco.peer.island import Island
+    from p2p_diloco.training.ranks import RankLost, Ranks, first_sentence
+
+    device = device_of_rank(settings.device, place.local_rank, num_gpus=torch.cuda.device_count())
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    try:
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=MEET_SECONDS))
+    except (RuntimeError, ValueError) as error:
+        raise RankLost(
+            f"the {place.count} ranks of this island did not meet ({first_sentence(error)}); start all of them again"
+        ) from None
+    island = Island(Ranks())
+    try:
+        threads = None if settings.threads is None else max(1, settings.threads // place.count)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield island, settings.model_copy(update={"device": device, "threads": threads})
+    finally:
+        if island.leads:
+            island.close()
+        if island.lost is None:  # otherwise it would wait for the missing rank
+            dist.destroy_process_group()
+
+
+def follow(island: Island, settings: PeerSettings) -> int:
+    """Be a rank other than 0 until rank 0 has left; return the exit code.
+
+    Ctrl-C and SIGTERM are for rank 0, which leaves the run and then tells this rank to end.
+    """
+    from p2p_diloco.peer.rank_follower import KnownError, follow_rank_0
+    from p2p_diloco.training.ranks import RankLost
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if settings.nice:
+        os.nice(settings.nice)
+    try:
+        follow_rank_0(island, settings)
+    except (RankLost, KnownError):
+        return RANK_LOST_CODE  # rank 0 says why
+    return 0
+
+
+def end_with_parent() -> None:
+    """Exit at once when the parent's end of our standard input closes.
+
+    A pipe works on every system, even if the parent exited before this call. On Linux the kernel also kills this
+    process, in case Python hangs.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_wait_for_end, args=(sys.stdin.fileno(),), name="parent", daemon=True).start()
+
+
+def _wait_for_end(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 1024):
+            pass
+    except OSError:
+        pass
+    # No clean shutdown: nobody watches this peer any more. The libp2p daemon and its files end with this process.
+    os._exit(1)
