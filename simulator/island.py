@@ -29,7 +29,7 @@ from p2p_diloco.outer.advance import (
 from p2p_diloco.outer.in_flight import InFlight
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
-from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.replica import Answer, SpanUpdate
 from p2p_diloco.span.vector_work import encode_contribution

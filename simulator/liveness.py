@@ -34,8 +34,8 @@ I9  No table of an engine is larger than the size of the swarm explains.
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.membership.membership import PATIENT_STALLS
 from p2p_diloco.protocol.membership.reach import UNSEEN_SECONDS
+from p2p_diloco.protocol.membership.stall import PATIENT_STALLS
 from p2p_diloco.protocol.wire.entry import places_in
 from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter
 from simulator.inspector import Violated
@@ -200,7 +200,7 @@ def check_tables(swarm: Simulation) -> None:
     for machine in swarm.running(trains=False):
         engine = machine.running
         swarm.inspector.checks += 1
-        sizes = {"peers heard": len(engine.membership.heard), "links": len(engine.linked)}
+        sizes = {"peers heard": len(engine.membership.peer_views), "links": len(engine.linked)}
         for what, size in sizes.items():
             if size > num_peers:
                 raise Violated("I9", f"{machine} keeps {size} {what} in a swarm of {num_peers}", machine.name)

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2p_diloco.errors import StateError
@@ -24,8 +24,8 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Ballots
@@ -298,7 +298,7 @@ class Machine:
             archive=archive,
         )
         if self.share is not None:
-            engine.membership.share = self.share
+            engine.set_conditions(replace(engine.conditions, share=self.share))
         around.note(self, "starts", f"incarnation {engine.me.incarnation}")
         self._take_up(node, island, states)
         self.task = asyncio.get_running_loop().create_task(

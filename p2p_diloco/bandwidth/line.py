@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from p2p_diloco.bandwidth.forecast import Forecast, Notice, cap_notices, forecast, traffic_notice
 from p2p_diloco.bandwidth.line_rate import LineRate
@@ -82,9 +83,9 @@ class LineWatch:
 
     def _set_share(self, engine: PeerEngine, now: float) -> list[Notice]:
         share = self.share(engine, now)
-        if share == engine.membership.share:
+        if share == engine.conditions.share:
             return []
-        engine.membership.share = share
+        engine.set_conditions(replace(engine.conditions, share=share))
         if share == FULL_SHARE:
             text = "this peer's connection can carry a full share of averaging again"
         else:

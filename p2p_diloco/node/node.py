@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
@@ -225,7 +226,7 @@ class SwarmNode:
         while True:
             if self._lost is not None:
                 raise self._lost
-            self.engine.progress = self._replica.progress()
+            self.engine.set_conditions(replace(self.engine.conditions, progress=self._replica.progress()))
             self.engine.exchange.upload_budget.backlog_bytes = self.transport.backlog_bytes()
             self._ask_for_the_time(self._clock.now())
             now = self._clock.now()  # again: the call above may have set the clock, and let this peer take part
@@ -258,7 +259,8 @@ class SwarmNode:
         """Ask members for their clocks once per heartbeat, and only listen while the time is uncertain."""
         beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
         if moment - self._last_ping >= beat:
-            if self._voices != self.engine.membership.clocks(now):  # this peer became reachable, or hears other members
+            # They change when this peer becomes reachable, or heartbeats of other members arrive.
+            if self._voices != self.engine.membership.contact.clocks(now):
                 self._choose_clocks()
             self._last_ping = moment
             rounds, heads = self.engine.rules.clock, self.engine.chains.heads.values()
@@ -268,7 +270,8 @@ class SwarmNode:
                     self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
             self._look_at_wall_clocks(now)
         disagreement = self._clock.disagreement_seconds
-        self.engine.only_listens = disagreement > 0.0 or not self._clock.is_settled
+        is_uncertain = disagreement > 0.0 or not self._clock.is_settled
+        self.engine.set_conditions(replace(self.engine.conditions, is_time_uncertain=is_uncertain))
         if not disagreement:
             self._agreed_at = moment
             if self._has_reported_apart:
@@ -287,10 +290,11 @@ class SwarmNode:
         roster, me = self.engine.book.in_force, self.engine.me.peer
         if roster is None or not self._clock.is_settled:
             return
-        self.engine.clock_checked(self._clock.wall_offset_seconds)
+        behind_seconds = self._clock.wall_offset_seconds
+        self.engine.set_conditions(replace(self.engine.conditions, clock_behind_seconds=behind_seconds))
         founder, before = self.engine.book.founder, self.clocks.correction_seconds
         behind = {peer: beat.clock_behind for peer, beat in self.engine.membership.alive(now).items()}
-        behind[me] = self._clock.wall_offset_seconds
+        behind[me] = behind_seconds
         for peer, sentence in self.clocks.look(behind, roster.peers() | {founder}, yields=me != founder):
             self._report("clock", sentence, None if peer == me else peer)
         if self.clocks.correction_seconds != before and self._addresses is not None:
@@ -304,9 +308,9 @@ class SwarmNode:
         if roster is None:
             return
         member = roster.member(me.peer)
-        voices = self._voices = self.engine.membership.clocks(self._clock.now())
+        voices = self._voices = self.engine.membership.contact.clocks(self._clock.now())
         takes_part = member is not None and member.incarnation == me.incarnation
-        hears_hub = self.engine.membership.hears_hub(voices)
+        hears_hub = self.engine.membership.contact.depends_on_hub(voices)
         self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part, hears_hub=hears_hub)
         self._last_ping = float("-inf")  # ask new voices at once
 

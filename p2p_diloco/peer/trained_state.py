@@ -30,7 +30,7 @@ from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.replica import Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.span.span_work import follow_span

@@ -14,12 +14,11 @@ from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send, Stage
-from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.local import Conditions, LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
-from p2p_diloco.protocol.membership.split_watch import SplitWatch
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
@@ -46,8 +45,6 @@ from p2p_diloco.protocol.wire.messages import (
     SpanVector,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify
-
-__all__ = ["PeerEngine", "Progress", "SavedState"]
 
 CYCLES_IN_MEMORY = 1
 """Cycles of entries kept in memory, where late peers ask first. Older ones (up to `retained_cycles`) are on disk."""
@@ -86,12 +83,7 @@ class PeerEngine:
         self.rules = rules
         self.me = me
         """This peer as it was started; `membership.me` may have a later incarnation."""
-        self.progress = Progress()
         self.linked: set[PeerId] = set()
-        self.last_round: int | None = None
-        """Last round to contribute to; None: no limit."""
-        self.only_listens = False
-        """Whether swarm time is uncertain: this peer then begins no first round and does not contribute or vote."""
         self.book = RosterBook(rules=rules, verify=verify)
         self.last_included: int | None = None
         """Latest round with an entry that includes this peer's contribution."""
@@ -126,18 +118,18 @@ class PeerEngine:
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self.influence = Influence(me.peer)
-        self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
         self.noted: dict[SpanId, _Noted] = {}
         self._recall(recalled)
 
     def _recall(self, recalled: SavedState) -> None:
+        history = self.membership.rosters.history
         for certified in recalled.rosters:
             with contextlib.suppress(PeerError):  # a branch that has no room; members send what is needed
-                self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
+                self.book.add(certified, wins=history.is_better(certified, certified.roster.cycle))
         if recalled.liveliness is not None:
-            self.membership.recall(recalled.liveliness)
+            history.recall(recalled.liveliness)
         if recalled.heads is not None:
             self.hold_state(recalled.heads)
 
@@ -161,12 +153,17 @@ class PeerEngine:
 
     def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
         """Found the run. This peer holds the initial state and is ready at once."""
-        self.membership.ready = True
-        return self.membership.take_rosters((founding,), now)
+        self.membership.set_ready(True)
+        return self.membership.rosters.take((founding,), now)
 
-    def clock_checked(self, behind_seconds: float) -> None:
-        """Note by how much this machine's wall clock is behind swarm time."""
-        self._heartbeats.clock_behind_seconds = behind_seconds
+    @property
+    def conditions(self) -> Conditions:
+        """Return the conditions under which this peer takes part."""
+        return self.membership.local.conditions
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        """Take the present conditions: what the shell knows about this peer and the rules do not."""
+        self.membership.local.set_conditions(conditions)
 
     @property
     def serves_state(self) -> bool:
@@ -205,7 +202,7 @@ class PeerEngine:
     def latest_round(self) -> int:
         """Return the latest round that this peer has certainly reached, by the tips that it holds and its promises."""
         heads = self.chains.heads.values()
-        return max((self.membership.promised_round(), *(head.round for head in heads)))
+        return max((self.membership.votes.promised_round(), *(head.round for head in heads)))
 
     def wake_at(self, now: float) -> float:
         """Return the time by which `tick` must be called."""
@@ -225,29 +222,29 @@ class PeerEngine:
             self.membership.set_back(now)
             self.repair.set_back(now)
         self._ticked_at = now
-        begun = None if self.only_listens and self.round is None else self._round_driver.tick(now)
+        is_time_uncertain = self.conditions.is_time_uncertain
+        begun = None if is_time_uncertain and self.round is None else self._round_driver.tick(now)
         if begun is not None:
-            self.membership.own_steps = self.progress.steps
-            self.membership.height = sum(head.height for head in self.chains.heads.values())
             if self.rules.clock.fragment(begun) == 0:
                 actions += self._judge_influence(self.rules.clock.cycle(begun), now)
-            actions += self.membership.round_over(begun - 1) + self.membership.keep_liveliness()
-            self.exchange.is_over = self.last_round is not None and begun > self.last_round
+            height = sum(head.height for head in self.chains.heads.values())
+            actions += self.membership.presence.round_over(begun - 1, height)
+            actions += self.membership.rosters.keep_liveliness()
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
             waits, said = self.repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
-            contributes = self.serves_state and left_out is not None and not waits and not self.only_listens
+            contributes = self.serves_state and left_out is not None and not waits and not is_time_uncertain
             self._heartbeats.freeze(begun)
             actions += self.repair.begin_round(begun)
             actions += said + self._round_driver.turn(begun, contributes, now, left_out or frozenset())
             if waits:
-                self._round_driver.waited()
+                self.membership.stall.waited()
         actions += self.exchange.tick(now)
-        actions += self.membership.tick(now) if not self.only_listens else []
+        actions += self.membership.tick(now) if not is_time_uncertain else []
         actions += self.repair.pump(now)
         if self._heartbeats.is_due(now):
-            actions += self._split_watch.tick(now)
+            actions += self.membership.contact.report_split(now)
             actions += self._sign_of_life(self.linked, now)
         elif self._to_greet:
             actions += self._sign_of_life(self._to_greet, now)
@@ -264,9 +261,9 @@ class PeerEngine:
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
         is_nearly_level = self.repair.follows and self.catch_up.is_nearly_level()
-        heartbeat = self._heartbeats.heartbeat(self.progress, self.closed_heads(now), is_nearly_level=is_nearly_level)
+        heartbeat = self._heartbeats.heartbeat(self.closed_heads(now), is_nearly_level=is_nearly_level)
         deadline = now + self.rules.silence_seconds
-        declaration = self.membership.declaration(now)
+        declaration = self.membership.declarations.own_news(now)
         words: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
         return [Send(to=peer, message=word, deadline=deadline) for peer in to for word in words]
 
@@ -277,7 +274,7 @@ class PeerEngine:
             return []
         actions: list[Action] = []
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
-            actions.append(self.membership.ask_rosters(sender, now))
+            actions.append(self.membership.request_rosters(sender, now))
         return actions + self.repair.compare(sender, beat, now)
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
@@ -290,16 +287,8 @@ class PeerEngine:
                 return self._take_heartbeat(sender, message, now)
             case Opening() | SpanVector() | RowMean():
                 return self.exchange.take(sender, message, now)
-            case Declaration():
-                return self.membership.pass_on(message, sender, now)
-            case Prepare():
-                return self.membership.take_prepare(sender, message, now)
-            case Promised():
-                return self.membership.take_promise(sender, message, now)
-            case Proposal():
-                return self.membership.take_proposal(sender, message, now)
-            case Vote():
-                return self.membership.take_vote(sender, message, now)
+            case Declaration() | Prepare() | Promised() | Proposal() | Vote():
+                return self.membership.receive(sender, message, now)
             case RosterRequest():
                 reply = RosterReply(rosters=self.book.after(message.known))
                 return [Send(to=sender, message=reply, deadline=self._soon(now))] if reply.rosters else []
@@ -312,17 +301,17 @@ class PeerEngine:
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
-        actions = self.membership.take_rosters(reply.rosters, now)
+        actions = self.membership.rosters.take(reply.rosters, now)
         actions += self._routes.hand_on_rosters(before, sender, actions, now, self._soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self.repair.adopt_branch()
-        beat = self.membership.heard.get(sender)
+        view = self.membership.peer_views.get(sender)
         learnt = any(isinstance(action, KeepRoster) for action in actions)
-        if learnt and beat is not None and beat.heartbeat.roster not in self.book:
-            actions.append(self.membership.ask_rosters(sender, now))
+        if learnt and view is not None and view.heartbeat.roster not in self.book:
+            actions.append(self.membership.request_rosters(sender, now))
         lacking = next(filter(self.book.lacks_earlier_certificate, reply.rosters), None)
         if lacking is not None:
-            actions.append(self.membership.ask_certificate(sender, lacking.roster.parent, now))
+            actions.append(self.membership.request_certificate(sender, lacking.roster.parent, now))
         return actions + self._ask_noted(now)
 
     def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
@@ -331,7 +320,7 @@ class PeerEngine:
         text = f"contribution to round {refusal.round} left out: {reason}"
         actions: list[Action] = [Report(topic="refused", text=text)]
         if refusal.newer_roster:
-            actions.append(self.membership.ask_rosters(sender, now))
+            actions.append(self.membership.request_rosters(sender, now))
         return actions
 
     # -- entries
@@ -371,9 +360,9 @@ class PeerEngine:
         if not is_kept or fate is EntryFate.EARLY:
             self._note(sender, entry, now)
         if fate is EntryFate.LACKS_ROSTER:
-            return [self.membership.ask_rosters(sender, now)]
+            return [self.membership.request_rosters(sender, now)]
         if fate is EntryFate.LACKS_CERTIFICATE:
-            return [self.membership.ask_certificate(sender, entry.roster, now)]
+            return [self.membership.request_certificate(sender, entry.roster, now)]
         if fate is EntryFate.EARLY or (sender != self.me.peer and self.is_stranger(sender)):
             return []
         if sender != self.me.peer:
@@ -433,11 +422,11 @@ class PeerEngine:
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self._note_weights(entry, grid.owner(entry.span), roster)
-            self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
+            self.membership.presence.owners.entry_absorbed(entry.round, entry.span, roster, grid)
             # The owner was present too, although after a restart it contributes nothing until a roster lists its new
             # incarnation.
             present = self.book.present_at(entry) | {grid.owner(entry.span)}
-            self.membership.note_entry(present, peers, entry.round)
+            self.membership.presence.note_entry(present, peers, entry.round)
             self._round_driver.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             own_included = self.me.peer in peers
@@ -501,7 +490,7 @@ class PeerEngine:
     def _judge_influence(self, cycle: int, now: float) -> list[Action]:
         roster = self.book.in_force
         rates = {peer: beat.tokens_per_second for peer, beat in self.membership.alive(now).items()}
-        rates[self.me.peer] = self.progress.tokens_per_second
+        rates[self.me.peer] = self.conditions.progress.tokens_per_second
         return [*self.influence.cycle_over(cycle, roster.peers() if roster is not None else (), rates)]
 
     def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
@@ -553,7 +542,7 @@ class PeerEngine:
         roster = self.book.in_force
         others = roster.peers() - {self.me.peer} if roster is not None else frozenset()
         if not others or not self.linked:
-            self.membership.ready, self.membership.leaving = False, True
+            self.membership.local.leave(None)
             return []
         word = self.membership.leave(now)
         return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]

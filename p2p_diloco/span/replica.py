@@ -10,7 +10,7 @@ from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.log.head import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import FragmentContribution
 
 Answer = Callable[[FragmentContribution | None], None]

@@ -216,8 +216,8 @@ class StatusReporter:
             self._ready_since = max(round_index, 0)
         cycles = idle_cycles(engine, self._ready_since, now)
         if not cycles:
-            self._steps_when_included = engine.progress.steps
-            self._undone_when_included = engine.progress.undone
+            self._steps_when_included = engine.conditions.progress.steps
+            self._undone_when_included = engine.conditions.progress.undone
         before, self.trouble = self.trouble, ""
         is_alone = self._ready_since is not None and was_cut_off(engine)
         if is_alone:
@@ -228,8 +228,8 @@ class StatusReporter:
             is_recent = self._steady() - woke < (IDLE_CYCLES + 1) * engine.rules.cycle_seconds
             idle = Idleness(
                 cycles=cycles,
-                steps=engine.progress.steps - self._steps_when_included,
-                undone=engine.progress.undone - self._undone_when_included,
+                steps=engine.conditions.progress.steps - self._steps_when_included,
+                undone=engine.conditions.progress.undone - self._undone_when_included,
                 failures=self.failed_dials,
                 others_learn=self._entries_at is not None and round_index - self._entries_at <= span,
                 stood=stood if is_recent else 0.0,
@@ -255,12 +255,12 @@ class StatusReporter:
             self._standstill = (steady, stood)
         self._looked_at = steady
         # The membership forgets who has been silent for long.
-        heard = (heard.at for peer, heard in engine.membership.heard.items() if peer != engine.me.peer)
+        heard = (heard.at for peer, heard in engine.membership.peer_views.items() if peer != engine.me.peer)
         self._others_heard_at = max(self._others_heard_at, *heard, -math.inf)
 
     def _look_at_pace(self, engine: PeerEngine, manifest: RunManifest, now: float) -> None:
         """Count the inner steps per cycle; report when they become too many or too few."""
-        steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
+        steps, cycle_seconds = engine.conditions.progress.steps, engine.rules.cycle_seconds
         if self._counted is None or not engine.ready or not steps or engine.membership.is_paused:
             self._counted = (now, steps)
             return
@@ -280,7 +280,7 @@ class StatusReporter:
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
     ) -> PeerStatus:
         """Return the current status."""
-        roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.progress
+        roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.conditions.progress
         round_index = engine.rules.clock.round_at(now)
         limits = self.line.limits if self.line is not None else TransportLimits()
         up, down = self.line.rates(self._unix_seconds()) if self.line is not None else (None, None)
@@ -300,8 +300,8 @@ class StatusReporter:
             num_members=sum(member.trains for member in roster.members) if roster is not None else 0,
             grid=tuple(map(len, grid.rows)) if grid is not None else (),
             row=grid.row_of.get(engine.me.peer) if grid is not None else None,
-            averaging_share=engine.membership.share / EQUAL_SHARE,
-            num_ready=engine.membership.num_ready(now),
+            averaging_share=engine.conditions.share / EQUAL_SHARE,
+            num_ready=engine.membership.presence.num_ready(now),
             ready=engine.ready,
             leaving=engine.membership.leaving,
             phase=self.phase,
@@ -369,7 +369,7 @@ def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:
 def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
     grid = engine.book.grid()
     lines = []
-    for peer, heard in sorted(engine.membership.heard.items()):
+    for peer, heard in sorted(engine.membership.peer_views.items()):
         beat = heard.heartbeat
         lines.append(
             PeerLine(
@@ -528,7 +528,7 @@ def _why_unlisted(engine: PeerEngine, now: float) -> str:
     roster = engine.book.in_force
     assert roster is not None, "asked only of a peer that follows a roster"
     said = f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
-    wait = engine.membership.returns.wait_seconds(engine.me.peer, engine.membership.me.incarnation, now)
+    wait = engine.membership.declarations.returns.wait_seconds(engine.me.peer, engine.membership.me.incarnation, now)
     if not wait:
         return said
     return (
@@ -544,7 +544,7 @@ def _why_unsent(engine: PeerEngine, idle: Idleness, now: float) -> str:
     if exchange.made_in >= since or exchange.asked_in < since:
         return ""
     if idle.undone:
-        failed = f"{counted(idle.undone, 'step')} failed, the last one because {engine.progress.undone_why}"
+        failed = f"{counted(idle.undone, 'step')} failed, the last one because {engine.conditions.progress.undone_why}"
         return f"{failed}; look at the learning rate, the batch and the precision"
     if not idle.steps:
         return "it has made no inner step meanwhile; does it wait for data, or is its machine too busy?"

@@ -13,6 +13,7 @@ from p2p_diloco.bandwidth.line import MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.bandwidth.line_rate import GROWTH
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.round.demand import USABLE_SHARE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.rate import WIRE_SHARE, format_rate
@@ -39,14 +40,17 @@ def engine(
         listed.append(SimpleNamespace(peer=PeerId(sha256(b"boot")), reduces=True, trains=False))
     peers = frozenset(member.peer for member in listed)
     roster = SimpleNamespace(members=listed, peers=lambda: peers)
-    return SimpleNamespace(
+    engine = SimpleNamespace(
         book=SimpleNamespace(in_force=roster if has_roster else None, grid=lambda: GRID),
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains),
-        membership=SimpleNamespace(alive=lambda now: alive or {}, share=8, can_be_dialled=True),
+        membership=SimpleNamespace(alive=lambda now: alive or {}, can_be_dialled=True),
         exchange=SimpleNamespace(upload_budget=SimpleNamespace(bytes_per_second=None)),
         rules=PLAN.rules,
+        conditions=Conditions(),
     )
+    engine.set_conditions = lambda conditions: setattr(engine, "conditions", conditions)
+    return engine
 
 
 GRID = SimpleNamespace(share_of=lambda peer: 1.0)
@@ -131,12 +135,12 @@ def test_changed_caps_are_reported_with_their_effect_and_the_rounds_follow_them(
     (capped,) = line.follow(TransportLimits(upload_bytes_per_second=cap))
     assert (capped.topic, capped.text) == ("cap", f"upload is now capped at {format_rate(8 * cap)}")
     assert [notice.topic for notice in line.steer(peer, 1.0)] == ["share", "traffic", "cap"]
-    assert (peer.exchange.upload_budget.bytes_per_second, peer.membership.share) == (cap, 2)
+    assert (peer.exchange.upload_budget.bytes_per_second, peer.conditions.share) == (cap, 2)
     free = line.follow(TransportLimits(download_bytes_per_second=1e6))
     assert [notice.text for notice in free] == ["upload is no longer capped", "download is now capped at 8 Mbit/s"]
     line.follow(TransportLimits())
     assert [notice.topic for notice in line.steer(peer, 2.0)] == ["share", "traffic"]
-    assert (peer.exchange.upload_budget.bytes_per_second, peer.membership.share) == (None, FULL_SHARE)
+    assert (peer.exchange.upload_budget.bytes_per_second, peer.conditions.share) == (None, FULL_SHARE)
 
 
 def test_what_a_line_has_shown_under_a_cap_is_forgotten_without_it() -> None:
@@ -283,11 +287,11 @@ class DrawnLine(LineWatch):
 )
 def test_a_peers_averaging_share_follows_its_line_and_is_reported_once(before: int, after: int, words: str) -> None:
     line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)
-    peer.membership.share, line.drawn_share = before, after
+    peer.conditions, line.drawn_share = Conditions(share=before), after
     (notice,) = line.steer(peer, 0.0)
     assert words in notice.text
     assert notice.figures == {"averaging_share": after / 4}
-    assert peer.membership.share == after
+    assert peer.conditions.share == after
     assert line.steer(peer, 1.0) == []
 
 

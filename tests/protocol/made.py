@@ -9,7 +9,8 @@ from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
@@ -150,18 +151,27 @@ def membership_of(
     archives: bool = False,
     group_size: int = 16,
     linked: Iterable[PeerId] = (),
+    listed: frozenset[PeerId] | None = None,
 ) -> Membership:
+    rules = run_rules(group_size=group_size)
+    rules = rules if listed is None else replace(rules, listed=listed)
     membership = Membership(
         me=self_of(peer, incarnation=incarnation, trains=trains, archives=archives),
-        rules=run_rules(group_size=group_size),
+        rules=rules,
         book=book_with(*rosters, group_size=group_size),
         ballots=ballots,
         verify=verify,
         remembers=remembers,
         linked=frozenset(linked),
     )
-    membership.proofs = (proof_of(peer),)
+    change(membership, proofs=(proof_of(peer),))
     return membership
+
+
+def change(peer: Membership | PeerEngine, **changes: object) -> None:
+    """Change some of a peer's conditions."""
+    target = peer.local if isinstance(peer, Membership) else peer
+    target.set_conditions(replace(target.conditions, **changes))  # type: ignore[arg-type]
 
 
 def head_of(*, height: int = 0, digest: bytes = b"start", round_index: int = -1, radius: float = 1.0) -> SpanHead:

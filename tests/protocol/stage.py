@@ -16,6 +16,7 @@ from fake_run import (
     believed_proofs,
     run_rules,
 )
+from made import change
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
@@ -194,7 +195,7 @@ class Stage:
 
     def _tick(self, machine: Machine) -> None:
         if machine.engine is not None and not machine.paused:
-            machine.engine.membership.proofs = believed_proofs(machine.engine, self._local(machine))
+            change(machine.engine, proofs=believed_proofs(machine.engine, self._local(machine)))
             self.perform(machine, machine.engine.tick(self._local(machine)))
 
     def _schedule(self, machine: Machine) -> None:

@@ -10,6 +10,7 @@ from founded_swarms import founded, goes_on
 from made import (
     SPAN,
     certify,
+    change,
     child_of,
     declaration,
     entry_on,
@@ -69,7 +70,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 def engine_of(name: str = "ann", recalled: SavedState | None = None, incarnation: int = 1) -> PeerEngine:
     me = self_of(peer_id(name), incarnation=incarnation)
     engine = PeerEngine(me=me, rules=run_rules(), verify=verify, recalled=recalled)
-    engine.membership.proofs = (proof_of(me.peer),)
+    change(engine, proofs=(proof_of(me.peer),))
     return engine
 
 
@@ -133,12 +134,12 @@ def test_a_leaving_peer_goes_at_once_without_links_or_once_a_roster_without_it_g
 
 def test_a_heartbeat_carries_a_declaration_that_the_voters_lack() -> None:
     engine = with_roster(engine_of("cat"), roster_1(2))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     engine.link_up(peer_id("bob"))
     application = declaration(peer_id("cat"))
     assert application in [action.message for action in engine.tick(1.0) if isinstance(action, Send)]
     listed = with_roster(engine_of("cat"), roster_1(3))
-    listed.membership.ready = True
+    listed.membership.set_ready(True)
     listed.link_up(peer_id("bob"))
     assert application not in [action.message for action in listed.tick(1.0) if isinstance(action, Send)]
 
@@ -150,7 +151,7 @@ def test_messages_not_meant_for_the_rules_are_dropped() -> None:
 def test_a_heartbeat_from_another_peers_link_is_ignored() -> None:
     engine = engine_of()
     engine.receive(peer_id("cat"), heartbeat(peer_id("bob")), 0.0)
-    assert not engine.membership.heard
+    assert not engine.membership.peer_views
 
 
 def test_an_unknown_roster_is_requested() -> None:
@@ -193,7 +194,7 @@ def test_a_peer_that_adopts_another_branch_reports_no_state_until_it_is_compared
     theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot)
     rosters = (founding(), roster_1(2), ours)
     engine = engine_of(recalled=SavedState(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, head_of())))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     assert engine.book.in_force == ours.roster
     assert len(engine.closed_heads(now)) == 2
     engine.receive(bob, RosterReply(rosters=(theirs,)), now)
@@ -362,7 +363,7 @@ def test_a_reducer_that_makes_entries_is_not_dropped_while_a_roster_lists_its_la
         entry = entry_on(start, parent.roster, boot, span=span, places=(1, 2, 3), round=2 + span.fragment)
         engine.entry_checked(boot, entry, 1.0, now)
         assert engine.chains.heads[span].height == 1
-    assert not places_in(engine.membership.view(parent.roster, now).absent)
+    assert not places_in(engine.membership.presence.view(parent.roster, now).absent)
 
 
 def test_a_requested_entry_that_is_refused_is_not_an_answer() -> None:
@@ -617,7 +618,7 @@ def test_a_peer_saves_once_a_cycle_that_its_line_continues_and_restores_it_at_a_
     swarm.kill("p1")
     again = swarm.start("p1").rules_engine.membership
     again.entry_absorbed(2 * (kept.last + 1))
-    assert again.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
+    assert again.rosters.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
 
 
 def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_does_not_vote() -> None:
@@ -625,14 +626,14 @@ def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_
     goes_on(swarm)
     machine = swarm.machines["p1"]
     engine, clock = machine.rules_engine, machine.rules_engine.rules.clock
-    engine.only_listens = True
+    change(engine, is_time_uncertain=True)
     current = clock.round_at(swarm.now)
     voting = next(r for r in range(current + 1, current + 9) if clock.fragment(r) == clock.num_fragments - 1)
     actions = engine.tick(clock.begin(voting))
     assert engine.round == voting, "it goes on with the rounds that others make entries in"
     assert not any(isinstance(action, TakeSnapshot | KeepBallots) for action in actions)
     fresh = engine_of()
-    fresh.only_listens = True
+    change(fresh, is_time_uncertain=True)
     fresh.tick(clock.begin(voting))
     assert fresh.round is None
 
@@ -655,7 +656,7 @@ def test_after_a_clock_far_ahead_is_set_right_nothing_waits_for_a_future_time() 
 def test_a_ready_peer_whose_clock_is_set_back_continues_fetching() -> None:
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     engine.tick(1e6)
     engine.catch_up.want_transfer(SPAN, peer_id("bob"))
     engine.tick(16.0)
@@ -667,7 +668,7 @@ def test_a_clock_set_back_slightly_changes_nothing() -> None:
     engine.receive(peer_id("bob"), heartbeat(peer_id("bob")), 100.0)
     engine.tick(100.0)
     engine.tick(99.0)
-    assert engine.membership.heard[peer_id("bob")].at == 100.0
+    assert engine.membership.peer_views[peer_id("bob")].at == 100.0
 
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])
@@ -675,7 +676,7 @@ def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) ->
     """Nor do those of the founder, which is no longer a member: only its answer about the initial state counts."""
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     villain, before = peer_id(stranger), dict(engine.chains.heads)
     engine.link_up(villain)
     higher = head_of(height=1000, digest=b"elsewhere", round_index=8)

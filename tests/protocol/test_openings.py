@@ -266,7 +266,7 @@ def test_a_bootstrap_sends_an_empty_opening_at_the_start_of_the_round() -> None:
     assert {offer.index for opening in openings.values() for offer in opening.spans}.isdisjoint(
         span.index for span in owned(rounds)
     )
-    assert rounds.membership.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
+    assert rounds.membership.votes.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
 
 
 def test_a_bootstrap_and_one_of_two_are_a_majority_of_the_three_that_vote() -> None:

@@ -123,13 +123,8 @@ class Exchange:
         self._left_out: frozenset[SpanId] = frozenset()
         self._named: dict[SpanId, Digest] = {}
         self._sent: dict[SpanId, tuple[int, bytes | memoryview]] = {}
-        self._has_named = False
         self.asked_in = self.made_in = -1
         """The last rounds in which the island was asked for a contribution, and in which it made one in time."""
-        self._begun: int | None = None
-        """The round in which this peer was started, in swarm time."""
-        self.is_over = False
-        """Whether the run's last round is over. No round begins then, so no span counts as skipped."""
 
     def begin(self, round_index: int, contributes: bool, left_out: frozenset[SpanId] = frozenset()) -> list[Action]:
         """Begin a round under the roster that governs it. Ask the island for its contribution if it takes part.
@@ -144,13 +139,12 @@ class Exchange:
         self._named = {}
         long_ago = round_index - 2 * self.rules.clock.num_fragments
         self._sent = {span: sent for span, sent in self._sent.items() if sent[0] > long_ago}
-        if not self._has_named:
-            # Before a restart, it may have named parents in this round. Its clock may be set back before it names any.
-            self.membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
-            self._begun = self.membership.named_round
+        self.membership.votes.round_begun(round_index)
         governing = self.membership.book.governing(round_index)
         early, self._early = self._early, {}
-        if governing is None or round_index < 0 or self.is_over:
+        last_round = self.membership.local.conditions.last_round
+        is_over = last_round is not None and round_index > last_round
+        if governing is None or round_index < 0 or is_over:  # no round begins after the last: no span is skipped
             return []
         roster, grid = governing
         me = self.membership.me
@@ -159,25 +153,21 @@ class Exchange:
         actions: list[Action] = []
         listed = roster.member(me.peer)
         if contributes and listed is not None and listed.incarnation == me.incarnation:
-            if not self.membership.may_name_parents(collection.roster_digest, round_index):
+            if not self.membership.votes.may_name_parents(collection.roster_digest, round_index):
                 actions += self._keep_silent(collection)
             elif not me.trains or self.membership.is_paused:
-                self._note_named(round_index)
+                self.membership.votes.parents_named(round_index)
                 actions += self._come_empty_handed(collection, self.rules.clock.begin(round_index))
             else:
                 deadline = self.rules.clock.contribute_by(round_index)
                 spans = self.upload_budget.choose(collection, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited, self.asked_in = True, round_index
-                self._note_named(round_index)
+                self.membership.votes.parents_named(round_index)
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
                 actions += self.take(sender, message, self.rules.clock.begin(round_index))
         return actions
-
-    def _note_named(self, round_index: int) -> None:
-        self.membership.named_round = max(self.membership.named_round, round_index)
-        self._has_named = True
 
     def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
         """Begin a collection under `roster`."""
@@ -520,8 +510,8 @@ class Exchange:
 
     def _is_known_idle(self, peer: PeerId) -> bool:
         """Return whether a member says itself that it is not ready: it catches up, or its owner has paused it."""
-        heard = self.membership.heard.get(peer)
-        return heard is not None and not heard.heartbeat.ready
+        view = self.membership.peer_views.get(peer)
+        return view is not None and not view.heartbeat.ready
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
         if to == self.membership.me.peer:
