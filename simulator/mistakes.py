@@ -270,7 +270,7 @@ def _other_momentum() -> list[Patch]:
 @_mistake("out-of-order", "I3")
 def _out_of_order() -> list[Patch]:
     """A peer absorbs an entry whose parent it lacks; its log then stays there."""
-    right = PeerEngine.entry_checked
+    right = PeerEngine._take_entry
 
     def wrong(self: PeerEngine, sender: Any, entry: Entry, norm: float, now: float) -> list[Action]:
         head = self.chains.heads.get(entry.span)
@@ -279,7 +279,7 @@ def _out_of_order() -> list[Patch]:
         self.chains.heads[entry.span] = next_head(head, entry)
         return [ApplyEntry(entry=entry, own_included=False)]
 
-    return [(PeerEngine, "entry_checked", wrong)]
+    return [(PeerEngine, "_take_entry", wrong)]
 
 
 @_mistake("own-turns", "I3 I6 I7 I8 I10")

@@ -97,7 +97,8 @@ class LineWatch:
         """Set the upload budget of contributions: spans that would arrive late are not sent."""
         grid = engine.book.grid()
         averages = grid is None or grid.share_of(engine.me.peer) > 0.0
-        engine.exchange.upload_budget.bytes_per_second = self.upload_bytes_per_second(averages=averages)
+        rate = self.upload_bytes_per_second(averages=averages)
+        engine.set_conditions(replace(engine.conditions, upload_bytes_per_second=rate))
         before, shown = self._reported_rate, self.shown
         if shown is None and before is None:
             return []

@@ -50,6 +50,7 @@ from p2p_diloco.protocol.actions import (
     TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.results import EntryChecked, EntryCompared, SpanDamaged, SpanReduced
 from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.entry import Entry
@@ -226,8 +227,9 @@ class SwarmNode:
         while True:
             if self._lost is not None:
                 raise self._lost
-            self.engine.set_conditions(replace(self.engine.conditions, progress=self._replica.progress()))
-            self.engine.exchange.upload_budget.backlog_bytes = self.transport.backlog_bytes()
+            progress, backlog_bytes = self._replica.progress(), self.transport.backlog_bytes()
+            changed = replace(self.engine.conditions, progress=progress, upload_backlog_bytes=backlog_bytes)
+            self.engine.set_conditions(changed)
             self._ask_for_the_time(self._clock.now())
             now = self._clock.now()  # again: the call above may have set the clock, and let this peer take part
             self._play(self.engine.tick(now))
@@ -253,7 +255,7 @@ class SwarmNode:
 
     def span_damaged(self, span: SpanId, reason: str) -> None:
         """Have a span repaired that could not follow a valid entry; the replica has left it unchanged."""
-        self._play(self.engine.span_damaged(span, reason, self._clock.now()))
+        self._play(self.engine.take_result(SpanDamaged(span=span, reason=reason), self._clock.now()))
 
     def _ask_for_the_time(self, now: float) -> None:
         """Ask members for their clocks once per heartbeat, and only listen while the time is uncertain."""
@@ -420,7 +422,7 @@ class SwarmNode:
         if elements is None or self.engine.chains.is_known(entry):
             return
         if entry.roster not in self.engine.book:  # it only waits for its roster, whatever its numbers
-            self._play(self.engine.entry_checked(peer, entry, 0.0, self._clock.now()), caused_by=peer)
+            self._take_entry(peer, entry, 0.0)
             return
         if self.engine.is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
             self._budgets.leave_out(peer, self._loop.time())
@@ -434,9 +436,13 @@ class SwarmNode:
             if isinstance(norm, str):
                 self._report("frame-refused", norm, peer)
             else:
-                self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
+                self._take_entry(peer, entry, norm)
 
         self._work(checked, peer, self._norm_of, entry, elements)
+
+    def _take_entry(self, peer: PeerId, entry: Entry, norm: float) -> None:
+        checked = EntryChecked(sender=peer, entry=entry, payload_norm=norm)
+        self._play(self.engine.take_result(checked, self._clock.now()), caused_by=peer)
 
     def _norm_of(self, entry: Entry, elements: int) -> float | str:
         """Return the norm of an entry's payload, or what is wrong with it; runs on the worker."""
@@ -479,16 +485,19 @@ class SwarmNode:
             if isinstance(result, str):
                 self._notes.note("skipped", f"skipped {action.span} in round {action.round}: {result}")
                 if action.stage is Stage.ROW:
-                    self._play(self.engine.span_reduced(action, frozenset(), b"", 0.0, self._clock.now()))
+                    self._play(self.engine.take_result(SpanReduced(order=action), self._clock.now()))
                 return
             for peer, reason in result.dropped:
                 text = f"round {action.round}, {action.span}: {short_peer_id(peer)}: {reason}"
                 self._notes.note("contribution-dropped", text, about=peer)
-            now = self._clock.now()
-            actions = self.engine.span_reduced(
-                action, result.sound, result.payload, result.norm, now, measured=result.measured
+            mean = SpanReduced(
+                order=action,
+                sound=result.sound,
+                payload=result.payload,
+                payload_norm=result.norm,
+                measured=result.measured,
             )
-            self._play(actions)
+            self._play(self.engine.take_result(mean, self._clock.now()))
 
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
@@ -499,7 +508,7 @@ class SwarmNode:
             return
 
         def compared(agreement: Agreement) -> None:
-            self.engine.entry_agrees(entry, agreement)
+            self.engine.take_result(EntryCompared(entry=entry, agreement=agreement), self._clock.now())
 
         elements = rules.span_elements[entry.span]
         self._work(compared, None, agreement_of, entry.payload, own, self.codecs, elements, secret)
@@ -604,7 +613,7 @@ class SwarmNode:
 
     def _contribute(self, contribution: Any) -> None:
         if contribution is not None:
-            self._play(self.engine.contribution_ready(contribution, self._clock.now()))
+            self._play(self.engine.take_result(contribution, self._clock.now()))
 
     def _post(
         self,

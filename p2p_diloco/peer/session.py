@@ -536,7 +536,8 @@ def _engine_of(parts: SessionParts, run: RunPlan) -> PeerEngine:
         archives=parts.plan.exports is not None,
     )
     engine = PeerEngine(me=me, rules=run.rules, verify=is_signed_by, recalled=parts.folder.recall())
-    engine.exchange.upload_budget.bytes_per_second = parts.transport.limits.upload_bytes_per_second
+    rate = parts.transport.limits.upload_bytes_per_second
+    engine.set_conditions(replace(engine.conditions, upload_bytes_per_second=rate))
     return engine
 
 

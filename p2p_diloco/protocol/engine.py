@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
-from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send, Stage
+from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, Report, Send, Stage, sends
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.membership.local import Conditions, LocalPeer
@@ -21,10 +21,21 @@ from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
+from p2p_diloco.protocol.results import (
+    ContentCompared,
+    EntryChecked,
+    EntryCompared,
+    ParentRebuilt,
+    Result,
+    SpanDamaged,
+    SpanHashed,
+    SpanRebuilt,
+    SpanReduced,
+)
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.influence import Agreement, Influence
-from p2p_diloco.protocol.round.round import NOTHING_MEASURED, FragmentContribution, newcomers_of
+from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
 from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
@@ -76,7 +87,20 @@ class SavedState:
 
 
 class PeerEngine:
-    """All rules of one peer. A state machine without I/O, whose methods return the actions to perform."""
+    """All rules of one peer. A state machine without I/O, whose verbs return the actions to perform, in their order.
+
+    Times are swarm seconds, and always passed.
+
+    - First `hold_state` if this peer has its spans, and after it `found` if it founds the run.
+    - `set_conditions` before a `tick`, whenever something changes that only the shell can know.
+    - `tick` at the time that `wake_at` has returned, and soon after any other verb: rounds, ballots, heartbeats and
+      requests are due by time. After each `tick`, call `wake_at` again.
+    - `link_up` and `link_lost` as the transport reports them, and `receive` for each message but entries.
+    - `take_result` for the outcome of each `TakeSnapshot`, `ReduceSpan`, `CompareContent`, `RebuildSpan`,
+      `RebuildParent` and `HashSpan`, for each entry that the codec has checked, and for each damaged span. If one does
+      not come, the rules request it again or do without.
+    - `leave` once; then go on with all of these until `may_go`.
+    """
 
     def __init__(self, *, me: LocalPeer, rules: RunRules, verify: Verify, recalled: SavedState | None = None) -> None:
         recalled = recalled if recalled is not None else SavedState()
@@ -232,12 +256,12 @@ class PeerEngine:
             actions += self.membership.rosters.keep_liveliness()
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
-            waits, said = self.repair.followers.wait_for(now)
+            waits, reports = self.repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
             contributes = self.serves_state and left_out is not None and not waits and not is_time_uncertain
             self._heartbeats.freeze(begun)
             actions += self.repair.begin_round(begun)
-            actions += said + self._round_driver.turn(begun, contributes, now, left_out or frozenset())
+            actions += reports + self._round_driver.turn(begun, contributes, now, left_out or frozenset())
             if waits:
                 self.membership.stall.waited()
         actions += self.exchange.tick(now)
@@ -264,8 +288,8 @@ class PeerEngine:
         heartbeat = self._heartbeats.heartbeat(self.closed_heads(now), is_nearly_level=is_nearly_level)
         deadline = now + self.rules.silence_seconds
         declaration = self.membership.declarations.own_news(now)
-        words: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
-        return [Send(to=peer, message=word, deadline=deadline) for peer in to for word in words]
+        messages: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
+        return [Send(to=peer, message=message, deadline=deadline) for peer in to for message in messages]
 
     # -- messages
 
@@ -278,10 +302,7 @@ class PeerEngine:
         return actions + self.repair.compare(sender, beat, now)
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
-        """Receive a message from an authenticated peer.
-
-        Entries come through `entry_checked` instead, after the codec has checked them.
-        """
+        """Receive a message from an authenticated peer. Entries come as `EntryChecked` instead."""
         match message:
             case Heartbeat():
                 return self._take_heartbeat(sender, message, now)
@@ -291,7 +312,7 @@ class PeerEngine:
                 return self.membership.receive(sender, message, now)
             case RosterRequest():
                 reply = RosterReply(rosters=self.book.after(message.known))
-                return [Send(to=sender, message=reply, deadline=self._soon(now))] if reply.rosters else []
+                return [Send(to=sender, message=reply, deadline=self.rules.clock.soon(now))] if reply.rosters else []
             case RosterReply():
                 return self._take_rosters(sender, message, now)
             case Refusal():
@@ -299,10 +320,33 @@ class PeerEngine:
             case _:
                 return self.repair.take(sender, message, now)
 
+    def take_result(self, result: Result, now: float) -> list[Action]:
+        """Take the result of work that an earlier action requested, or of a check that the shell made by itself."""
+        match result:
+            case EntryChecked():
+                return self._take_entry(result.sender, result.entry, result.payload_norm, now)
+            case EntryCompared():
+                self._note_agreement(result.entry, result.agreement)
+                return []
+            case FragmentContribution():
+                return self.exchange.contribute(result, now)
+            case SpanReduced():
+                return self._take_mean(result, now)
+            case ContentCompared(peer=peer, fragment=fragment, num_equal=num_equal, differing=differing):
+                return self.repair.content_compared(peer, fragment, num_equal, differing, now)
+            case SpanRebuilt(span=span, head=head, state=state):
+                return self.repair.span_rebuilt(span, head, state, now)
+            case ParentRebuilt(span=span, tip=tip, parent=parent, state=state):
+                return self.repair.parent_rebuilt(span, tip, parent, state, now)
+            case SpanHashed(span=span, head=head, content=content):
+                return self.repair.span_hashed(span, head, content, now)
+            case SpanDamaged(span=span, reason=reason):
+                return self.repair.span_damaged(span, reason, now)
+
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
         actions = self.membership.rosters.take(reply.rosters, now)
-        actions += self._routes.hand_on_rosters(before, sender, actions, now, self._soon(now))
+        actions += self._routes.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self.repair.adopt_branch()
         view = self.membership.peer_views.get(sender)
@@ -325,31 +369,30 @@ class PeerEngine:
 
     # -- entries
 
-    def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
-        """Receive an entry whose payload the codec found sound, with the exact norm of the payload."""
+    def _take_entry(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
         self.catch_up.heard(sender, now)
         is_asked = self.catch_up.has_asked(entry.span, sender)
         is_late = not is_asked and self.exchange.has_named(entry.span, entry.parent, before=entry.round)
         latest = self.rules.clock.round_at(now) + 1
         verdict = self.chains.offer(entry, payload_norm, self.book, latest, is_late=is_late)
-        said: list[Action] = []
+        reports: list[Action] = []
         if verdict.evidence is not None:
-            said.append(Report(topic="equivocation", text=verdict.evidence.sentence()))
+            reports.append(Report(topic="equivocation", text=verdict.evidence.sentence()))
         if verdict.fate is EntryFate.ABSORBED:
-            return said + self._absorbed(verdict.absorbed, now)
+            return reports + self._absorbed(verdict.absorbed, now)
         if verdict.fate is EntryFate.OTHER_CHILD:
-            return said + self.catch_up.step_back(entry.span) + self.entry_checked(sender, entry, payload_norm, now)
+            return reports + self.catch_up.step_back(entry.span) + self._take_entry(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
-            said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
+            reports.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
             # The peer that was asked has no entry that follows our tip; comparing digests finds the peers that differ.
-            said += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
-            return said + self.repair.pump(now)
+            reports += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
+            return reports + self.repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self.repair.follows:
-            return said
+            return reports
         if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self.repair.is_past_branch(sender, entry):
-            said += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
-            return said + self.repair.pump(now)
-        return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
+            reports += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
+            return reports + self.repair.pump(now)
+        return reports + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
     def _wait_for(self, fate: EntryFate, sender: PeerId, entry: Entry, *, is_kept: bool, now: float) -> list[Action]:
         """Request what an entry needs before it can be absorbed; note its sender if the entry is not kept here.
@@ -378,7 +421,7 @@ class PeerEngine:
         """
         old, latest = self.noted.get(entry.span), self.rules.clock.round_at(now) + 1
         if old is not None:
-            if self._is_member(old.sender) and not self._is_member(sender):
+            if self.book.lists(old.sender) and not self.book.lists(sender):
                 return
             if entry.round > latest >= old.round:
                 return
@@ -393,7 +436,7 @@ class PeerEngine:
                 del self.noted[span]
             elif (
                 noted.round <= latest
-                and self._is_member(noted.sender)
+                and self.book.lists(noted.sender)
                 and self.book.governance(noted.roster, noted.round) is Governance.GOVERNS
             ):
                 del self.noted[span]
@@ -403,7 +446,7 @@ class PeerEngine:
 
     def is_stranger(self, peer: PeerId) -> bool:
         """Return whether a peer is neither a member nor the founder; False until a roster is known here."""
-        return self.book.in_force is not None and not self._is_member(peer) and peer != self.book.founder
+        return self.book.in_force is not None and not self.book.lists(peer) and peer != self.book.founder
 
     def is_unknown(self, peer: PeerId) -> bool:
         """Return whether a peer is a stranger and was not a member recently.
@@ -411,9 +454,6 @@ class PeerEngine:
         Recent members are not unknown, so that the two sides of a split can find each other again.
         """
         return self.is_stranger(peer) and not self.book.has_listed(peer)
-
-    def _is_member(self, peer: PeerId) -> bool:
-        return self.book.in_force is not None and self.book.in_force.member(peer) is not None
 
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
@@ -436,36 +476,25 @@ class PeerEngine:
             actions.append(ApplyEntry(entry=entry, own_included=own_included, own=sent if own_included else None))
         return actions + self._ask_noted(now) + self.repair.pump(now)
 
-    def span_reduced(
-        self,
-        order: ReduceSpan,
-        sound: frozenset[PeerId],
-        payload: bytes | memoryview,
-        payload_norm: float,
-        now: float,
-        *,
-        measured: Mapping[PeerId, float] = NOTHING_MEASURED,
-    ) -> list[Action]:
-        """Receive a mean from the worker: send a row's mean to the span's owner; absorb an entry and distribute it.
+    def _take_mean(self, reduced: SpanReduced, now: float) -> list[Action]:
+        """Send a row's mean to the span's owner; absorb an entry and distribute it.
 
         A row without a mean, because no part was sound, is sent too: the owner learns who was present.
-
-        Args:
-            measured: norms of the parts of contributors; a norm that one claims counts only as far as they allow.
         """
+        order = reduced.order
         if order.stage is not Stage.FINISH:
             for part in order.parts:
                 self.influence.contributed(part.peer, part.norm, order.norm_limit)
-        result = self.exchange.span_reduced(order, sound, payload, measured)
+        result = self.exchange.span_reduced(order, reduced.sound, reduced.payload, reduced.measured)
         if isinstance(result, str):
             return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]
         if isinstance(result, RowMean):
             return self.exchange.hand_up(result, now)
         # The entry is distributed only once it is absorbed: one that is invalid for this peer is invalid for all.
-        return self.entry_checked(self.me.peer, result, payload_norm, now)
+        return self._take_entry(self.me.peer, result, reduced.payload_norm, now)
 
-    def entry_agrees(self, entry: Entry, agreement: Agreement) -> None:
-        """Receive how an entry agrees with this peer's contribution to it.
+    def _note_agreement(self, entry: Entry, agreement: Agreement) -> None:
+        """Note how an entry agrees with this peer's contribution to it.
 
         In a grid of several rows an entry follows from the means of rows: whoever averaged one may have falsified it.
         """
@@ -493,34 +522,6 @@ class PeerEngine:
         rates[self.me.peer] = self.conditions.progress.tokens_per_second
         return [*self.influence.cycle_over(cycle, roster.peers() if roster is not None else (), rates)]
 
-    def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        """Receive the island's contribution to the round in progress."""
-        return self.exchange.contribute(contribution, now)
-
-    def content_compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
-    ) -> list[Action]:
-        """Receive the result of a `CompareContent`."""
-        return self.repair.content_compared(peer, fragment, num_equal, differing, now)
-
-    def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
-        """Receive the result of a `RebuildSpan`: the head of the rebuilt span, and its bytes if ours differ."""
-        return self.repair.span_rebuilt(span, head, state, now)
-
-    def parent_rebuilt(
-        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
-    ) -> list[Action]:
-        """Receive the result of a `RebuildParent`: the span's head before `tip`, and its bytes; or None for both."""
-        return self.repair.parent_rebuilt(span, tip, parent, state, now)
-
-    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
-        """Receive the result of a `HashSpan`: the content digest of a transferred span."""
-        return self.repair.span_hashed(span, head, content, now)
-
-    def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
-        """Note that a valid entry could not be applied to a span: its memory is damaged, while its log has moved on."""
-        return self.repair.span_damaged(span, reason, now)
-
     # -- links and leaving
 
     def link_up(self, peer: PeerId) -> None:
@@ -544,12 +545,9 @@ class PeerEngine:
         if not others or not self.linked:
             self.membership.local.leave(None)
             return []
-        word = self.membership.leave(now)
-        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
+        declaration = self.membership.leave(now)
+        return [*sends(self.linked, declaration, self.rules.clock.soon(now))]
 
     def may_go(self, now: float) -> bool:
         """Return whether a leaving peer is no longer needed."""
         return not self.linked or self.membership.may_go(now)
-
-    def _soon(self, now: float) -> float:
-        return now + self.rules.clock.round_seconds

@@ -9,10 +9,12 @@ from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log.head import SpanHead
+from p2p_diloco.protocol.actions import Action
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.results import EntryChecked
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
@@ -218,3 +220,8 @@ def entry_on(
 
 def fragment_head(round_index: int = 0, digest: bytes = b"\1" * 8) -> FragmentHead:
     return FragmentHead(round=round_index, digest=Digest(digest))
+
+
+def take_entry(engine: PeerEngine, sender: PeerId, entry: Entry, now: float, *, norm: float = 1.0) -> list[Action]:
+    """Let an engine take an entry that the codec has checked."""
+    return engine.take_result(EntryChecked(sender=sender, entry=entry, payload_norm=norm), now)

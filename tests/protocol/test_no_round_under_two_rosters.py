@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from fake_run import MINUTE, PAYLOAD_BYTES, ROUND_SECONDS, Machine
 from founded_swarms import founded, goes_on, recovers
-from made import change, entry_on
+from made import change, entry_on, take_entry
 from swarm_driver import Swarm
 
 from p2p_diloco.protocol.wire.ballot import Promised, Proposal
@@ -159,7 +159,7 @@ def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_recovers() -> None
         for n in range(256)
     )
     forged = max(variants, key=lambda entry: next_head(head, entry).digest)  # of two heads the smaller digest wins
-    actions = victim.rules_engine.entry_checked(owner, forged, 1.0, swarm.now)
+    actions = take_entry(victim.rules_engine, owner, forged, swarm.now)
     assert victim.rules_engine.chains.heads[span].roster == victim.roster.digest()
     swarm.knows_forged = True
     swarm.perform(victim, actions)

@@ -56,6 +56,8 @@ class Conditions:
 
     Attributes:
         share: the share of averaging that its line can carry.
+        upload_bytes_per_second: the upload cap of contributions; None: no cap.
+        upload_backlog_bytes: bytes of earlier messages that are still queued.
         can_be_dialled: whether others have proved it reachable.
         proofs: what they signed about that, newest first.
         is_paused: whether its owner has paused it. It follows the run and votes, but trains, averages and serves
@@ -68,6 +70,8 @@ class Conditions:
     """
 
     share: int = FULL_SHARE
+    upload_bytes_per_second: float | None = None
+    upload_backlog_bytes: float = 0.0
     can_be_dialled: bool = False
     proofs: tuple[ReachProof, ...] = ()
     is_paused: bool = False

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.demand import contribution_budget
@@ -47,21 +48,17 @@ class UploadBudget:
 
     Spans are independent logs, so a peer can send part of a contribution. Spans that it reduces itself cost nothing.
     What it must send as a reducer comes before its own contribution. It follows all entries in any case.
-
-    Attributes:
-        bytes_per_second: the upload cap; None: no cap.
-        backlog_bytes: bytes of earlier messages that are still queued; kept up to date by the shell.
     """
 
     def __init__(self, *, rules: RunRules, me: PeerId) -> None:
-        self.bytes_per_second: float | None = None
-        self.backlog_bytes = 0.0
         self.rules = rules
         self._me = me
         self._offered: dict[SpanId, int] = {}
         self._turns: Counter[SpanId] = Counter()
 
-    def choose(self, collection: Collection, left_out: frozenset[SpanId] = frozenset()) -> frozenset[SpanId] | None:
+    def choose(
+        self, collection: Collection, conditions: Conditions, left_out: frozenset[SpanId] = frozenset()
+    ) -> frozenset[SpanId] | None:
         """Return the spans to contribute to the round of `collection`, possibly none; None: all.
 
         Capped peers begin at different spans, so that no span lacks all of their contributions at once.
@@ -71,13 +68,13 @@ class UploadBudget:
         first = int.from_bytes(self._me[:4], "little") % num_spans
         spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
         spans = [span for span in spans if span not in left_out]
-        if self.bytes_per_second is None:
+        if conditions.upload_bytes_per_second is None:
             return frozenset(spans) if len(spans) < num_spans else None
         spans.sort(key=lambda span: (self._offered.get(span, -1), self._turns[span]))
         budget = contribution_budget(
-            self.bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
+            conditions.upload_bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
         )
-        budget -= self.backlog_bytes
+        budget -= conditions.upload_backlog_bytes
         chosen = set()
         for span in spans:
             cost = 0 if grid.reducer(span, collection.row) == self._me else rules.payload_bytes[span]
@@ -117,7 +114,7 @@ class Exchange:
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
         self.finish: Finish | None = None
-        self.upload_budget = UploadBudget(rules=rules, me=membership.me.peer)
+        self._upload_budget = UploadBudget(rules=rules, me=membership.me.peer)
         self._is_awaited = False
         """Whether the island was asked for its contribution to the round in progress and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
@@ -142,8 +139,8 @@ class Exchange:
         self.membership.votes.round_begun(round_index)
         governing = self.membership.book.governing(round_index)
         early, self._early = self._early, {}
-        last_round = self.membership.local.conditions.last_round
-        is_over = last_round is not None and round_index > last_round
+        conditions = self.membership.local.conditions
+        is_over = conditions.last_round is not None and round_index > conditions.last_round
         if governing is None or round_index < 0 or is_over:  # no round begins after the last: no span is skipped
             return []
         roster, grid = governing
@@ -155,12 +152,12 @@ class Exchange:
         if contributes and listed is not None and listed.incarnation == me.incarnation:
             if not self.membership.votes.may_name_parents(collection.roster_digest, round_index):
                 actions += self._keep_silent(collection)
-            elif not me.trains or self.membership.is_paused:
+            elif not me.trains or conditions.is_paused:
                 self.membership.votes.parents_named(round_index)
                 actions += self._come_empty_handed(collection, self.rules.clock.begin(round_index))
             else:
                 deadline = self.rules.clock.contribute_by(round_index)
-                spans = self.upload_budget.choose(collection, left_out)
+                spans = self._upload_budget.choose(collection, conditions, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited, self.asked_in = True, round_index
                 self.membership.votes.parents_named(round_index)
@@ -236,10 +233,11 @@ class Exchange:
         held_back = self._held_back(collection, contribution)
         self._named = {encoded.span: encoded.parent for encoded in contribution.spans}
         self._named.update(pair for held in held_back.values() for pair in held.items())
+        is_capped = self.membership.local.conditions.upload_bytes_per_second is not None
         for reducer in self._reducers(collection):
             spans, held = shares.get(reducer, []), held_back.get(reducer, {})
             # Without an opening, a reducer would wait for this peer until the deadline. An empty one prevents that.
-            if spans or held or self._left_out or self.upload_budget.bytes_per_second is not None:
+            if spans or held or self._left_out or is_capped:
                 opening, vectors = contribution_messages(
                     contribution, spans, collection.roster_digest, me.incarnation, held
                 )
