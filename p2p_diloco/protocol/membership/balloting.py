@@ -21,11 +21,9 @@ from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.proposal import next_roster
-from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.membership.rosters import Rosters
 from p2p_diloco.protocol.membership.stall import Stall
 from p2p_diloco.protocol.membership.votes import Votes
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import (
     Candidacy,
     Prepare,
@@ -43,7 +41,7 @@ from p2p_diloco.protocol.wire.ballot import (
 from p2p_diloco.protocol.wire.grid import column_mates, row_mates
 from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.messages import RosterReply
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, check_child, lead_order, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_child, lead_order, vote_statement
 
 
 class Balloting:
@@ -55,11 +53,7 @@ class Balloting:
 
     def __init__(
         self,
-        *,
         local: LocalState,
-        rules: RunRules,
-        book: RosterBook,
-        verify: Verify,
         declarations: Declarations,
         liveness: Liveness,
         presence: Presence,
@@ -68,15 +62,15 @@ class Balloting:
         rosters: Rosters,
     ) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
-        self._verify = verify
         self._declarations = declarations
         self._liveness = liveness
         self._presence = presence
         self._stall = stall
         self._votes = votes
         self._rosters = rosters
+        self._rules = local.rules
+        self._book = local.book
+        self._verify = local.verify
         self._candidacies: dict[bool, Candidacy] = {}
         """For ordinary and degraded children, the last ballot that this peer led; over if its parent is."""
         self._prepared = 0

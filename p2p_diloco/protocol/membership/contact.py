@@ -6,18 +6,16 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Report
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
-from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.rules import RunRules
 
 
 class Contact:
     """Watch over the members in contact with this peer. It reports a split, and decides nothing."""
 
-    def __init__(self, *, local: LocalState, rules: RunRules, book: RosterBook, liveness: Liveness) -> None:
+    def __init__(self, local: LocalState, liveness: Liveness) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
         self._liveness = liveness
+        self._rules = local.rules
+        self._book = local.book
         self._lonely_since: float | None = None
         self._has_reported_lonely = False
 

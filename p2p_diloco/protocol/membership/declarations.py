@@ -13,12 +13,10 @@ from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, is_outdated
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge, proofs_to_declare
-from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import MOST_DECLARATION_BYTES, MOST_DECLARATIONS, declarations_bytes
 from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import Declaration, ReachProof
-from p2p_diloco.protocol.wire.roster import Roster, Verify
+from p2p_diloco.protocol.wire.roster import Roster
 
 MOST_KEPT = 4096
 """Maximum number of peers whose messages are kept, apart from members: strangers must not crowd them out."""
@@ -34,11 +32,11 @@ LONGEST_WAIT_SECONDS = 600.0
 class Declarations:
     """The newest declaration of each peer, this one included. A state machine without I/O."""
 
-    def __init__(self, *, local: LocalState, rules: RunRules, book: RosterBook, verify: Verify) -> None:
+    def __init__(self, local: LocalState) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
-        self._verify = verify
+        self._rules = local.rules
+        self._book = local.book
+        self._verify = local.verify
         self.newest: dict[PeerId, Declaration] = {}
         self.returns = Returns()
         self._forwarded: set[tuple[PeerId, bool, bool]] = set()

@@ -10,12 +10,10 @@ from p2p_diloco.protocol.membership.histories import is_left_behind, is_left_by_
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.presence import Presence
-from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.membership.stall import Stall
 from p2p_diloco.protocol.membership.votes import Votes
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, check_certificate, is_majority
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_certificate, is_majority
 
 MOST_SIGNERS_SHOWN = 4
 
@@ -28,26 +26,15 @@ class Doubt:
     come from a liar.
     """
 
-    def __init__(
-        self,
-        *,
-        local: LocalState,
-        rules: RunRules,
-        book: RosterBook,
-        verify: Verify,
-        liveness: Liveness,
-        presence: Presence,
-        stall: Stall,
-        votes: Votes,
-    ) -> None:
+    def __init__(self, local: LocalState, liveness: Liveness, presence: Presence, stall: Stall, votes: Votes) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
-        self._verify = verify
         self._liveness = liveness
         self._presence = presence
         self._stall = stall
         self._votes = votes
+        self._rules = local.rules
+        self._book = local.book
+        self._verify = local.verify
         self._since: float | None = None
         self._signed_rosters: Mapping[PeerId, tuple[Digest, float]] = {}
 

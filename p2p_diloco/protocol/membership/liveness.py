@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.membership.declarations import MOST_KEPT, Declarations
 from p2p_diloco.protocol.membership.local import LocalState
-from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.member import Member
-from p2p_diloco.protocol.wire.roster import Verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +29,13 @@ class Liveness:
         linked: peers to which messages can be sent now; shared with the engine, which updates it.
     """
 
-    def __init__(
-        self,
-        *,
-        local: LocalState,
-        rules: RunRules,
-        book: RosterBook,
-        verify: Verify,
-        declarations: Declarations,
-        linked: Collection[PeerId],
-    ) -> None:
+    def __init__(self, local: LocalState, declarations: Declarations, linked: Collection[PeerId]) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
-        self._verify = verify
         self._declarations = declarations
         self._linked = linked
+        self._rules = local.rules
+        self._book = local.book
+        self._verify = local.verify
         self.views: dict[PeerId, PeerView] = {}
         self._ticked_at, self._awake_since = -math.inf, math.inf
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Report
+from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Member, ReachProof
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Roster, Verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +84,12 @@ class Conditions:
 
 
 class LocalState:
-    """State of this peer. All rules read it; what it is allowed to do follows from the rosters."""
+    """State of this peer, and what all parts of membership share: the rules of the run and the book of rosters."""
 
-    def __init__(self, me: LocalPeer) -> None:
+    def __init__(self, me: LocalPeer, rules: RunRules, book: RosterBook, verify: Verify) -> None:
+        self.rules = rules
+        self.book = book
+        self.verify = verify
         self.me = me
         """This peer; a roster that lists a later start of it changes the incarnation, see `renumber`."""
         self.conditions = Conditions(can_be_dialled=me.can_be_dialled)

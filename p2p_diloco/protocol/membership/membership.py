@@ -58,50 +58,16 @@ class Membership:
     ) -> None:
         self.rules = rules
         self.book = book
-        self.local = local = LocalState(me)
-        self.declarations = declarations = Declarations(local=local, rules=rules, book=book, verify=verify)
-        self.liveness = liveness = Liveness(
-            local=local, rules=rules, book=book, verify=verify, declarations=declarations, linked=linked
-        )
-        self.presence = presence = Presence(
-            local=local, rules=rules, book=book, liveness=liveness, declarations=declarations
-        )
-        self.stall = stall = Stall(local=local, rules=rules, book=book, liveness=liveness, declarations=declarations)
-        self.votes = votes = Votes(local=local, rules=rules, ballots=ballots, remembers=remembers)
-        self.doubt = doubt = Doubt(
-            local=local,
-            rules=rules,
-            book=book,
-            verify=verify,
-            liveness=liveness,
-            presence=presence,
-            stall=stall,
-            votes=votes,
-        )
-        self.rosters = rosters = Rosters(
-            local=local,
-            rules=rules,
-            book=book,
-            declarations=declarations,
-            liveness=liveness,
-            presence=presence,
-            stall=stall,
-            doubt=doubt,
-            votes=votes,
-        )
-        self.balloting = Balloting(
-            local=local,
-            rules=rules,
-            book=book,
-            verify=verify,
-            declarations=declarations,
-            liveness=liveness,
-            presence=presence,
-            stall=stall,
-            votes=votes,
-            rosters=rosters,
-        )
-        self.contact = Contact(local=local, rules=rules, book=book, liveness=liveness)
+        self.local = local = LocalState(me, rules, book, verify)
+        self.declarations = declarations = Declarations(local)
+        self.liveness = liveness = Liveness(local, declarations, linked)
+        self.presence = presence = Presence(local, declarations, liveness)
+        self.stall = stall = Stall(local, declarations, liveness)
+        self.votes = votes = Votes(local, ballots, remembers=remembers)
+        self.doubt = doubt = Doubt(local, liveness, presence, stall, votes)
+        self.rosters = rosters = Rosters(local, declarations, liveness, presence, stall, votes, doubt)
+        self.balloting = Balloting(local, declarations, liveness, presence, stall, votes, rosters)
+        self.contact = Contact(local, liveness)
 
     # -- what others read most
 

@@ -10,8 +10,7 @@ from p2p_diloco.protocol.membership.declarations import Declarations
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.owners import IDLE_CYCLES, LOST_CYCLES, OwnerLog
-from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.rules import ABSENT_CYCLES, RunRules
+from p2p_diloco.protocol.rules import ABSENT_CYCLES
 from p2p_diloco.protocol.wire.ballot import View
 from p2p_diloco.protocol.wire.entry import pack_included
 from p2p_diloco.protocol.wire.member import Member
@@ -25,15 +24,13 @@ COUNTS_AFTER_CYCLES = 4
 class Presence:
     """Record of how often entries name each member. A state machine without I/O."""
 
-    def __init__(
-        self, *, local: LocalState, rules: RunRules, book: RosterBook, liveness: Liveness, declarations: Declarations
-    ) -> None:
+    def __init__(self, local: LocalState, declarations: Declarations, liveness: Liveness) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
-        self._liveness = liveness
         self._declarations = declarations
-        self.owners = OwnerLog(clock=rules.clock)
+        self._liveness = liveness
+        self._rules = local.rules
+        self._book = local.book
+        self.owners = OwnerLog(clock=self._rules.clock)
         self._last_rounds: dict[PeerId, int] = {}
         """Per member, the round of the last entry for which it was present."""
         self._included_in: dict[PeerId, tuple[int, int]] = {}

@@ -13,10 +13,8 @@ from p2p_diloco.protocol.membership.histories import LineHistory
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.presence import Presence
-from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.membership.stall import Stall
 from p2p_diloco.protocol.membership.votes import Votes
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.rate import counted
 
@@ -31,27 +29,24 @@ class Rosters:
 
     def __init__(
         self,
-        *,
         local: LocalState,
-        rules: RunRules,
-        book: RosterBook,
         declarations: Declarations,
         liveness: Liveness,
         presence: Presence,
         stall: Stall,
-        doubt: Doubt,
         votes: Votes,
+        doubt: Doubt,
     ) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
         self._declarations = declarations
         self._liveness = liveness
         self._presence = presence
         self._stall = stall
-        self._doubt = doubt
         self._votes = votes
-        self.history = LineHistory(book)
+        self._doubt = doubt
+        self._rules = local.rules
+        self._book = local.book
+        self.history = LineHistory(self._book)
         self._refused: list[Digest] = []
         self._has_reported_forgotten = False
 

@@ -6,8 +6,6 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.membership.declarations import Declarations
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
-from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Quorum
 from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter
 
@@ -22,14 +20,12 @@ class Stall:
     before.
     """
 
-    def __init__(
-        self, *, local: LocalState, rules: RunRules, book: RosterBook, liveness: Liveness, declarations: Declarations
-    ) -> None:
+    def __init__(self, local: LocalState, declarations: Declarations, liveness: Liveness) -> None:
         self._local = local
-        self._rules = rules
-        self._book = book
-        self._liveness = liveness
         self._declarations = declarations
+        self._liveness = liveness
+        self._rules = local.rules
+        self._book = local.book
         self.cycles_without_entries = 0
         self._in_force_since = 0
         self._entries_in_cycle = 0

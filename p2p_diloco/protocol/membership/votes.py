@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from p2p_diloco.ids import Digest
 from p2p_diloco.protocol.membership.local import LocalState
-from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Ballots, Bond, Proposal, promise, vote
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
@@ -20,9 +19,9 @@ class Votes:
             not, so it has no vote on the child of a roster that lists an earlier incarnation.
     """
 
-    def __init__(self, *, local: LocalState, rules: RunRules, ballots: Ballots, remembers: bool) -> None:
+    def __init__(self, local: LocalState, ballots: Ballots, *, remembers: bool) -> None:
         self._local = local
-        self._clock = rules.clock
+        self._clock = local.rules.clock
         self._ballots = ballots
         self._remembers = remembers
         self._last_rounds: dict[Digest, int] = {}
