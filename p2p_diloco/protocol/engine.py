@@ -217,10 +217,6 @@ class PeerEngine:
         """Return the log positions of all fragments at their closed boundaries; empty while a span is missing."""
         return self.repair.closed_heads(now)
 
-    def donors(self, now: float) -> list[PeerId]:
-        """Return linked peers to fetch from: those that are ready or, if there are none, all that hold the state."""
-        return self.repair.donors(now)
-
     # -- time
 
     def latest_round(self) -> int:
@@ -277,10 +273,6 @@ class PeerEngine:
     def wanted_links(self, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return the peers, including `announced` ones, that this peer needs a link to; None: all that it can reach."""
         return self._routes.wanted_links(self.round, announced)
-
-    def is_cut_off(self) -> bool:
-        """Return whether this peer needs links to any peers at all, although it has a place in a grid."""
-        return self._routes.is_cut_off()
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()

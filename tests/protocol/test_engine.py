@@ -456,14 +456,6 @@ def engine_that_lost_entries() -> tuple[PeerEngine, list[Entry]]:
     return engine, [second, third]
 
 
-def test_a_peer_with_few_links_needs_a_link_to_any_peer() -> None:
-    engine = with_roster(engine_of(), roster_1(3))
-    assert engine.is_cut_off()
-    for name in ("bob", "cat"):
-        engine.link_up(peer_id(name))
-    assert not engine.is_cut_off()
-
-
 def test_an_entry_of_an_abandoned_branch_is_not_an_answer_and_the_span_is_fetched() -> None:
     """Its roster is on no chain that any peer would send; we requested it again and again."""
     certified, given_up = roster_1(1), roster_1(1, height=7).roster
@@ -592,7 +584,7 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
     assert not any(engine.holds_needlessly(now) for now in (0.0, 100.0)), "it is the one member"
     engine.drop_state()
     assert engine.closed_heads(0.0) == ()
-    assert engine.donors(0.0) == []
+    assert engine.repair.donors(0.0) == []
 
 
 def test_the_engine_exposes_its_incarnation_and_run() -> None:
