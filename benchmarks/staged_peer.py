@@ -36,8 +36,9 @@ from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
-from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE, LocalPeer
+from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.round.round import newcomers_of
+from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey, is_signed_by
@@ -195,7 +196,7 @@ class StagedPeer(ABC):
         recalled = SavedState(rosters=(founding,), heads=heads or None)
         self.engine = PeerEngine(me=me, rules=self.plan.rules, verify=is_signed_by, recalled=recalled)
         # No need to compare states before taking part: all peers have just made the same one.
-        self.engine.membership.ready = bool(states)
+        self.engine.membership.set_ready(bool(states))
         self.thread = self.make_thread(states)
         self.thread.start()
         archive = Archive(
@@ -291,7 +292,8 @@ class StagedPeer(ABC):
         if self._prover is not None:
             unsigned = ReachProof(prover=self._prover.peer, place=NO_PLACE, cycle=cycle, signature=NO_SIGNATURE)
             signature = self._prover.sign(unsigned.statement(self.plan.rules.run, self.key.peer))
-            self.engine.membership.proofs = (replace(unsigned, signature=signature),)
+            proofs = (replace(unsigned, signature=signature),)
+            self.engine.set_conditions(replace(self.engine.conditions, proofs=proofs))
 
     async def compare_contents(self, round_index: int, at: float) -> bool:
         """Run a round without contributions, and return whether the content digests have been compared.

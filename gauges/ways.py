@@ -59,7 +59,7 @@ def _received(kind: str) -> Stage:
     return Stage(("node/node", "SwarmNode.frame_received"), kind, ("protocol/engine", "PeerEngine.receive"))
 
 
-_CHECKED = ("protocol/engine", "PeerEngine.entry_checked")
+_CHECKED = ("protocol/engine", "PeerEngine._take_entry")
 WAYS: Mapping[str, Sequence[Stage]] = {
     "pseudo-gradient": (
         Stage(("peer/trained_state", "TrainedState._answer")),  # between two steps: φ − θ, clipped and encoded

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.node import node as node_module
 from p2p_diloco.protocol.actions import Stage
-from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.rules import ABSENT_CYCLES
 from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
@@ -292,7 +292,7 @@ def _answers(answer: type, who: Matches) -> dict[Moment, Failpoint]:
 def _contributions(who: Matches) -> dict[Moment, Failpoint]:
     sends = _sends((Opening, SpanVector), who)
     return {
-        Moment.BEFORE: Failpoint(owner=PeerEngine, name="contribution_ready", counts=who),
+        Moment.BEFORE: Failpoint(owner=Exchange, name="contribute", counts=who),
         Moment.MIDDLE: _sending(sends, nth=2),
         Moment.AFTER: _sending(sends, is_after=True),
     }
@@ -306,7 +306,7 @@ def _means(who: Matches, *stages: Stage) -> dict[Moment, Failpoint]:
 
     return {
         Moment.BEFORE: Failpoint(owner=node_module, name="reduce_parts", counts=counts),
-        Moment.AFTER: Failpoint(owner=PeerEngine, name="span_reduced", counts=counts),
+        Moment.AFTER: Failpoint(owner=Exchange, name="span_reduced", counts=counts),
     }
 
 

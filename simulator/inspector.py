@@ -333,7 +333,7 @@ class Inspector:
         """Check after a tick that no round is held open; `now` is swarm time in seconds."""
         clock = self._rules.clock
         self.checks += 1
-        if engine.round != clock.round_at(now) and not engine.only_listens:
+        if engine.round != clock.round_at(now) and not engine.conditions.is_time_uncertain:
             self._broken(
                 "I4", f"the engine is in round {engine.round} and the clock in round {clock.round_at(now)}", machine
             )

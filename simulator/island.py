@@ -29,7 +29,7 @@ from p2p_diloco.outer.advance import (
     replace_span,
 )
 from p2p_diloco.outer.state import InFlight, SpanState
-from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.contribute import encode_contribution
 from simulator.ledger import Ledger

@@ -14,7 +14,7 @@ import numpy as np
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log import SpanHead
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.wire.ballot import Promise, Vote
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat

@@ -34,8 +34,8 @@ I9  No table of an engine is larger than the size of the swarm explains.
 
 from __future__ import annotations
 
-from p2p_diloco.protocol.membership.membership import PATIENT_STALLS
 from p2p_diloco.protocol.membership.reach import UNSEEN_SECONDS
+from p2p_diloco.protocol.membership.stall import PATIENT_STALLS
 from p2p_diloco.protocol.wire.entry import places_in
 from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter
 from simulator.inspector import Violated
@@ -145,7 +145,7 @@ def check_memory(swarm: Simulation) -> None:
         swarm.inspector.checks += 1
         if machine.runs and not machine.trains and not machine.running.serves_state:
             continue  # a bootstrap peer that is no longer a member and serves its old spans to no peer
-        donors = machine.running.donors(machine.swarm_now()) if machine.runs else []
+        donors = machine.running.repair.donors(machine.swarm_now()) if machine.runs else []
         has_spread = sum(other == span for _, other in differing) > 1
         names = [swarm.by_peer[donor].name for donor in donors if donor in swarm.by_peer]
         if has_spread or sum((donor, span) not in differing for donor in names) < 2:
@@ -200,7 +200,7 @@ def check_tables(swarm: Simulation) -> None:
     for machine in swarm.running(trains=False):
         engine = machine.running
         swarm.inspector.checks += 1
-        sizes = {"peers heard": len(engine.membership.heard), "links": len(engine.linked)}
+        sizes = {"peers heard": len(engine.membership.peer_views), "links": len(engine.linked)}
         for what, size in sizes.items():
             if size > num_peers:
                 raise Violated("I9", f"{machine} keeps {size} {what} in a swarm of {num_peers}", machine.name)

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2p_diloco.errors import StateError
@@ -25,8 +25,9 @@ from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.attendance import LocalPeer
 from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.local import LocalPeer
+from p2p_diloco.protocol.results import Result
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Ballots
@@ -296,7 +297,7 @@ class Machine:
             archive=archive,
         )
         if self.share is not None:
-            engine.membership.share = self.share
+            engine.set_conditions(replace(engine.conditions, share=self.share))
         around.note(self, "starts", f"incarnation {engine.me.incarnation}")
         self._take_up(node, island, states)
         self.task = asyncio.get_running_loop().create_task(
@@ -314,7 +315,8 @@ class Machine:
         )
         recalled = folder.recall()
         engine = _WatchedEngine(self, me=me, rules=self.around.rules, verify=verify, recalled=recalled)
-        engine.exchange.upload_budget.bytes_per_second = self.limits.upload_bytes_per_second
+        rate = self.limits.upload_bytes_per_second
+        engine.set_conditions(replace(engine.conditions, upload_bytes_per_second=rate))
         return engine
 
     def _make_keeper(self, folder: RunFolder, transport: SimulatedTransport, engine: PeerEngine) -> LinkKeeper:
@@ -465,9 +467,10 @@ class _WatchedEngine(PeerEngine):
         inspector.ticked(self._machine, self, now)
         return actions
 
-    def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        actions = super().contribution_ready(contribution, now)
-        self._machine.around.inspector.opened(self._machine, self, actions)
+    def take_result(self, result: Result, now: float) -> list[Action]:
+        actions = super().take_result(result, now)
+        if isinstance(result, FragmentContribution):
+            self._machine.around.inspector.opened(self._machine, self, actions)
         return actions
 
 

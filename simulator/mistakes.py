@@ -25,9 +25,9 @@ from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
 from p2p_diloco.protocol.clock import SHORTEST_TURN_SECONDS, TURN_SHARE, RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership import membership, roster_book
-from p2p_diloco.protocol.membership.attendance import LocalPeer
-from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership import doubt, roster_book, stall
+from p2p_diloco.protocol.membership.local import LocalPeer
+from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.reach import Network, Reach
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.repair.catch_up import CatchUp
@@ -268,7 +268,7 @@ def _other_momentum() -> list[Patch]:
 @_mistake("out-of-order", "I3")
 def _out_of_order() -> list[Patch]:
     """A peer absorbs an entry whose parent it lacks; its log then stays there."""
-    right = PeerEngine.entry_checked
+    right = PeerEngine._take_entry
 
     def wrong(self: PeerEngine, sender: Any, entry: Entry, norm: float, now: float) -> list[Action]:
         head = self.chains.heads.get(entry.span)
@@ -277,7 +277,7 @@ def _out_of_order() -> list[Patch]:
         self.chains.heads[entry.span] = next_head(head, entry)
         return [ApplyEntry(entry=entry, own_included=False)]
 
-    return [(PeerEngine, "entry_checked", wrong)]
+    return [(PeerEngine, "_take_entry", wrong)]
 
 
 @_mistake("own-turns", "I3 I6 I7 I8 I10")
@@ -306,7 +306,7 @@ def _dropped_after_a_round() -> list[Patch]:
     """A member counts as gone after one round in which no entry names it as present."""
     return [
         (RunRules, "absence_rounds", property(lambda self: 1)),
-        (Membership, "_had_entries", lambda self, current: True),
+        (Presence, "_had_entries", lambda self, current: True),
     ]
 
 
@@ -389,7 +389,7 @@ def _newcomer_certifies() -> list[Patch]:
         reply = RosterReply(rosters=(certified,))
         soon = now + self.rules.clock.round_seconds
         sends = [Send(to=peer, message=reply, deadline=soon) for peer in sorted(self.linked)]
-        return [*actions, *self.membership.take_rosters((certified,), now), *sends]
+        return [*actions, *self.membership.rosters.take((certified,), now), *sends]
 
     return [(roster_book, "check_certificate", take_any), (PeerEngine, "tick", wrong)]
 
@@ -401,7 +401,7 @@ def _minority_certifies() -> list[Patch]:
     def wrong(parent: Roster, peers: Collection[PeerId]) -> bool:
         return 3 * len(parent.voters.intersection(peers)) >= len(parent.voters)
 
-    return [(module, "is_majority", wrong) for module in (roster, membership)]
+    return [(module, "is_majority", wrong) for module in (roster, stall, doubt)]
 
 
 @_mistake("member-not-counted", "I8")
@@ -412,7 +412,7 @@ def _member_not_counted() -> list[Patch]:
         counted = parent.voters - {max(parent.voters)} if len(parent.voters) > 1 else parent.voters
         return 2 * len(counted.intersection(peers)) > len(counted)
 
-    return [(module, "is_majority", wrong) for module in (roster, membership)]
+    return [(module, "is_majority", wrong) for module in (roster, stall, doubt)]
 
 
 @_mistake("rosters-not-served", "I6 I7 I8")

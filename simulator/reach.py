@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2p_diloco.ids import PeerId
@@ -58,8 +59,9 @@ class SimulatedReach:
         standing = self._reach.standing(provers, company_of(engine, linked), now)
         proofs = standing.proofs
         yes = [prover for prover, answer in self._reach.words(now) if answer in proofs and prover in self._proved_in]
-        engine.membership.can_be_dialled = standing.is_reachable and engine.me.can_be_dialled
-        engine.membership.proofs = tuple(
+        signed = tuple(
             proof_of(me, prover, self._proved_in[prover], place_of(RUN, network.host_seen(prover, me)))
             for prover in yes
         )
+        can_be_dialled = standing.is_reachable and engine.me.can_be_dialled
+        engine.set_conditions(replace(engine.conditions, can_be_dialled=can_be_dialled, proofs=signed))

@@ -17,8 +17,9 @@ from pathlib import Path
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import KeepRoster
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
-from p2p_diloco.protocol.membership.attendance import COUNTS_AFTER_CYCLES, NO_SIGNATURE, LocalPeer
-from p2p_diloco.protocol.membership.membership import MOST_APPLICATIONS
+from p2p_diloco.protocol.membership.declarations import MOST_APPLICATIONS
+from p2p_diloco.protocol.membership.local import LocalPeer
+from p2p_diloco.protocol.membership.presence import COUNTS_AFTER_CYCLES
 from p2p_diloco.protocol.membership.proposal import next_roster
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.rules import RunRules
@@ -35,6 +36,7 @@ from p2p_diloco.protocol.wire.ballot import (
     propose,
 )
 from p2p_diloco.protocol.wire.entry import pack_included
+from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration
 from p2p_diloco.protocol.wire.messages import RosterReply, decode_message, encode_message
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_statement, is_majority, vote_statement

@@ -16,6 +16,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -162,7 +163,7 @@ class Simulation:
         """Make all peers stop contributing some rounds from now, and let time pass until they agree; see `until`."""
         last = self.round + rounds
         for machine in self.running():
-            machine.running.last_round = last
+            machine.running.set_conditions(replace(machine.running.conditions, last_round=last))
         await self.run_to_round(last + 1)
         await self.until(self.agreed, within_rounds * self.rules.clock.round_seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -243,13 +243,13 @@ class Thin(Trouble):
         machine = swarm.machines[name]
         machine.share = self.share
         if machine.engine is not None:
-            machine.engine.membership.share = self.share
+            machine.engine.set_conditions(replace(machine.engine.conditions, share=self.share))
 
     def mend(self, swarm: Simulation, name: str) -> None:
         machine = swarm.machines[name]
         machine.share = None
         if machine.engine is not None:
-            machine.engine.membership.share = FULL_SHARE
+            machine.engine.set_conditions(replace(machine.engine.conditions, share=FULL_SHARE))
 
 
 # -- processes and machines

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from p2p_diloco.bandwidth.forecast import Forecast, Notice, cap_notices, forecast, traffic_notice
@@ -98,9 +99,9 @@ class LineWatch:
 
     def _set_share(self, engine: PeerEngine, now: float) -> list[Notice]:
         share = self.share(engine, now)
-        if share == engine.membership.share:
+        if share == engine.conditions.share:
             return []
-        engine.membership.share = share
+        engine.set_conditions(replace(engine.conditions, share=share))
         if share == FULL_SHARE:
             text = "this peer's connection can carry a full share of averaging again"
         else:
@@ -112,7 +113,8 @@ class LineWatch:
         """Set the upload budget of contributions: spans that would arrive late are not sent."""
         grid = engine.book.grid()
         averages = grid is None or grid.share_of(engine.me.peer) > 0.0
-        engine.exchange.upload_budget.bytes_per_second = self.upload_bytes_per_second(averages=averages)
+        rate = self.upload_bytes_per_second(averages=averages)
+        engine.set_conditions(replace(engine.conditions, upload_bytes_per_second=rate))
         before, shown = self._reported_rate, self.shown
         if shown is None and before is None:
             return []

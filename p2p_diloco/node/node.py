@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.errors import FrameError, NetworkError, PeerError, clean_text
@@ -51,6 +52,7 @@ from p2p_diloco.protocol.actions import (
     TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.results import EntryChecked, EntryCompared, SpanDamaged, SpanReduced
 from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.entry import Entry
@@ -219,8 +221,9 @@ class SwarmNode:
         while True:
             if self._lost is not None:
                 raise self._lost
-            self.engine.progress = self._replica.progress()
-            self.engine.exchange.upload_budget.backlog_bytes = self.transport.backlog_bytes()
+            progress, backlog_bytes = self._replica.progress(), self.transport.backlog_bytes()
+            changed = replace(self.engine.conditions, progress=progress, upload_backlog_bytes=backlog_bytes)
+            self.engine.set_conditions(changed)
             self._ask_for_the_time(self._clock.now())
             now = self._clock.now()  # again: the call above may have set the clock, and let this peer take part
             self._play(self.engine.tick(now))
@@ -246,13 +249,14 @@ class SwarmNode:
 
     def span_damaged(self, span: SpanId, reason: str) -> None:
         """Have a span repaired that could not follow a valid entry; the replica has left it unchanged."""
-        self._play(self.engine.span_damaged(span, reason, self._clock.now()))
+        self._play(self.engine.take_result(SpanDamaged(span=span, reason=reason), self._clock.now()))
 
     def _ask_for_the_time(self, now: float) -> None:
         """Ask members for their clocks once per heartbeat, and only listen while the time is uncertain."""
         beat, moment = self.engine.rules.heartbeat_seconds, self._loop.time()
         if moment - self._last_ping >= beat:
-            if self._voices != self.engine.membership.clocks(now):  # this peer became reachable, or hears other members
+            # They change when this peer becomes reachable, or heartbeats of other members arrive.
+            if self._voices != self.engine.membership.contact.clocks(now):
                 self._choose_clocks()
             self._last_ping = moment
             rounds, heads = self.engine.rules.clock, self.engine.chains.heads.values()
@@ -262,7 +266,8 @@ class SwarmNode:
                     self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
             self._look_at_wall_clocks(now)
         disagreement = self._clock.disagreement_seconds
-        self.engine.only_listens = disagreement > 0.0 or not self._clock.is_settled
+        is_uncertain = disagreement > 0.0 or not self._clock.is_settled
+        self.engine.set_conditions(replace(self.engine.conditions, is_time_uncertain=is_uncertain))
         if not disagreement:
             self._agreed_at = moment
             if self._has_reported_apart:
@@ -281,10 +286,11 @@ class SwarmNode:
         roster, me = self.engine.book.in_force, self.engine.me.peer
         if roster is None or not self._clock.is_settled:
             return
-        self.engine.clock_checked(self._clock.wall_offset_seconds)
+        behind_seconds = self._clock.wall_offset_seconds
+        self.engine.set_conditions(replace(self.engine.conditions, clock_behind_seconds=behind_seconds))
         founder, before = self.engine.book.founder, self.clocks.correction_seconds
         behind = {peer: beat.clock_behind for peer, beat in self.engine.membership.alive(now).items()}
-        behind[me] = self._clock.wall_offset_seconds
+        behind[me] = behind_seconds
         for peer, sentence in self.clocks.look(behind, roster.peers() | {founder}, yields=me != founder):
             self._report("clock", sentence, None if peer == me else peer)
         if self.clocks.correction_seconds != before and self._addresses is not None:
@@ -298,9 +304,9 @@ class SwarmNode:
         if roster is None:
             return
         member = roster.member(me.peer)
-        voices = self._voices = self.engine.membership.clocks(self._clock.now())
+        voices = self._voices = self.engine.membership.contact.clocks(self._clock.now())
         takes_part = member is not None and member.incarnation == me.incarnation
-        hears_hub = self.engine.membership.hears_hub(voices)
+        hears_hub = self.engine.membership.contact.depends_on_hub(voices)
         self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part, hears_hub=hears_hub)
         self._last_ping = float("-inf")  # ask new voices at once
 
@@ -410,7 +416,7 @@ class SwarmNode:
         if elements is None or self.engine.chains.is_known(entry):
             return
         if entry.roster not in self.engine.book:  # it only waits for its roster, whatever its numbers
-            self._play(self.engine.entry_checked(peer, entry, 0.0, self._clock.now()), caused_by=peer)
+            self._take_entry(peer, entry, 0.0)
             return
         if self.engine.is_stranger(peer) and self._checked[peer] >= MOST_CHECKED:
             self._budgets.leave_out(peer, self._loop.time())
@@ -424,9 +430,13 @@ class SwarmNode:
             if isinstance(norm, str):
                 self._report("frame-refused", norm, peer)
             else:
-                self._play(self.engine.entry_checked(peer, entry, norm, self._clock.now()), caused_by=peer)
+                self._take_entry(peer, entry, norm)
 
         self._work(checked, peer, self._norm_of, entry, elements)
+
+    def _take_entry(self, peer: PeerId, entry: Entry, norm: float) -> None:
+        checked = EntryChecked(sender=peer, entry=entry, payload_norm=norm)
+        self._play(self.engine.take_result(checked, self._clock.now()), caused_by=peer)
 
     def _norm_of(self, entry: Entry, elements: int) -> float | str:
         """Return the norm of an entry's payload, or what is wrong with it; runs on the worker."""
@@ -469,16 +479,19 @@ class SwarmNode:
             if isinstance(result, str):
                 self._notes.note("skipped", f"skipped {action.span} in round {action.round}: {result}")
                 if action.stage is Stage.ROW:
-                    self._play(self.engine.span_reduced(action, frozenset(), b"", 0.0, self._clock.now()))
+                    self._play(self.engine.take_result(SpanReduced(order=action), self._clock.now()))
                 return
             for peer, reason in result.dropped:
                 text = f"round {action.round}, {action.span}: {short_peer_id(peer)}: {reason}"
                 self._notes.note("contribution-dropped", text, about=peer)
-            now = self._clock.now()
-            actions = self.engine.span_reduced(
-                action, result.sound, result.payload, result.norm, now, measured=result.measured
+            mean = SpanReduced(
+                order=action,
+                sound=result.sound,
+                payload=result.payload,
+                payload_norm=result.norm,
+                measured=result.measured,
             )
-            self._play(actions)
+            self._play(self.engine.take_result(mean, self._clock.now()))
 
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
@@ -489,7 +502,7 @@ class SwarmNode:
             return
 
         def compared(agreement: Agreement) -> None:
-            self.engine.entry_agrees(entry, agreement)
+            self.engine.take_result(EntryCompared(entry=entry, agreement=agreement), self._clock.now())
 
         elements = rules.span_elements[entry.span]
         self._work(compared, None, agreement_of, entry.payload, own, self.codecs, elements, secret)
@@ -594,7 +607,7 @@ class SwarmNode:
 
     def _contribute(self, contribution: Any) -> None:
         if contribution is not None:
-            self._play(self.engine.contribution_ready(contribution, self._clock.now()))
+            self._play(self.engine.take_result(contribution, self._clock.now()))
 
     def _post(
         self,

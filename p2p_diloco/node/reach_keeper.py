@@ -15,9 +15,9 @@ from dataclasses import replace
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.membership.reach import Answer, Network, Reach, Standing, network_of
 from p2p_diloco.protocol.membership.reach_proofs import is_recent, place_of, provers_for
+from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import ReachProof
 from p2p_diloco.protocol.wire.messages import (
     MOST_HOST_BYTES,
@@ -123,7 +123,7 @@ class ReachKeeper:
 
     def _renew_proofs(self) -> None:
         """Have proofs signed again that name another time: swarm time was corrected, by more than they last."""
-        if self._engine.only_listens:
+        if self._engine.conditions.is_time_uncertain:
             return
         for peer, (_, proof) in list(self._signed.items()):
             if not is_recent(proof.cycle, self._cycle(), self._engine.rules):
@@ -163,11 +163,12 @@ class ReachKeeper:
 
     def _judge(self, now: float) -> None:
         standing = self._reach.standing(self._provers(), company_of(self._engine, self._transport.linked_peers()), now)
-        self._engine.membership.can_be_dialled = standing.is_reachable
         # A reachable peer also shows what its own network proved: the provers whom the rule counts may all be there.
         self._signed = {peer: signed for peer, signed in self._signed.items() if signed[0] in standing.proofs}
         signed = sorted(self._signed.values(), key=lambda each: -each[0].at)
-        self._engine.membership.proofs = tuple(proof for _, proof in signed)
+        proofs = tuple(proof for _, proof in signed)
+        changed = replace(self._engine.conditions, can_be_dialled=standing.is_reachable, proofs=proofs)
+        self._engine.set_conditions(changed)
         if standing != self.standing:
             self.standing = standing
             self._on_change(standing)
@@ -219,7 +220,7 @@ class ReachKeeper:
             while not self._waiting:
                 self._has_requests.clear()
                 await self._has_requests.wait()
-            if self._engine.only_listens:  # a proof names the cycle, so the time must be known
+            if self._engine.conditions.is_time_uncertain:  # a proof names the cycle, so the time must be known
                 await asyncio.sleep(TURN_SECONDS)
                 continue
             peer = next(iter(self._waiting))
@@ -289,7 +290,7 @@ def company_of(engine: PeerEngine, linked: frozenset[PeerId]) -> frozenset[PeerI
     wanted = engine.wanted_links()
     members = roster.peers() if wanted is None else roster.peers() & wanted
     founder = {engine.book.founder} & linked
-    coming = {p for p, heard in engine.membership.heard.items() if heard.heartbeat.trains and p in linked}
+    coming = {p for p, view in engine.membership.peer_views.items() if view.heartbeat.trains and p in linked}
     return (members | founder | coming) - {engine.me.peer}
 
 

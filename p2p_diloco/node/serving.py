@@ -19,6 +19,7 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
 )
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.results import ContentCompared, ParentRebuilt, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
 from p2p_diloco.span.serve import Contents, Pieces, content_digests, state_bytes, state_from_bytes
@@ -140,13 +141,15 @@ class Serving:
 
         def hashed(mine: Any) -> None:
             same = [a == b for a, b in zip(mine, action.digests, strict=True)]
-            differing = [
+            differing = tuple(
                 SpanId(action.fragment, index)
                 for index, (a, b) in enumerate(zip(mine, action.digests, strict=True))
                 if a[0] == b[0] and a[1] != b[1]
-            ]
-            arguments = (action.peer, action.fragment, sum(same), differing, self._now())
-            self._play(self._engine.content_compared(*arguments), caused_by=action.peer)
+            )
+            compared = ContentCompared(
+                peer=action.peer, fragment=action.fragment, num_equal=sum(same), differing=differing
+            )
+            self._play(self._engine.take_result(compared, self._now()), caused_by=action.peer)
 
         self._contents.hash(action.link, ("compare", action.peer, action.fragment), states, hashed)
 
@@ -170,7 +173,8 @@ class Serving:
                 # The entry that revealed the damage has just arrived and may not be on disk yet.
                 asyncio.get_running_loop().call_later(REBUILD_AGAIN_SECONDS, self._rebuild, span, tries - 1)
                 return
-            self._play(self._engine.span_rebuilt(span, *found, self._now()))
+            result = SpanRebuilt(span=span, head=found[0], state=found[1])
+            self._play(self._engine.take_result(result, self._now()))
 
         self._work(rebuilt, None, rebuild)
 
@@ -180,7 +184,8 @@ class Serving:
             return (None, None) if before is None else (before.head, state_bytes(before))
 
         def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
-            self._play(self._engine.parent_rebuilt(action.span, action.tip, *found, self._now()))
+            result = ParentRebuilt(span=action.span, tip=action.tip, parent=found[0], state=found[1])
+            self._play(self._engine.take_result(result, self._now()))
 
         self._work(rebuilt, None, rebuild)
 
@@ -192,6 +197,7 @@ class Serving:
             return content
 
         def hashed(found: Digest) -> None:
-            self._play(self._engine.span_hashed(action.span, action.head, found, self._now()))
+            result = SpanHashed(span=action.span, head=action.head, content=found)
+            self._play(self._engine.take_result(result, self._now()))
 
         self._work(hashed, None, content)

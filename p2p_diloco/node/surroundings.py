@@ -11,8 +11,8 @@ from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.engine import Progress
 from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from p2p_diloco.ids import SpanId
@@ -72,7 +73,7 @@ class StopRequest:
 
 async def wait_until_over(engine: PeerEngine, now: Callable[[], float], last_round: int) -> None:
     """Contribute to no round after `last_round`, and wait until it is over."""
-    engine.last_round = last_round
+    engine.set_conditions(replace(engine.conditions, last_round=last_round))
     over = engine.rules.clock.begin(last_round + 1)
     while (left := over - now()) > 0:  # noqa: ASYNC110  # in steps, because swarm time may be corrected meanwhile
         await asyncio.sleep(min(left, LOOK_SECONDS))

@@ -131,7 +131,7 @@ class Evaluations:
             anchor_loss=measured.anchor,
             local_loss=measured.local,
             round=engine.rules.clock.round_at(self._now()),
-            tokens=engine.progress.tokens,
+            tokens=engine.conditions.progress.tokens,
         )
         return True
 

@@ -13,7 +13,7 @@ from p2p_diloco.ids import SpanId
 from p2p_diloco.node.surroundings import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.span.known_answer import check_known_answer
 
 

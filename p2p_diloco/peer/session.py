@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.run_text import SharedText
 from p2p_diloco.peer.training import NoTraining, TrainingHost
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import check_known_answer, warm_up
 from p2p_diloco.status.reporter import StatusReporter
@@ -354,7 +354,7 @@ class PeerSession:
 
     def set_paused(self, is_paused: bool) -> None:
         """Pause, or run again: paused, this peer follows the run, but trains, averages and serves nothing."""
-        self._engine.membership.is_paused = is_paused
+        self._engine.set_conditions(replace(self._engine.conditions, is_paused=is_paused))
         self._training.set_paused(is_paused)
 
     def apply_limits(self, settings: PeerSettings) -> None:
@@ -511,7 +511,8 @@ class PeerSession:
     async def _stop_training(self) -> None:
         self._training.stop_stepping()
         await asyncio.to_thread(self._training.wait_until_idle)
-        self._engine.progress = self._held().progress()  # with the steps since the last heartbeat
+        progress = self._held().progress()  # with the steps since the last heartbeat
+        self._engine.set_conditions(replace(self._engine.conditions, progress=progress))
 
     async def _save_offline(self) -> None:
         """Save what is learnt, without the others; also what a founder holds until others do."""
@@ -533,7 +534,8 @@ def _engine_of(parts: SessionParts, run: RunPlan) -> PeerEngine:
         archives=parts.plan.exports is not None,
     )
     engine = PeerEngine(me=me, rules=run.rules, verify=is_signed_by, recalled=parts.folder.recall())
-    engine.exchange.upload_budget.bytes_per_second = parts.transport.limits.upload_bytes_per_second
+    rate = parts.transport.limits.upload_bytes_per_second
+    engine.set_conditions(replace(engine.conditions, upload_bytes_per_second=rate))
     return engine
 
 

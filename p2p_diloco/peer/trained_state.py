@@ -29,7 +29,7 @@ from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.local_spans import LocalSpans
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.protocol.engine import Progress
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.span.follow import follow_span
 from p2p_diloco.storage.inner_state import InnerState

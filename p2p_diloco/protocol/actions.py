@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
@@ -21,6 +22,11 @@ class Send:
     to: PeerId
     message: Message
     deadline: float
+
+
+def sends(to: Iterable[PeerId], message: Message, deadline: float) -> list[Send]:
+    """Return the actions that send one message to several peers, in the order of their names."""
+    return [Send(to=peer, message=message, deadline=deadline) for peer in sorted(to)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,14 @@ class RoundClock:
         """Return when a round begins, which is when the one before it ends."""
         return self.start_seconds + round_index * self.round_seconds
 
+    def cycle_at(self, now_seconds: float) -> int:
+        """Return the cycle in progress."""
+        return self.cycle(self.round_at(now_seconds))
+
+    def soon(self, now_seconds: float) -> float:
+        """Return the deadline of a message that is worth sending within a round."""
+        return now_seconds + self.round_seconds
+
     def contribute_by(self, round_index: int) -> float:
         """Return the deadline for contributions."""
         return self.begin(round_index) + CONTRIBUTE_SHARE * self.round_seconds

@@ -13,19 +13,29 @@ from dataclasses import dataclass
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log import SpanHead
-from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, ReduceSpan, Report, Send, Stage
-from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, Report, Send, Stage, sends
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.local import Conditions, LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
-from p2p_diloco.protocol.membership.split_watch import SplitWatch
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
+from p2p_diloco.protocol.results import (
+    ContentCompared,
+    EntryChecked,
+    EntryCompared,
+    ParentRebuilt,
+    Result,
+    SpanDamaged,
+    SpanHashed,
+    SpanRebuilt,
+    SpanReduced,
+)
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.influence import Agreement, Influence
-from p2p_diloco.protocol.round.round import NOTHING_MEASURED, FragmentContribution, newcomers_of
+from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
 from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
@@ -46,8 +56,6 @@ from p2p_diloco.protocol.wire.messages import (
     SpanVector,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify
-
-__all__ = ["PeerEngine", "Progress", "SavedState"]
 
 CYCLES_IN_MEMORY = 1
 """Cycles of entries kept in memory, where late peers ask first. Older ones (up to `retained_cycles`) are on disk."""
@@ -79,19 +87,27 @@ class SavedState:
 
 
 class PeerEngine:
-    """All rules of one peer. A state machine without I/O, whose methods return the actions to perform."""
+    """All rules of one peer. A state machine without I/O, whose verbs return the actions to perform, in their order.
+
+    Times are swarm seconds, and always passed.
+
+    - First `hold_state` if this peer has its spans, and after it `found` if it founds the run.
+    - `set_conditions` before a `tick`, whenever something changes that only the shell can know.
+    - `tick` at the time that `wake_at` has returned, and soon after any other verb: rounds, ballots, heartbeats and
+      requests are due by time. After each `tick`, call `wake_at` again.
+    - `link_up` and `link_lost` as the transport reports them, and `receive` for each message but entries.
+    - `take_result` for the outcome of each `TakeSnapshot`, `ReduceSpan`, `CompareContent`, `RebuildSpan`,
+      `RebuildParent` and `HashSpan`, for each entry that the codec has checked, and for each damaged span. If one does
+      not come, the rules request it again or do without.
+    - `leave` once; then go on with all of these until `may_go`.
+    """
 
     def __init__(self, *, me: LocalPeer, rules: RunRules, verify: Verify, recalled: SavedState | None = None) -> None:
         recalled = recalled if recalled is not None else SavedState()
         self.rules = rules
         self.me = me
         """This peer as it was started; `membership.me` may have a later incarnation."""
-        self.progress = Progress()
         self.linked: set[PeerId] = set()
-        self.last_round: int | None = None
-        """Last round to contribute to; None: no limit."""
-        self.only_listens = False
-        """Whether swarm time is uncertain: this peer then begins no first round and does not contribute or vote."""
         self.book = RosterBook(rules=rules, verify=verify)
         self.last_included: int | None = None
         """Latest round with an entry that includes this peer's contribution."""
@@ -126,18 +142,18 @@ class PeerEngine:
         )
         self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
         self.influence = Influence(me.peer)
-        self._split_watch = SplitWatch(rules=rules, membership=self.membership)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
         self.noted: dict[SpanId, _Noted] = {}
         self._recall(recalled)
 
     def _recall(self, recalled: SavedState) -> None:
+        history = self.membership.rosters.history
         for certified in recalled.rosters:
             with contextlib.suppress(PeerError):  # a branch that has no room; members send what is needed
-                self.book.add(certified, wins=self.membership.is_better(certified, certified.roster.cycle))
+                self.book.add(certified, wins=history.is_better(certified, certified.roster.cycle))
         if recalled.liveliness is not None:
-            self.membership.recall(recalled.liveliness)
+            history.recall(recalled.liveliness)
         if recalled.heads is not None:
             self.hold_state(recalled.heads)
 
@@ -161,12 +177,17 @@ class PeerEngine:
 
     def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
         """Found the run. This peer holds the initial state and is ready at once."""
-        self.membership.ready = True
-        return self.membership.take_rosters((founding,), now)
+        self.membership.set_ready(True)
+        return self.membership.rosters.take((founding,), now)
 
-    def clock_checked(self, behind_seconds: float) -> None:
-        """Note by how much this machine's wall clock is behind swarm time."""
-        self._heartbeats.clock_behind_seconds = behind_seconds
+    @property
+    def conditions(self) -> Conditions:
+        """Return the conditions under which this peer takes part."""
+        return self.membership.local.conditions
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        """Take the present conditions: what the shell knows about this peer and the rules do not."""
+        self.membership.local.set_conditions(conditions)
 
     @property
     def serves_state(self) -> bool:
@@ -196,16 +217,12 @@ class PeerEngine:
         """Return the log positions of all fragments at their closed boundaries; empty while a span is missing."""
         return self.repair.closed_heads(now)
 
-    def donors(self, now: float) -> list[PeerId]:
-        """Return linked peers to fetch from: those that are ready or, if there are none, all that hold the state."""
-        return self.repair.donors(now)
-
     # -- time
 
     def latest_round(self) -> int:
         """Return the latest round that this peer has certainly reached, by the tips that it holds and its promises."""
         heads = self.chains.heads.values()
-        return max((self.membership.promised_round(), *(head.round for head in heads)))
+        return max((self.membership.votes.promised_round(), *(head.round for head in heads)))
 
     def wake_at(self, now: float) -> float:
         """Return the time by which `tick` must be called."""
@@ -225,29 +242,29 @@ class PeerEngine:
             self.membership.set_back(now)
             self.repair.set_back(now)
         self._ticked_at = now
-        begun = None if self.only_listens and self.round is None else self._round_driver.tick(now)
+        is_time_uncertain = self.conditions.is_time_uncertain
+        begun = None if is_time_uncertain and self.round is None else self._round_driver.tick(now)
         if begun is not None:
-            self.membership.own_steps = self.progress.steps
-            self.membership.height = sum(head.height for head in self.chains.heads.values())
             if self.rules.clock.fragment(begun) == 0:
                 actions += self._judge_influence(self.rules.clock.cycle(begun), now)
-            actions += self.membership.round_over(begun - 1) + self.membership.keep_liveliness()
-            self.exchange.is_over = self.last_round is not None and begun > self.last_round
+            height = sum(head.height for head in self.chains.heads.values())
+            actions += self.membership.presence.round_over(begun - 1, height)
+            actions += self.membership.rosters.keep_liveliness()
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
-            waits, said = self.repair.followers.wait_for(now)
+            waits, reports = self.repair.followers.wait_for(now)
             left_out = self.catch_up.left_out()
-            contributes = self.serves_state and left_out is not None and not waits and not self.only_listens
+            contributes = self.serves_state and left_out is not None and not waits and not is_time_uncertain
             self._heartbeats.freeze(begun)
             actions += self.repair.begin_round(begun)
-            actions += said + self._round_driver.turn(begun, contributes, now, left_out or frozenset())
+            actions += reports + self._round_driver.turn(begun, contributes, now, left_out or frozenset())
             if waits:
-                self._round_driver.waited()
+                self.membership.stall.waited()
         actions += self.exchange.tick(now)
-        actions += self.membership.tick(now) if not self.only_listens else []
+        actions += self.membership.tick(now) if not is_time_uncertain else []
         actions += self.repair.pump(now)
         if self._heartbeats.is_due(now):
-            actions += self._split_watch.tick(now)
+            actions += self.membership.contact.report_split(now)
             actions += self._sign_of_life(self.linked, now)
         elif self._to_greet:
             actions += self._sign_of_life(self._to_greet, now)
@@ -257,18 +274,14 @@ class PeerEngine:
         """Return the peers, including `announced` ones, that this peer needs a link to; None: all that it can reach."""
         return self._routes.wanted_links(self.round, announced)
 
-    def is_cut_off(self) -> bool:
-        """Return whether this peer needs links to any peers at all, although it has a place in a grid."""
-        return self._routes.is_cut_off()
-
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
         is_nearly_level = self.repair.follows and self.catch_up.is_nearly_level()
-        heartbeat = self._heartbeats.heartbeat(self.progress, self.closed_heads(now), is_nearly_level=is_nearly_level)
+        heartbeat = self._heartbeats.heartbeat(self.closed_heads(now), is_nearly_level=is_nearly_level)
         deadline = now + self.rules.silence_seconds
-        declaration = self.membership.declaration(now)
-        words: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
-        return [Send(to=peer, message=word, deadline=deadline) for peer in to for word in words]
+        declaration = self.membership.declarations.own_news(now)
+        messages: list[Message] = [heartbeat] if declaration is None else [heartbeat, declaration]
+        return [Send(to=peer, message=message, deadline=deadline) for peer in to for message in messages]
 
     # -- messages
 
@@ -277,32 +290,21 @@ class PeerEngine:
             return []
         actions: list[Action] = []
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
-            actions.append(self.membership.ask_rosters(sender, now))
+            actions.append(self.membership.request_rosters(sender, now))
         return actions + self.repair.compare(sender, beat, now)
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Action]:
-        """Receive a message from an authenticated peer.
-
-        Entries come through `entry_checked` instead, after the codec has checked them.
-        """
+        """Receive a message from an authenticated peer. Entries come as `EntryChecked` instead."""
         match message:
             case Heartbeat():
                 return self._take_heartbeat(sender, message, now)
             case Opening() | SpanVector() | RowMean():
                 return self.exchange.take(sender, message, now)
-            case Declaration():
-                return self.membership.pass_on(message, sender, now)
-            case Prepare():
-                return self.membership.take_prepare(sender, message, now)
-            case Promised():
-                return self.membership.take_promise(sender, message, now)
-            case Proposal():
-                return self.membership.take_proposal(sender, message, now)
-            case Vote():
-                return self.membership.take_vote(sender, message, now)
+            case Declaration() | Prepare() | Promised() | Proposal() | Vote():
+                return self.membership.receive(sender, message, now)
             case RosterRequest():
                 reply = RosterReply(rosters=self.book.after(message.known))
-                return [Send(to=sender, message=reply, deadline=self._soon(now))] if reply.rosters else []
+                return [Send(to=sender, message=reply, deadline=self.rules.clock.soon(now))] if reply.rosters else []
             case RosterReply():
                 return self._take_rosters(sender, message, now)
             case Refusal():
@@ -310,19 +312,42 @@ class PeerEngine:
             case _:
                 return self.repair.take(sender, message, now)
 
+    def take_result(self, result: Result, now: float) -> list[Action]:
+        """Take the result of work that an earlier action requested, or of a check that the shell made by itself."""
+        match result:
+            case EntryChecked():
+                return self._take_entry(result.sender, result.entry, result.payload_norm, now)
+            case EntryCompared():
+                self._note_agreement(result.entry, result.agreement)
+                return []
+            case FragmentContribution():
+                return self.exchange.contribute(result, now)
+            case SpanReduced():
+                return self._take_mean(result, now)
+            case ContentCompared(peer=peer, fragment=fragment, num_equal=num_equal, differing=differing):
+                return self.repair.content_compared(peer, fragment, num_equal, differing, now)
+            case SpanRebuilt(span=span, head=head, state=state):
+                return self.repair.span_rebuilt(span, head, state, now)
+            case ParentRebuilt(span=span, tip=tip, parent=parent, state=state):
+                return self.repair.parent_rebuilt(span, tip, parent, state, now)
+            case SpanHashed(span=span, head=head, content=content):
+                return self.repair.span_hashed(span, head, content, now)
+            case SpanDamaged(span=span, reason=reason):
+                return self.repair.span_damaged(span, reason, now)
+
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
-        actions = self.membership.take_rosters(reply.rosters, now)
-        actions += self._routes.hand_on_rosters(before, sender, actions, now, self._soon(now))
+        actions = self.membership.rosters.take(reply.rosters, now)
+        actions += self._routes.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self.repair.adopt_branch()
-        beat = self.membership.heard.get(sender)
+        view = self.membership.peer_views.get(sender)
         learnt = any(isinstance(action, KeepRoster) for action in actions)
-        if learnt and beat is not None and beat.heartbeat.roster not in self.book:
-            actions.append(self.membership.ask_rosters(sender, now))
+        if learnt and view is not None and view.heartbeat.roster not in self.book:
+            actions.append(self.membership.request_rosters(sender, now))
         lacking = next(filter(self.book.lacks_earlier_certificate, reply.rosters), None)
         if lacking is not None:
-            actions.append(self.membership.ask_certificate(sender, lacking.roster.parent, now))
+            actions.append(self.membership.request_certificate(sender, lacking.roster.parent, now))
         return actions + self._ask_noted(now)
 
     def _take_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Action]:
@@ -331,36 +356,35 @@ class PeerEngine:
         text = f"contribution to round {refusal.round} left out: {reason}"
         actions: list[Action] = [Report(topic="refused", text=text)]
         if refusal.newer_roster:
-            actions.append(self.membership.ask_rosters(sender, now))
+            actions.append(self.membership.request_rosters(sender, now))
         return actions
 
     # -- entries
 
-    def entry_checked(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
-        """Receive an entry whose payload the codec found sound, with the exact norm of the payload."""
+    def _take_entry(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
         self.catch_up.heard(sender, now)
         is_asked = self.catch_up.has_asked(entry.span, sender)
         is_late = not is_asked and self.exchange.has_named(entry.span, entry.parent, before=entry.round)
         latest = self.rules.clock.round_at(now) + 1
         verdict = self.chains.offer(entry, payload_norm, self.book, latest, is_late=is_late)
-        said: list[Action] = []
+        reports: list[Action] = []
         if verdict.evidence is not None:
-            said.append(Report(topic="equivocation", text=verdict.evidence.sentence()))
+            reports.append(Report(topic="equivocation", text=verdict.evidence.sentence()))
         if verdict.fate is EntryFate.ABSORBED:
-            return said + self._absorbed(verdict.absorbed, now)
+            return reports + self._absorbed(verdict.absorbed, now)
         if verdict.fate is EntryFate.OTHER_CHILD:
-            return said + self.catch_up.step_back(entry.span) + self.entry_checked(sender, entry, payload_norm, now)
+            return reports + self.catch_up.step_back(entry.span) + self._take_entry(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
-            said.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
+            reports.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
             # The peer that was asked has no entry that follows our tip; comparing digests finds the peers that differ.
-            said += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
-            return said + self.repair.pump(now)
+            reports += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
+            return reports + self.repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self.repair.follows:
-            return said
+            return reports
         if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self.repair.is_past_branch(sender, entry):
-            said += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
-            return said + self.repair.pump(now)
-        return said + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
+            reports += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
+            return reports + self.repair.pump(now)
+        return reports + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
     def _wait_for(self, fate: EntryFate, sender: PeerId, entry: Entry, *, is_kept: bool, now: float) -> list[Action]:
         """Request what an entry needs before it can be absorbed; note its sender if the entry is not kept here.
@@ -371,9 +395,9 @@ class PeerEngine:
         if not is_kept or fate is EntryFate.EARLY:
             self._note(sender, entry, now)
         if fate is EntryFate.LACKS_ROSTER:
-            return [self.membership.ask_rosters(sender, now)]
+            return [self.membership.request_rosters(sender, now)]
         if fate is EntryFate.LACKS_CERTIFICATE:
-            return [self.membership.ask_certificate(sender, entry.roster, now)]
+            return [self.membership.request_certificate(sender, entry.roster, now)]
         if fate is EntryFate.EARLY or (sender != self.me.peer and self.is_stranger(sender)):
             return []
         if sender != self.me.peer:
@@ -389,7 +413,7 @@ class PeerEngine:
         """
         old, latest = self.noted.get(entry.span), self.rules.clock.round_at(now) + 1
         if old is not None:
-            if self._is_member(old.sender) and not self._is_member(sender):
+            if self.book.lists(old.sender) and not self.book.lists(sender):
                 return
             if entry.round > latest >= old.round:
                 return
@@ -404,7 +428,7 @@ class PeerEngine:
                 del self.noted[span]
             elif (
                 noted.round <= latest
-                and self._is_member(noted.sender)
+                and self.book.lists(noted.sender)
                 and self.book.governance(noted.roster, noted.round) is Governance.GOVERNS
             ):
                 del self.noted[span]
@@ -414,7 +438,7 @@ class PeerEngine:
 
     def is_stranger(self, peer: PeerId) -> bool:
         """Return whether a peer is neither a member nor the founder; False until a roster is known here."""
-        return self.book.in_force is not None and not self._is_member(peer) and peer != self.book.founder
+        return self.book.in_force is not None and not self.book.lists(peer) and peer != self.book.founder
 
     def is_unknown(self, peer: PeerId) -> bool:
         """Return whether a peer is a stranger and was not a member recently.
@@ -423,9 +447,6 @@ class PeerEngine:
         """
         return self.is_stranger(peer) and not self.book.has_listed(peer)
 
-    def _is_member(self, peer: PeerId) -> bool:
-        return self.book.in_force is not None and self.book.in_force.member(peer) is not None
-
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
         for entry in entries:
@@ -433,11 +454,11 @@ class PeerEngine:
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self._note_weights(entry, grid.owner(entry.span), roster)
-            self.membership.owners.entry_absorbed(entry.round, entry.span, roster, grid)
+            self.membership.presence.owners.entry_absorbed(entry.round, entry.span, roster, grid)
             # The owner was present too, although after a restart it contributes nothing until a roster lists its new
             # incarnation.
             present = self.book.present_at(entry) | {grid.owner(entry.span)}
-            self.membership.note_entry(present, peers, entry.round)
+            self.membership.presence.note_entry(present, peers, entry.round)
             self._round_driver.entry_absorbed(entry.round, len(peers))
             self.catch_up.entry_absorbed(entry.span, now)
             own_included = self.me.peer in peers
@@ -447,36 +468,25 @@ class PeerEngine:
             actions.append(ApplyEntry(entry=entry, own_included=own_included, own=sent if own_included else None))
         return actions + self._ask_noted(now) + self.repair.pump(now)
 
-    def span_reduced(
-        self,
-        order: ReduceSpan,
-        sound: frozenset[PeerId],
-        payload: bytes | memoryview,
-        payload_norm: float,
-        now: float,
-        *,
-        measured: Mapping[PeerId, float] = NOTHING_MEASURED,
-    ) -> list[Action]:
-        """Receive a mean from the worker: send a row's mean to the span's owner; absorb an entry and distribute it.
+    def _take_mean(self, reduced: SpanReduced, now: float) -> list[Action]:
+        """Send a row's mean to the span's owner; absorb an entry and distribute it.
 
         A row without a mean, because no part was sound, is sent too: the owner learns who was present.
-
-        Args:
-            measured: norms of the parts of contributors; a norm that one claims counts only as far as they allow.
         """
+        order = reduced.order
         if order.stage is not Stage.FINISH:
             for part in order.parts:
                 self.influence.contributed(part.peer, part.norm, order.norm_limit)
-        result = self.exchange.span_reduced(order, sound, payload, measured)
+        result = self.exchange.span_reduced(order, reduced.sound, reduced.payload, reduced.measured)
         if isinstance(result, str):
             return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]
         if isinstance(result, RowMean):
             return self.exchange.hand_up(result, now)
         # The entry is distributed only once it is absorbed: one that is invalid for this peer is invalid for all.
-        return self.entry_checked(self.me.peer, result, payload_norm, now)
+        return self._take_entry(self.me.peer, result, reduced.payload_norm, now)
 
-    def entry_agrees(self, entry: Entry, agreement: Agreement) -> None:
-        """Receive how an entry agrees with this peer's contribution to it.
+    def _note_agreement(self, entry: Entry, agreement: Agreement) -> None:
+        """Note how an entry agrees with this peer's contribution to it.
 
         In a grid of several rows an entry follows from the means of rows: whoever averaged one may have falsified it.
         """
@@ -501,36 +511,8 @@ class PeerEngine:
     def _judge_influence(self, cycle: int, now: float) -> list[Action]:
         roster = self.book.in_force
         rates = {peer: beat.tokens_per_second for peer, beat in self.membership.alive(now).items()}
-        rates[self.me.peer] = self.progress.tokens_per_second
+        rates[self.me.peer] = self.conditions.progress.tokens_per_second
         return [*self.influence.cycle_over(cycle, roster.peers() if roster is not None else (), rates)]
-
-    def contribution_ready(self, contribution: FragmentContribution, now: float) -> list[Action]:
-        """Receive the island's contribution to the round in progress."""
-        return self.exchange.contribute(contribution, now)
-
-    def content_compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
-    ) -> list[Action]:
-        """Receive the result of a `CompareContent`."""
-        return self.repair.content_compared(peer, fragment, num_equal, differing, now)
-
-    def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
-        """Receive the result of a `RebuildSpan`: the head of the rebuilt span, and its bytes if ours differ."""
-        return self.repair.span_rebuilt(span, head, state, now)
-
-    def parent_rebuilt(
-        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
-    ) -> list[Action]:
-        """Receive the result of a `RebuildParent`: the span's head before `tip`, and its bytes; or None for both."""
-        return self.repair.parent_rebuilt(span, tip, parent, state, now)
-
-    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
-        """Receive the result of a `HashSpan`: the content digest of a transferred span."""
-        return self.repair.span_hashed(span, head, content, now)
-
-    def span_damaged(self, span: SpanId, reason: str, now: float) -> list[Action]:
-        """Note that a valid entry could not be applied to a span: its memory is damaged, while its log has moved on."""
-        return self.repair.span_damaged(span, reason, now)
 
     # -- links and leaving
 
@@ -553,14 +535,11 @@ class PeerEngine:
         roster = self.book.in_force
         others = roster.peers() - {self.me.peer} if roster is not None else frozenset()
         if not others or not self.linked:
-            self.membership.ready, self.membership.leaving = False, True
+            self.membership.local.leave(None)
             return []
-        word = self.membership.leave(now)
-        return [Send(to=peer, message=word, deadline=self._soon(now)) for peer in sorted(self.linked)]
+        declaration = self.membership.leave(now)
+        return [*sends(self.linked, declaration, self.rules.clock.soon(now))]
 
     def may_go(self, now: float) -> bool:
         """Return whether a leaving peer is no longer needed."""
         return not self.linked or self.membership.may_go(now)
-
-    def _soon(self, now: float) -> float:
-        return now + self.rules.clock.round_seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.log import as_float32
@@ -13,25 +12,7 @@ from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
-
-NO_SIGNATURE = bytes(64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Training figures of an island, published in heartbeats but for the last two.
-
-    Attributes:
-        undone: steps that were undone, or not made, because something was not finite.
-        undone_why: the last of them, for people.
-    """
-
-    tokens: int = 0
-    steps: int = 0
-    tokens_per_second: float = 0.0
-    loss: float = 0.0
-    undone: int = 0
-    undone_why: str = ""
+from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 
 
 class HeartbeatBuilder:
@@ -48,8 +29,6 @@ class HeartbeatBuilder:
         self._next = -math.inf
         self._sequence = 0
         self._frozen: tuple[int, Digest] | None = None
-        self.clock_behind_seconds = 0.0
-        """By how much this machine's wall clock is behind swarm time; the shell updates it."""
 
     @property
     def next_at(self) -> float:
@@ -96,32 +75,30 @@ class HeartbeatBuilder:
         found = tuple(head for head in heads if head is not None)
         return found if len(found) == len(heads) else ()
 
-    def heartbeat(
-        self, progress: Progress, heads: Sequence[FragmentHead], *, is_nearly_level: bool = False
-    ) -> Heartbeat:
+    def heartbeat(self, heads: Sequence[FragmentHead], *, is_nearly_level: bool = False) -> Heartbeat:
         """Return this peer's next heartbeat, signed."""
         self._sequence += 1
-        membership = self._membership
-        is_away = membership.leaving or membership.is_paused
-        me, roster = membership.me, membership.book.in_force
+        local, book = self._membership.local, self._membership.book
+        me, roster, conditions = local.me, book.in_force, local.conditions
+        progress, is_away = conditions.progress, local.leaving or conditions.is_paused
         unsigned = Heartbeat(
             run=self._rules.run,
             peer=me.peer,
             incarnation=me.incarnation,
             sequence=self._sequence,
-            roster=membership.book.in_force_digest or ZERO_DIGEST,
+            roster=book.in_force_digest or ZERO_DIGEST,
             roster_k=roster.k if roster is not None else 0,
             heads=tuple(heads),
-            ready=membership.ready and not is_away,
-            takes_entries=(membership.ready or is_nearly_level) and not is_away,
-            can_be_dialled=membership.can_be_dialled and not membership.is_paused,
-            share=membership.share,
+            ready=local.ready and not is_away,
+            takes_entries=(local.ready or is_nearly_level) and not is_away,
+            can_be_dialled=conditions.can_be_dialled and not conditions.is_paused,
+            share=conditions.share,
             trains=me.trains,
             tokens=min(progress.tokens, MOST_COUNTED),
             steps=min(progress.steps, MOST_COUNTED),
-            tokens_per_second=0.0 if membership.is_paused else _sendable(progress.tokens_per_second),
+            tokens_per_second=0.0 if conditions.is_paused else _sendable(progress.tokens_per_second),
             loss=_sendable(progress.loss),
-            clock_behind=_sendable(self.clock_behind_seconds),
+            clock_behind=_sendable(conditions.clock_behind_seconds),
             signature=NO_SIGNATURE,
         )
         return unsigned.signed(me.sign)

@@ -242,7 +242,7 @@ class StatusReporter:
     ) -> PeerStatus:
         """Return the current status."""
         facts, counts = self.facts, self._counts
-        roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.progress
+        roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.conditions.progress
         round_index = engine.rules.clock.round_at(now)
         limits = self._line.limits if self._line is not None else TransportLimits()
         up, down = self._line.rates(self._unix_seconds()) if self._line is not None else (None, None)
@@ -262,8 +262,8 @@ class StatusReporter:
             num_members=sum(member.trains for member in roster.members) if roster is not None else 0,
             grid=tuple(map(len, grid.rows)) if grid is not None else (),
             row=grid.row_of.get(engine.me.peer) if grid is not None else None,
-            averaging_share=engine.membership.share / EQUAL_SHARE,
-            num_ready=engine.membership.num_ready(now),
+            averaging_share=engine.conditions.share / EQUAL_SHARE,
+            num_ready=engine.membership.presence.num_ready(now),
             ready=engine.ready,
             leaving=engine.membership.leaving,
             phase=facts.phase,
@@ -318,7 +318,7 @@ def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:
 def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
     grid = engine.book.grid()
     lines = []
-    for peer, heard in sorted(engine.membership.heard.items()):
+    for peer, heard in sorted(engine.membership.peer_views.items()):
         beat = heard.heartbeat
         lines.append(
             PeerLine(

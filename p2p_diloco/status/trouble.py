@@ -62,7 +62,7 @@ class TroubleWatch:
             self._ready_since = round_index
         cycles = idle_cycles(engine, self._ready_since, now)
         if not cycles:
-            self._when_included = (engine.progress.steps, engine.progress.undone)
+            self._when_included = (engine.conditions.progress.steps, engine.conditions.progress.undone)
         before, self.sentence = self.sentence, ""
         was_alone, self._is_alone = self._is_alone, self._ready_since is not None and was_cut_off(engine)
         if self._is_alone:
@@ -92,8 +92,8 @@ class TroubleWatch:
         steps, undone = self._when_included
         return Idleness(
             cycles=cycles,
-            steps=engine.progress.steps - steps,
-            undone=engine.progress.undone - undone,
+            steps=engine.conditions.progress.steps - steps,
+            undone=engine.conditions.progress.undone - undone,
             failures=failed_dials,
             others_learn=entries_at is not None
             and clock.round_at(now) - entries_at <= IDLE_CYCLES * clock.num_fragments,
@@ -109,7 +109,7 @@ class TroubleWatch:
             self._standstill = (steady, stood)
         self._looked_at = steady
         # The membership forgets who has been silent for long.
-        heard = (heard.at for peer, heard in engine.membership.heard.items() if peer != engine.me.peer)
+        heard = (heard.at for peer, heard in engine.membership.peer_views.items() if peer != engine.me.peer)
         self._others_heard_at = max(self._others_heard_at, *heard, -math.inf)
 
 
@@ -123,7 +123,7 @@ class PaceWatch:
 
     def look(self, engine: PeerEngine, manifest: RunManifest, now: float) -> str:
         """Count; return what to report, if a warning begins."""
-        steps, cycle_seconds = engine.progress.steps, engine.rules.cycle_seconds
+        steps, cycle_seconds = engine.conditions.progress.steps, engine.rules.cycle_seconds
         if self._counted is None or not engine.ready or not steps or engine.membership.is_paused:
             self._counted = (now, steps)
             return ""
@@ -262,7 +262,7 @@ def _why_unlisted(engine: PeerEngine, now: float) -> str:
     roster = engine.book.in_force
     assert roster is not None, "asked only of a peer that follows a roster"
     said = f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
-    wait = engine.membership.returns.wait_seconds(engine.me.peer, engine.membership.me.incarnation, now)
+    wait = engine.membership.declarations.returns.wait_seconds(engine.me.peer, engine.membership.me.incarnation, now)
     if not wait:
         return said
     return (
@@ -278,7 +278,7 @@ def _why_unsent(engine: PeerEngine, idle: Idleness, now: float) -> str:
     if exchange.made_in >= since or exchange.asked_in < since:
         return ""
     if idle.undone:
-        failed = f"{counted(idle.undone, 'step')} failed, the last one because {engine.progress.undone_why}"
+        failed = f"{counted(idle.undone, 'step')} failed, the last one because {engine.conditions.progress.undone_why}"
         return f"{failed}; look at the learning rate, the batch and the precision"
     if not idle.steps:
         return "it has made no inner step meanwhile; does it wait for data, or is its machine too busy?"

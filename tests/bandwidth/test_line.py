@@ -12,6 +12,7 @@ from p2p_diloco.bandwidth.forecast import Notice, forecast
 from p2p_diloco.bandwidth.line import GROWTH, MOST_FORECASTS, WINDOW_SECONDS, LineWatch
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.round.demand import USABLE_SHARE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.rate import WIRE_SHARE, format_rate
@@ -38,14 +39,16 @@ def engine(
         listed.append(SimpleNamespace(peer=PeerId(sha256(b"boot")), reduces=True, trains=False))
     peers = frozenset(member.peer for member in listed)
     roster = SimpleNamespace(members=listed, peers=lambda: peers)
-    return SimpleNamespace(
+    engine = SimpleNamespace(
         book=SimpleNamespace(in_force=roster if has_roster else None, grid=lambda: GRID),
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains),
-        membership=SimpleNamespace(alive=lambda now: alive or {}, share=8, can_be_dialled=True),
-        exchange=SimpleNamespace(upload_budget=SimpleNamespace(bytes_per_second=None)),
+        membership=SimpleNamespace(alive=lambda now: alive or {}, can_be_dialled=True),
         rules=PLAN.rules,
+        conditions=Conditions(),
     )
+    engine.set_conditions = lambda conditions: setattr(engine, "conditions", conditions)
+    return engine
 
 
 GRID = SimpleNamespace(share_of=lambda peer: 1.0)
@@ -130,12 +133,12 @@ def test_changed_caps_are_reported_with_their_effect_and_the_rounds_follow_them(
     (capped,) = line.follow(TransportLimits(upload_bytes_per_second=cap))
     assert (capped.topic, capped.text) == ("cap", f"upload is now capped at {format_rate(8 * cap)}")
     assert [notice.topic for notice in line.steer(peer, 1.0)] == ["share", "traffic", "cap"]
-    assert (peer.exchange.upload_budget.bytes_per_second, peer.membership.share) == (cap, 2)
+    assert (peer.conditions.upload_bytes_per_second, peer.conditions.share) == (cap, 2)
     free = line.follow(TransportLimits(download_bytes_per_second=1e6))
     assert [notice.text for notice in free] == ["upload is no longer capped", "download is now capped at 8 Mbit/s"]
     line.follow(TransportLimits())
     assert [notice.topic for notice in line.steer(peer, 2.0)] == ["share", "traffic"]
-    assert (peer.exchange.upload_budget.bytes_per_second, peer.membership.share) == (None, FULL_SHARE)
+    assert (peer.conditions.upload_bytes_per_second, peer.conditions.share) == (None, FULL_SHARE)
 
 
 def test_what_a_line_has_shown_under_a_cap_is_forgotten_without_it() -> None:
@@ -191,7 +194,7 @@ def test_a_peer_that_averages_nothing_tries_more_after_saturation_and_others_do_
         last = clock.round_at(clock.begin(0) + 10.0)
         for later in range(2):
             line.steer(state, clock.begin(last + later) + 0.1)
-        budget = state.exchange.upload_budget.bytes_per_second
+        budget = state.conditions.upload_bytes_per_second
         assert budget == pytest.approx(factor * 0.5 * rate, rel=0.01)
 
 
@@ -282,11 +285,11 @@ class DrawnLine(LineWatch):
 )
 def test_a_peers_averaging_share_follows_its_line_and_is_reported_once(before: int, after: int, words: str) -> None:
     line, peer = DrawnLine(TransportLimits(), TransportCounters()), engine(4)
-    peer.membership.share, line.drawn_share = before, after
+    peer.conditions, line.drawn_share = Conditions(share=before), after
     (notice,) = line.steer(peer, 0.0)
     assert words in notice.text
     assert notice.figures == {"averaging_share": after / 4}
-    assert peer.membership.share == after
+    assert peer.conditions.share == after
     assert line.steer(peer, 1.0) == []
 
 
@@ -296,7 +299,7 @@ def test_the_upload_budget_follows_the_rate_that_the_line_showed() -> None:
     for shown in (None, 2.5e5, 2.6e5, 1.25e5, None, None):
         line.drawn_rate = shown
         reported += line.steer(peer, 0.0)
-        assert peer.exchange.upload_budget.bytes_per_second == shown
+        assert peer.conditions.upload_bytes_per_second == shown
     full, fuller, empty = reported
     assert full.text == "upload saturated at about 2 Mbit/s; sending only the spans that fit"
     assert full.figures == {"upload_shown": 2e6}

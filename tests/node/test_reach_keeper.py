@@ -10,6 +10,7 @@ from typing import Any
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.reach_keeper import PROBES_A_MINUTE, PROBES_A_MINUTE_FOR_ONE, ReachKeeper, announced
 from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.reach import ANSWER_SECONDS, PROOF_SECONDS, Standing
 from p2p_diloco.protocol.membership.reach_proofs import place_of
 from p2p_diloco.protocol.wire.member import Member, ReachProof
@@ -59,11 +60,12 @@ class Keeper(SilentListener):
         self.engine: Any = SimpleNamespace(
             me=SimpleNamespace(peer=transport.peer, sign=key.sign),
             book=SimpleNamespace(in_force=roster if members else None, founder=transport.peer),
-            membership=SimpleNamespace(heard={}, can_be_dialled=False, proofs=()),
+            membership=SimpleNamespace(peer_views={}),
             rules=SimpleNamespace(
                 may_be_member=listed.__contains__, run=RUN, clock=CLOCK, cycle_seconds=CLOCK.round_seconds
             ),
-            only_listens=False,
+            conditions=Conditions(),
+            set_conditions=self.set_conditions,
             wanted_links=lambda: None,
         )
         transport.remote_hosts = self.hosts  # type: ignore[method-assign]
@@ -77,6 +79,9 @@ class Keeper(SilentListener):
             on_change=self.standings.append,
         )
         transport.serve(self)
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        self.engine.conditions = conditions
 
     async def hosts(self) -> dict[PeerId, tuple[str, ...]]:
         return dict.fromkeys(self.transport.linked_peers(), (HOST,))
@@ -139,13 +144,13 @@ async def ann_asks_ben(stage: Scene) -> tuple[Keeper, list[ReachRequest]]:
 def test_a_peer_becomes_dialable_within_a_second_of_a_members_dial() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
-        assert not ann.engine.membership.can_be_dialled
+        assert not ann.engine.conditions.can_be_dialled
         await stage.link(ann, ben)
         await asyncio.sleep(1.0)
-        assert ann.engine.membership.can_be_dialled
+        assert ann.engine.conditions.can_be_dialled
         assert ann.reach.addresses == (f"/ip4/{HOST}/tcp/1",)
         assert [standing.num_proved for standing in ann.standings] == [1], "said when it changes, not each turn"
-        (proof,) = ann.engine.membership.proofs
+        (proof,) = ann.engine.conditions.proofs
         assert (proof.prover, proof.cycle, proof.place) == (BEN.peer, CYCLE, place_of(RUN, HOST))
         assert is_signed_by(BEN.peer, proof.statement(RUN, ANN.peer), proof.signature)
 
@@ -160,7 +165,7 @@ def test_a_peer_that_only_dials_out_stays_undialable_and_gets_the_reason() -> No
         ben.transport._can_be_dialled = False
         ben.transport.listen_ports = lambda: (7,)  # type: ignore[method-assign]
         await asyncio.sleep(2.0)
-        assert not ben.engine.membership.can_be_dialled
+        assert not ben.engine.conditions.can_be_dialled
         assert [failure.reason for failure in ben.reach.standing.failures] == [f"{HOST}:7 refused"]
         assert ben.reach.addresses == ()
 
@@ -174,7 +179,7 @@ def test_a_strangers_yes_is_neither_requested_nor_believed() -> None:
         await stage.link(eve, ann)
         await asyncio.sleep(2.0)
         ann.reach.receive(EVE.peer, signed(1, EVE, ANN))
-        assert not ann.engine.membership.can_be_dialled
+        assert not ann.engine.conditions.can_be_dialled
 
     play(scene)
 
@@ -184,11 +189,11 @@ def test_a_yes_without_a_matching_proof_is_not_counted() -> None:
         ann, asked = await ann_asks_ben(stage)
         for bad in (answer, lambda nonce: signed(nonce, EVE, ANN), lambda nonce: signed(nonce, BEN, CLEO)):
             ann.reach.receive(BEN.peer, bad(asked[-1].nonce))
-            assert not ann.engine.membership.can_be_dialled
+            assert not ann.engine.conditions.can_be_dialled
             await asyncio.sleep(600.0)
         elsewhere = signed(asked[-1].nonce, BEN, ANN, host=b"45.10.0.3")
         ann.reach.receive(BEN.peer, elsewhere)
-        assert ann.engine.membership.proofs == ()
+        assert ann.engine.conditions.proofs == ()
 
     play(scene)
 
@@ -196,13 +201,13 @@ def test_a_yes_without_a_matching_proof_is_not_counted() -> None:
 def test_a_peer_that_does_not_know_the_time_answers_once_it_does() -> None:
     async def scene(stage: Scene) -> None:
         ann, ben = [await stage.add(key, members=(ANN, BEN)) for key in (ANN, BEN)]
-        ben.engine.only_listens = True
+        ben.set_conditions(Conditions(is_time_uncertain=True))
         await stage.link(ann, ben)
         await asyncio.sleep(5.0)
-        assert not ann.engine.membership.can_be_dialled
-        ben.engine.only_listens = False
+        assert not ann.engine.conditions.can_be_dialled
+        ben.set_conditions(Conditions())
         await asyncio.sleep(1.0)
-        assert ann.engine.membership.can_be_dialled
+        assert ann.engine.conditions.can_be_dialled
 
     play(scene)
 
@@ -212,11 +217,11 @@ def test_peers_whose_proofs_count_are_asked_even_if_others_have_answered() -> No
         ann, cleo = [await stage.add(key, members=(ANN, BEN, CLEO, DAN)) for key in (ANN, CLEO)]
         await stage.link(ann, cleo)
         await asyncio.sleep(2.0)
-        assert [proof.prover for proof in ann.engine.membership.proofs] == [CLEO.peer], "it has just been listed"
+        assert [proof.prover for proof in ann.engine.conditions.proofs] == [CLEO.peer], "it has just been listed"
         for key in (BEN, DAN):
             await stage.link(ann, await stage.add(key, members=(ANN, BEN, CLEO, DAN)))
         await asyncio.sleep(2.0)
-        assert {proof.prover for proof in ann.engine.membership.proofs} == {CLEO.peer, BEN.peer, DAN.peer}
+        assert {proof.prover for proof in ann.engine.conditions.proofs} == {CLEO.peer, BEN.peer, DAN.peer}
 
     play(scene)
 
@@ -228,7 +233,7 @@ def test_an_hour_old_proof_is_no_longer_shown() -> None:
         await asyncio.sleep(2.0)
         ben.reach.receive = lambda peer, message: None  # type: ignore[method-assign]
         await asyncio.sleep(PROOF_SECONDS)
-        assert ann.engine.membership.proofs == ()
+        assert ann.engine.conditions.proofs == ()
 
     play(scene)
 
@@ -244,7 +249,7 @@ def test_a_proof_is_signed_again_when_swarm_time_has_been_corrected_by_a_day() -
         assert ben.num_asked <= 5, "Ben does not know that time yet, and is not asked all the time"
         ben.days_ahead = 1
         await asyncio.sleep(2 * ANSWER_SECONDS)
-        (proof,) = ann.engine.membership.proofs
+        (proof,) = ann.engine.conditions.proofs
         assert proof.cycle == CYCLE + 86_400 // 8
         num_asked = ben.num_asked
         await asyncio.sleep(600.0)
@@ -262,7 +267,7 @@ def test_an_answer_that_names_no_address_or_another_question_is_dropped() -> Non
             answer(request.nonce, host=b"\xff\x1b[31m"),
         ):
             ann.reach.receive(BEN.peer, reply)
-        assert not ann.engine.membership.can_be_dialled
+        assert not ann.engine.conditions.can_be_dialled
 
     play(scene)
 
@@ -281,7 +286,7 @@ def test_a_proved_address_has_no_control_characters_and_names_a_port_of_this_pee
         ann, asked = await ann_asks_ben(stage)
         zoned = HOST.encode() + b"%\x1b[2J/tcp/9"
         ann.reach.receive(BEN.peer, signed(asked[0].nonce, BEN, ANN, host=zoned, port=9))
-        assert not ann.engine.membership.can_be_dialled, "nobody was asked to dial that port"
+        assert not ann.engine.conditions.can_be_dialled, "nobody was asked to dial that port"
         await asyncio.sleep(60.0)
         ann.reach.receive(BEN.peer, signed(asked[-1].nonce, BEN, ANN, host=zoned))
         assert ann.reach.addresses == (f"/ip4/{HOST}/tcp/1",)
@@ -355,6 +360,6 @@ def test_a_peer_that_a_friend_outside_has_reached_also_shows_what_its_own_networ
         await stage.link(ann, cleo)
         await asyncio.sleep(2.0)
         assert ann.reach.standing.num_proved == 1
-        assert {proof.prover for proof in ann.engine.membership.proofs} == {BEN.peer, CLEO.peer}
+        assert {proof.prover for proof in ann.engine.conditions.proofs} == {BEN.peer, CLEO.peer}
 
     play(scene)

@@ -89,15 +89,15 @@ def test_a_peer_that_its_owner_has_paused_serves_nothing_until_it_resumes() -> N
         await swarm.grows("founder", entries=8)
         newest = next(entry for entry in reversed(swarm.inspector.entries.values()) if entry.span == SPAN)
         request = EntryRequest(span=SPAN, parent=newest.parent)
-        membership, sent = founder.running.membership, node_of(founder).traffic.sent
+        engine, sent = founder.running, node_of(founder).traffic.sent
         assert await caller.ask(founder.peer, request, Entry) == newest
-        membership.is_paused = True
+        engine.set_conditions(replace(engine.conditions, is_paused=True))
         before = sent["transfer"]
         for each in (request, LATEST):
             caller.say(founder.peer, each)
         await swarm.run(10.0)
         assert sent["transfer"] == before
-        membership.is_paused = False
+        engine.set_conditions(replace(engine.conditions, is_paused=False))
         assert await caller.ask(founder.peer, request, Entry) == newest
         assert (await caller.ask(founder.peer, LATEST, SpanReply)).piece
 

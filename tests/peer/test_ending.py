@@ -25,6 +25,7 @@ from p2p_diloco.peer.ending import (
     wait_for_first,
     wait_until_over,
 )
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from simulator.virtual_time import run_virtual
 
@@ -44,7 +45,7 @@ class FakeEngine:
     others: dict[PeerId, Any] = field(default_factory=dict)
     trains: bool = True
     archives: bool = False
-    last_round: int | None = None
+    conditions: Conditions = field(default_factory=Conditions)
 
     rules = PLAN.rules
 
@@ -55,6 +56,9 @@ class FakeEngine:
     @property
     def membership(self) -> Any:
         return SimpleNamespace(alive=lambda now: self.others)
+
+    def set_conditions(self, conditions: Conditions) -> None:
+        self.conditions = conditions
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         return self.mine
@@ -119,7 +123,7 @@ def test_the_last_round_is_waited_for_and_set_in_the_engine() -> None:
         engine: Any = FakeEngine()
         asyncio.get_running_loop().advance(PLAN.rules.clock.begin(3))  # type: ignore[attr-defined]
         await wait_until_over(engine, now, 5)
-        assert engine.last_round == 5
+        assert engine.conditions.last_round == 5
         assert now() == pytest.approx(PLAN.rules.clock.begin(6), abs=0.01)
         await wait_until_over(engine, now, 4)
         assert now() == pytest.approx(PLAN.rules.clock.begin(6), abs=0.01)

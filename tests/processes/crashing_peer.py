@@ -22,8 +22,8 @@ import uvloop
 
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReplaceSpan
-from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.balloting import Balloting
+from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.wire.ballot import Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import Opening, SpanReply, SpanVector
@@ -84,7 +84,7 @@ CRASHES = {
     "contributor stopped before vote": Crash(
         names=("bob",), owner=SwarmNode, name="_post", counts=sends(Vote), kills=False
     ),
-    "owner killed before finish": Crash(names=("ann",), owner=PeerEngine, name="span_reduced", counts=always),
+    "owner killed before finish": Crash(names=("ann",), owner=Exchange, name="span_reduced", counts=always),
     "owner killed middle hand down": Crash(names=("ann",), owner=SwarmNode, name="_post", counts=is_own_entry, nth=2),
     "owner stopped before hand down": Crash(
         names=("ann",), owner=SwarmNode, name="_post", counts=is_own_entry, kills=False
@@ -93,7 +93,7 @@ CRASHES = {
         names=("ann",), owner=checkpoint, name="write_tensors", counts=always, is_torn=True
     ),
     "leader killed middle vote": Crash(names=REDUCERS, owner=SwarmNode, name="_post", counts=sends(Proposal), nth=2),
-    "leader stopped before roster": Crash(names=REDUCERS, owner=Membership, name="spread", counts=always, kills=False),
+    "leader stopped before roster": Crash(names=REDUCERS, owner=Balloting, name="spread", counts=always, kills=False),
     "joiner killed after transfer": Crash(
         names=("cleo",),
         owner=SwarmNode,

@@ -9,9 +9,12 @@ from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log import SpanHead
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.actions import Action
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import RosterBook
+from p2p_diloco.protocol.results import EntryChecked
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
@@ -150,18 +153,27 @@ def membership_of(
     archives: bool = False,
     group_size: int = 16,
     linked: Iterable[PeerId] = (),
+    listed: frozenset[PeerId] | None = None,
 ) -> Membership:
+    rules = run_rules(group_size=group_size)
+    rules = rules if listed is None else replace(rules, listed=listed)
     membership = Membership(
         me=self_of(peer, incarnation=incarnation, trains=trains, archives=archives),
-        rules=run_rules(group_size=group_size),
+        rules=rules,
         book=book_with(*rosters, group_size=group_size),
         ballots=ballots,
         verify=verify,
         remembers=remembers,
         linked=frozenset(linked),
     )
-    membership.proofs = (proof_of(peer),)
+    change(membership, proofs=(proof_of(peer),))
     return membership
+
+
+def change(peer: Membership | PeerEngine, **changes: object) -> None:
+    """Change some of a peer's conditions."""
+    target = peer.local if isinstance(peer, Membership) else peer
+    target.set_conditions(replace(target.conditions, **changes))  # type: ignore[arg-type]
 
 
 def head_of(*, height: int = 0, digest: bytes = b"start", round_index: int = -1, radius: float = 1.0) -> SpanHead:
@@ -208,3 +220,8 @@ def entry_on(
 
 def fragment_head(round_index: int = 0, digest: bytes = b"\1" * 8) -> FragmentHead:
     return FragmentHead(round=round_index, digest=Digest(digest))
+
+
+def take_entry(engine: PeerEngine, sender: PeerId, entry: Entry, now: float, *, norm: float = 1.0) -> list[Action]:
+    """Let an engine take an entry that the codec has checked."""
+    return engine.take_result(EntryChecked(sender=sender, entry=entry, payload_norm=norm), now)

@@ -16,6 +16,7 @@ from fake_run import (
     believed_proofs,
     run_rules,
 )
+from made import change
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log import SpanHead
@@ -38,6 +39,14 @@ from p2p_diloco.protocol.actions import (
     ServeEntry,
     ServeSpan,
     TakeSnapshot,
+)
+from p2p_diloco.protocol.results import (
+    ContentCompared,
+    EntryChecked,
+    ParentRebuilt,
+    SpanHashed,
+    SpanRebuilt,
+    SpanReduced,
 )
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.protocol.rules import RunRules
@@ -194,7 +203,7 @@ class Stage:
 
     def _tick(self, machine: Machine) -> None:
         if machine.engine is not None and not machine.paused:
-            machine.engine.membership.proofs = believed_proofs(machine.engine, self._local(machine))
+            change(machine.engine, proofs=believed_proofs(machine.engine, self._local(machine)))
             self.perform(machine, machine.engine.tick(self._local(machine)))
 
     def _schedule(self, machine: Machine) -> None:
@@ -246,7 +255,9 @@ class Stage:
                 content = self._content_of(action.head, bytes(action.state))
                 self.perform(
                     machine,
-                    machine.rules_engine.span_hashed(action.span, action.head, content, self._local(machine)),
+                    machine.rules_engine.take_result(
+                        SpanHashed(span=action.span, head=action.head, content=content), self._local(machine)
+                    ),
                 )
             case ServeContent():
                 digests = self._content(machine, action.fragment)
@@ -292,7 +303,7 @@ class Stage:
     def _receive(self, machine: Machine, sender: PeerId, message: Message) -> None:
         engine, now = machine.rules_engine, self._local(machine)
         if isinstance(message, Entry):
-            self.perform(machine, engine.entry_checked(sender, message, 1.0, now))
+            self.perform(machine, engine.take_result(EntryChecked(sender=sender, entry=message, payload_norm=1.0), now))
         else:
             self.perform(machine, engine.receive(sender, message, now))
 
@@ -316,13 +327,14 @@ class Stage:
             round=order.round, fragment=order.fragment, tokens=100, steps=10, spans=spans
         )
         engine = machine.rules_engine
-        self.perform(machine, engine.contribution_ready(contribution, self._local(machine)))
+        self.perform(machine, engine.take_result(contribution, self._local(machine)))
 
     def _reduce(self, machine: Machine, order: ReduceSpan) -> None:
         payload = sha256(order.rounding_seed, *(part.payload for part in order.parts))[:PAYLOAD_BYTES]
         sound = frozenset(part.peer for part in order.parts)
         engine = machine.rules_engine
-        self.perform(machine, engine.span_reduced(order, sound, payload, 1.0, self._local(machine)))
+        mean = SpanReduced(order=order, sound=sound, payload=payload, payload_norm=1.0)
+        self.perform(machine, engine.take_result(mean, self._local(machine)))
 
     def _apply(self, machine: Machine, entry: Entry) -> None:
         head, state = machine.vectors[entry.span]
@@ -365,28 +377,29 @@ class Stage:
         mine = self._content(machine, order.fragment)
         pairs = [(a, b) for a, b in zip(mine, order.digests, strict=False) if a[0] == b[0]]
         num_equal = sum(a == b for a, b in pairs)
-        differing = [
+        differing = tuple(
             SpanId(order.fragment, place)
             for place, (a, b) in enumerate(zip(mine, order.digests, strict=False))
             if a[0] == b[0] and a != b
-        ]
-        engine, now = machine.rules_engine, self._local(machine)
-        self.perform(machine, engine.content_compared(order.peer, order.fragment, num_equal, differing, now))
+        )
+        result = ContentCompared(peer=order.peer, fragment=order.fragment, num_equal=num_equal, differing=differing)
+        self.perform(machine, machine.rules_engine.take_result(result, self._local(machine)))
 
     def _rebuild(self, machine: Machine, span: SpanId) -> None:
         held = machine.vectors[span]
         engine, now = machine.rules_engine, self._local(machine)
         if span not in machine.disk.checkpoint:
-            return self.perform(machine, engine.span_rebuilt(span, None, None, now))
+            return self.perform(machine, engine.take_result(SpanRebuilt(span=span), now))
         head, state = machine.disk.rebuilt(span, held[0].digest)
         reached = head if head.digest == held[0].digest else None
-        self.perform(machine, engine.span_rebuilt(span, reached, state if state != held[1] else None, now))
+        result = SpanRebuilt(span=span, head=reached, state=state if state != held[1] else None)
+        self.perform(machine, engine.take_result(result, now))
 
     def _rebuild_parent(self, machine: Machine, order: RebuildParent) -> None:
         before = machine.disk.rebuilt_before(order.span, order.tip) if order.span in machine.disk.checkpoint else None
-        answer = before if before is not None else (None, None)
-        engine, now = machine.rules_engine, self._local(machine)
-        self.perform(machine, engine.parent_rebuilt(order.span, order.tip, *answer, now))
+        parent, state = before if before is not None else (None, None)
+        result = ParentRebuilt(span=order.span, tip=order.tip, parent=parent, state=state)
+        self.perform(machine, machine.rules_engine.take_result(result, self._local(machine)))
 
     # -- disks
 

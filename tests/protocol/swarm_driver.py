@@ -23,7 +23,7 @@ from fake_run import (
 from stage import Stage
 
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
-from p2p_diloco.protocol.membership.attendance import LocalPeer
+from p2p_diloco.protocol.membership.local import LocalPeer
 
 
 class Swarm(Stage):
@@ -152,7 +152,7 @@ class Swarm(Stage):
             k = roster.k if roster is not None else None
             lines.append(
                 f"  {machine.name}: k={k} {names} ready={engine.ready} height={self.height(machine.name)} "
-                f"void={engine.membership.cycles_without_entries} stalled={engine.membership.is_stalled()} "
+                f"void={engine.membership.stall.cycles_without_entries} stalled={engine.membership.stall.continues()} "
                 f"last={[f'{t:.0f} {r.topic}: {r.text}' for t, r in machine.reports[-4:]]}"
             )
         return "\n".join(lines)

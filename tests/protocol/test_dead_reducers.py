@@ -10,7 +10,8 @@ from made import certify, founding, heartbeat, ids, member, membership_of, roste
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Send
-from p2p_diloco.protocol.membership.membership import PATIENT_STALLS, Membership
+from p2p_diloco.protocol.membership.membership import Membership
+from p2p_diloco.protocol.membership.stall import PATIENT_STALLS
 from p2p_diloco.protocol.wire.ballot import Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.grid import column_mates, fold_roster, row_mates
 from p2p_diloco.protocol.wire.roster import Roster, lead_order
@@ -51,8 +52,8 @@ def elect(living: frozenset[PeerId], *, cycles_without_entries: int, lead_rememb
             remembers=not forgot,
             incarnation=1 + forgot,
         )
-        swarm[peer].cycles_without_entries = cycles_without_entries
-        swarm[peer].ready = True
+        swarm[peer].stall.cycles_without_entries = cycles_without_entries
+        swarm[peer].set_ready(True)
         for seconds in range(int(LISTENED_CYCLES * CYCLE_SECONDS), 0, -4):
             swarm[peer].tick(NOW - seconds)
         near = GRID.neighbours(peer) if peer != chosen else ROSTER.peers()
@@ -75,11 +76,11 @@ def sends(actions: list[Action]) -> list[Send]:
 def hear(here: Membership, sender: PeerId, send: Send) -> list[Action]:
     match send.message:
         case Promised() as word:
-            return here.take_promise(sender, word, NOW)
+            return here.balloting.take_promise(sender, word, NOW)
         case Vote() as word:
-            return here.take_vote(sender, word, NOW)
+            return here.balloting.take_vote(sender, word, NOW)
         case Proposal() as word:
-            return here.take_proposal(sender, word, NOW)
+            return here.balloting.take_proposal(sender, word, NOW)
         case _:
             return []
 

@@ -10,6 +10,7 @@ from founded_swarms import founded, goes_on
 from made import (
     SPAN,
     certify,
+    change,
     child_of,
     declaration,
     entry_on,
@@ -22,6 +23,7 @@ from made import (
     proof_of,
     roster_1,
     self_of,
+    take_entry,
 )
 from swarm_driver import Swarm
 
@@ -44,6 +46,7 @@ from p2p_diloco.protocol.actions import (
 )
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS
+from p2p_diloco.protocol.results import SpanDamaged, SpanRebuilt, SpanReduced
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution, contribution_messages
 from p2p_diloco.protocol.wire.ballot import Ballots, Bond
 from p2p_diloco.protocol.wire.entry import Entry, next_head, places_in
@@ -69,7 +72,7 @@ from p2p_diloco.protocol.wire.roster import CertifiedRoster
 def engine_of(name: str = "ann", recalled: SavedState | None = None, incarnation: int = 1) -> PeerEngine:
     me = self_of(peer_id(name), incarnation=incarnation)
     engine = PeerEngine(me=me, rules=run_rules(), verify=verify, recalled=recalled)
-    engine.membership.proofs = (proof_of(me.peer),)
+    change(engine, proofs=(proof_of(me.peer),))
     return engine
 
 
@@ -133,12 +136,12 @@ def test_a_leaving_peer_goes_at_once_without_links_or_once_a_roster_without_it_g
 
 def test_a_heartbeat_carries_a_declaration_that_the_voters_lack() -> None:
     engine = with_roster(engine_of("cat"), roster_1(2))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     engine.link_up(peer_id("bob"))
     application = declaration(peer_id("cat"))
     assert application in [action.message for action in engine.tick(1.0) if isinstance(action, Send)]
     listed = with_roster(engine_of("cat"), roster_1(3))
-    listed.membership.ready = True
+    listed.membership.set_ready(True)
     listed.link_up(peer_id("bob"))
     assert application not in [action.message for action in listed.tick(1.0) if isinstance(action, Send)]
 
@@ -150,7 +153,7 @@ def test_messages_not_meant_for_the_rules_are_dropped() -> None:
 def test_a_heartbeat_from_another_peers_link_is_ignored() -> None:
     engine = engine_of()
     engine.receive(peer_id("cat"), heartbeat(peer_id("bob")), 0.0)
-    assert not engine.membership.heard
+    assert not engine.membership.peer_views
 
 
 def test_an_unknown_roster_is_requested() -> None:
@@ -193,7 +196,7 @@ def test_a_peer_that_adopts_another_branch_reports_no_state_until_it_is_compared
     theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot)
     rosters = (founding(), roster_1(2), ours)
     engine = engine_of(recalled=SavedState(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, head_of())))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     assert engine.book.in_force == ours.roster
     assert len(engine.closed_heads(now)) == 2
     engine.receive(bob, RosterReply(rosters=(theirs,)), now)
@@ -214,7 +217,7 @@ def test_an_entry_absorbed_this_round_is_given_up_with_its_branch() -> None:
     engine.tick(now)
     at_the_border = engine.closed_heads(now)
     absorbed = entry_on(start, ours.roster, ann, round=8)
-    engine.entry_checked(ann, absorbed, 1.0, now)
+    take_entry(engine, ann, absorbed, now)
     assert engine.chains.heads[SPAN] == next_head(start, absorbed)
     engine.receive(bob, RosterReply(rosters=(theirs,)), now)
     assert engine.book.in_force == theirs.roster
@@ -274,7 +277,7 @@ def test_an_entry_of_an_unknown_roster_is_requested_again_once_the_roster_is_kno
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
     entry = entry_on(start, later.roster, ann, span=span)
-    (ask,) = engine.entry_checked(ann, entry, 1.0, 0.1)
+    (ask,) = take_entry(engine, ann, entry, 0.1)
     assert isinstance(ask, Send)
     assert isinstance(ask.message, RosterRequest)
     again = engine.receive(ann, RosterReply(rosters=(later,)), 0.2)
@@ -285,13 +288,13 @@ def test_a_flood_of_entries_of_unknown_rosters_displaces_no_members_entry_and_ke
     ann, later = peer_id("ann"), certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
-    engine.entry_checked(ann, entry_on(start, later.roster, ann, span=span), 1.0, 0.1)
+    take_entry(engine, ann, entry_on(start, later.roster, ann, span=span), 0.1)
     for place in range(200):
         roster, round_index = roster_1(1, height=place + 1).roster, 2 ** (place % 62)
-        engine.entry_checked(peer_id("stranger"), entry_on(start, roster, ann, span=span, round=round_index), 1.0, 0.1)
-        engine.entry_checked(ann, entry_on(start, roster, ann, span=span, round=2**60), 1.0, 0.1)
+        take_entry(engine, peer_id("stranger"), entry_on(start, roster, ann, span=span, round=round_index), 0.1)
+        take_entry(engine, ann, entry_on(start, roster, ann, span=span, round=2**60), 0.1)
     assert len(engine.noted) == 1
-    engine.entry_checked(ann, entry_on(start, later.roster, ann, span=span), 1.0, 0.1)
+    take_entry(engine, ann, entry_on(start, later.roster, ann, span=span), 0.1)
     again = engine.receive(ann, RosterReply(rosters=(later,)), 0.2)
     assert asked_entries(again) == [EntryRequest(span=span, parent=start.digest)]
 
@@ -300,10 +303,10 @@ def test_strangers_are_not_asked_for_entries_that_they_claim_to_have() -> None:
     later = certify(child_of(roster_1(1).roster, [member(peer_id("ann"))]), [peer_id("ann")])
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
-    engine.entry_checked(peer_id("eve"), entry_on(start, later.roster, peer_id("eve"), span=span), 1.0, 0.1)
+    take_entry(engine, peer_id("eve"), entry_on(start, later.roster, peer_id("eve"), span=span), 0.1)
     assert asked_entries(engine.receive(peer_id("eve"), RosterReply(rosters=(later,)), 0.2)) == []
     roster = later.roster
-    engine.entry_checked(peer_id("ann"), entry_on(start, roster, peer_id("ann"), span=span), 1.0, 0.3)
+    take_entry(engine, peer_id("ann"), entry_on(start, roster, peer_id("ann"), span=span), 0.3)
     assert not engine.noted, "overtaken"
 
 
@@ -315,13 +318,13 @@ def test_an_earlier_certificate_that_an_entry_needs_is_requested() -> None:
     span, start = following(engine, roster_1(1), late)
     engine.receive(ann, heartbeat(ann, roster=child.digest(), heads=(fragment_head(2),), sequence=2), 4 * 8.0)
     entry = entry_on(start, child, ann, span=span, round=4)
-    (ask,) = engine.entry_checked(ann, entry, 1.0, 4 * 8.0)
+    (ask,) = take_entry(engine, ann, entry, 4 * 8.0)
     assert isinstance(ask, Send)
     assert ask.message == RosterRequest(known=(roster_1(1).roster.digest(),))
     learnt = engine.receive(ann, RosterReply(rosters=(early,)), 4 * 8.0)
     assert KeepRoster(certified=early) in learnt
     assert asked_entries(learnt) == [EntryRequest(span=span, parent=start.digest)]
-    assert engine.entry_checked(ann, entry, 1.0, 4 * 8.0 + 1)
+    assert take_entry(engine, ann, entry, 4 * 8.0 + 1)
     assert engine.chains.heads[span].height == 1
 
 
@@ -342,7 +345,7 @@ def test_an_entry_of_a_far_round_waits_and_is_absorbed_when_its_round_is_near() 
     engine = engine_of("cat")
     span, start = following(engine, roster_1(1))
     ahead = entry_on(start, roster_1(1).roster, ann, span=span, round=4)
-    assert engine.entry_checked(ann, ahead, 1.0, 0.1) == []
+    assert take_entry(engine, ann, ahead, 0.1) == []
     assert engine.chains.heads[span] == start
     engine.tick(2 * 8.0)
     assert engine.chains.heads[span] == start
@@ -360,9 +363,9 @@ def test_a_reducer_that_makes_entries_is_not_dropped_while_a_roster_lists_its_la
     now = engine.rules.clock.begin(4)
     for span in engine.rules.span_elements:
         entry = entry_on(start, parent.roster, boot, span=span, places=(1, 2, 3), round=2 + span.fragment)
-        engine.entry_checked(boot, entry, 1.0, now)
+        take_entry(engine, boot, entry, now)
         assert engine.chains.heads[span].height == 1
-    assert not places_in(engine.membership.view(parent.roster, now).absent)
+    assert not places_in(engine.membership.presence.view(parent.roster, now).absent)
 
 
 def test_a_requested_entry_that_is_refused_is_not_an_answer() -> None:
@@ -377,7 +380,7 @@ def test_a_requested_entry_that_is_refused_is_not_an_answer() -> None:
     engine.receive(ann, heartbeat(ann, roster=later.roster.digest(), heads=(fragment_head(2),), sequence=2), 32.0)
     asked = engine.receive(ann, HeadsReply(fragment=span.fragment, heads=tuple(heads)), 32.0)
     assert asked_entries(asked) == [EntryRequest(span=span, parent=start.digest)]
-    report, *instead = engine.entry_checked(ann, stale, 1.0, 32.1)
+    report, *instead = take_entry(engine, ann, stale, 32.1)
     assert isinstance(report, Report)
     assert "names roster 1, but roster 2 governs that round" in report.text
     assert asked_entries(instead) == []
@@ -390,11 +393,11 @@ def test_two_entries_of_one_owner_are_reported_once() -> None:
     one, other, third = (
         entry_on(start, roster_1(1).roster, ann, span=span, payload=payload) for payload in (b"1", b"2", b"3")
     )
-    engine.entry_checked(ann, one, 1.0, 0.1)
+    take_entry(engine, ann, one, 0.1)
     reports = [
         action.topic
         for entry in (other, third)
-        for action in engine.entry_checked(ann, entry, 1.0, 0.1)
+        for action in take_entry(engine, ann, entry, 0.1)
         if isinstance(action, Report)
     ]
     assert reports == ["equivocation"]
@@ -404,7 +407,7 @@ def test_a_peer_that_does_not_follow_ignores_an_entry_without_its_parent() -> No
     engine = PeerEngine(me=self_of(peer_id("boot"), trains=False), rules=run_rules(), verify=verify)
     span, start = following(engine, roster_1(3))
     entry = entry_on(start, roster_1(3, height=3).roster, peer_id("ann"), span=span)
-    assert engine.entry_checked(peer_id("ann"), entry, 1.0, 0.1) == []
+    assert take_entry(engine, peer_id("ann"), entry, 0.1) == []
 
 
 def test_a_missing_parent_of_an_entry_is_fetched() -> None:
@@ -418,7 +421,7 @@ def test_a_missing_parent_of_an_entry_is_fetched() -> None:
     beat = heartbeat(ann, roster=certified.roster.digest(), heads=(fragment_head(-2),))
     engine.receive(ann, beat, 0.0)
     parent = next_head(start, entry_on(start, certified.roster, ann, span=span))
-    asked = engine.entry_checked(ann, entry_on(parent, certified.roster, ann, span=span), 1.0, 8.0)
+    asked = take_entry(engine, ann, entry_on(parent, certified.roster, ann, span=span), 8.0)
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
 
 
@@ -428,7 +431,7 @@ def test_only_an_entry_of_the_founder_or_another_member_shows_that_a_peer_is_ali
 ) -> None:
     engine, (entry, _) = engine_that_lost_entries()
     engine.tick(0.0)
-    engine.entry_checked(peer_id(sender), entry, 1.0, 1.0)
+    take_entry(engine, peer_id(sender), entry, 1.0)
     assert engine.repair._alone_since == (1.0 if is_sign_of_life else 0.0)
 
 
@@ -436,7 +439,7 @@ def test_repeated_entries_of_a_stranger_make_no_peer_wait_for_their_parents() ->
     """These are valid entries that this peer has lost. One is kept, and each other one is news whenever it arrives."""
     engine, entries = engine_that_lost_entries()
     for entry in (*entries, *entries):
-        engine.entry_checked(peer_id("mallory"), entry, 1.0, 1.0)
+        take_entry(engine, peer_id("mallory"), entry, 1.0)
     assert engine.catch_up.left_out() == frozenset()
 
 
@@ -451,14 +454,6 @@ def engine_that_lost_entries() -> tuple[PeerEngine, list[Entry]]:
     second = entry_on(head, certified.roster, engine.me.peer, span=span, round=1)
     third = entry_on(next_head(head, second), certified.roster, engine.me.peer, span=span, round=1)
     return engine, [second, third]
-
-
-def test_a_peer_with_few_links_needs_a_link_to_any_peer() -> None:
-    engine = with_roster(engine_of(), roster_1(3))
-    assert engine.is_cut_off()
-    for name in ("bob", "cat"):
-        engine.link_up(peer_id(name))
-    assert not engine.is_cut_off()
 
 
 def test_an_entry_of_an_abandoned_branch_is_not_an_answer_and_the_span_is_fetched() -> None:
@@ -476,7 +471,7 @@ def test_an_entry_of_an_abandoned_branch_is_not_an_answer_and_the_span_is_fetche
     heads[span.index] = next_head(start, next_one)
     asked = engine.receive(ann, HeadsReply(fragment=span.fragment, heads=tuple(heads)), 0.1)
     assert EntryRequest(span=span, parent=start.digest) in [a.message for a in asked if isinstance(a, Send)]
-    instead = engine.entry_checked(ann, next_one, 1.0, 0.2)
+    instead = take_entry(engine, ann, next_one, 0.2)
     assert [a.message for a in instead if isinstance(a, Send)] == [
         SpanRequest(span=span, version=ZERO_DIGEST, offset=0, most_bytes=1 << 16)
     ]
@@ -495,9 +490,11 @@ def test_an_entry_that_its_own_owner_rejects_is_not_sent() -> None:
     span = next(s for s in machine.vectors if s.fragment == fragment)
     encoded = EncodedSpan(span=span, parent=machine.vectors[span][0].digest, norm=1.0, payload=bytes(6))
     contribution = FragmentContribution(round=round_index, fragment=fragment, tokens=1, steps=1, spans=(encoded,))
-    (order,) = engine.contribution_ready(contribution, now)
+    (order,) = engine.take_result(contribution, now)
     assert isinstance(order, ReduceSpan)
-    actions = engine.span_reduced(order, frozenset({machine.peer}), b"mean", 1e30, now)
+    actions = engine.take_result(
+        SpanReduced(order=order, sound=frozenset({machine.peer}), payload=b"mean", payload_norm=1e30), now
+    )
     assert [action.topic for action in actions if isinstance(action, Report)] == ["entry-refused"]
     assert not [action for action in actions if isinstance(action, Send)]
 
@@ -517,7 +514,7 @@ def row_means(me: PeerId) -> tuple[dict[SpanId, PeerId], dict[SpanId, PeerId]]:
         for span in collection.reduced
     )
     given = FragmentContribution(round=0, fragment=0, tokens=10, steps=1, spans=spans)
-    actions = engine.contribution_ready(given, 0.2)
+    actions = engine.take_result(given, 0.2)
     empty = contribution_messages(given, (), roster.roster.digest(), 1)[0]
     for each in collection.members.values():
         if each.peer != me:
@@ -525,7 +522,9 @@ def row_means(me: PeerId) -> tuple[dict[SpanId, PeerId], dict[SpanId, PeerId]]:
     orders = [action for action in actions if isinstance(action, ReduceSpan)]
     assert [(order.span, order.stage) for order in orders] == [(each.span, Stage.ROW) for each in spans]
     for order in orders:
-        actions += engine.span_reduced(order, frozenset({me}), bytes(PAYLOAD_BYTES), 1.0, 0.4)
+        actions += engine.take_result(
+            SpanReduced(order=order, sound=frozenset({me}), payload=bytes(PAYLOAD_BYTES), payload_norm=1.0), 0.4
+        )
     means = [(me, mean) for mean, _ in finish.means.values()]
     means += [(a.to, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, RowMean)]
     for _, mean in means:
@@ -549,9 +548,7 @@ def test_an_invalid_entry_is_refused_with_a_reason() -> None:
     span = next(iter(engine.rules.span_elements))
     head, _ = founded(1).machines["p0"].vectors[span]
     engine.hold_state({span: head})
-    (report,) = engine.entry_checked(
-        ids(1)[0], entry_on(head, roster_1(1).roster, peer_id("stranger"), span=span), 1.0, 0.0
-    )
+    (report,) = take_entry(engine, ids(1)[0], entry_on(head, roster_1(1).roster, peer_id("stranger"), span=span), 0.0)
     assert isinstance(report, Report)
     assert report.topic == "entry-refused"
 
@@ -560,7 +557,7 @@ def test_a_mean_that_arrives_too_late_is_skipped() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     span = next(iter(engine.rules.span_elements))
     order = ReduceSpan(round=4, span=span, stage=Stage.WHOLE, parts=(), norm_limit=1.0, rounding_seed=b"")
-    (report,) = engine.span_reduced(order, frozenset(), b"", 1.0, 40.0)
+    (report,) = engine.take_result(SpanReduced(order=order, sound=frozenset(), payload=b"", payload_norm=1.0), 40.0)
     assert isinstance(report, Report)
     assert "the round was over before its mean was ready" in report.text
 
@@ -587,7 +584,7 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
     assert not any(engine.holds_needlessly(now) for now in (0.0, 100.0)), "it is the one member"
     engine.drop_state()
     assert engine.closed_heads(0.0) == ()
-    assert engine.donors(0.0) == []
+    assert engine.repair.donors(0.0) == []
 
 
 def test_the_engine_exposes_its_incarnation_and_run() -> None:
@@ -617,7 +614,7 @@ def test_a_peer_saves_once_a_cycle_that_its_line_continues_and_restores_it_at_a_
     swarm.kill("p1")
     again = swarm.start("p1").rules_engine.membership
     again.entry_absorbed(2 * (kept.last + 1))
-    assert again.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
+    assert again.rosters.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
 
 
 def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_does_not_vote() -> None:
@@ -625,14 +622,14 @@ def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_
     goes_on(swarm)
     machine = swarm.machines["p1"]
     engine, clock = machine.rules_engine, machine.rules_engine.rules.clock
-    engine.only_listens = True
+    change(engine, is_time_uncertain=True)
     current = clock.round_at(swarm.now)
     voting = next(r for r in range(current + 1, current + 9) if clock.fragment(r) == clock.num_fragments - 1)
     actions = engine.tick(clock.begin(voting))
     assert engine.round == voting, "it goes on with the rounds that others make entries in"
     assert not any(isinstance(action, TakeSnapshot | KeepBallots) for action in actions)
     fresh = engine_of()
-    fresh.only_listens = True
+    change(fresh, is_time_uncertain=True)
     fresh.tick(clock.begin(voting))
     assert fresh.round is None
 
@@ -655,7 +652,7 @@ def test_after_a_clock_far_ahead_is_set_right_nothing_waits_for_a_future_time() 
 def test_a_ready_peer_whose_clock_is_set_back_continues_fetching() -> None:
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     engine.tick(1e6)
     engine.catch_up.want_transfer(SPAN, peer_id("bob"))
     engine.tick(16.0)
@@ -667,7 +664,7 @@ def test_a_clock_set_back_slightly_changes_nothing() -> None:
     engine.receive(peer_id("bob"), heartbeat(peer_id("bob")), 100.0)
     engine.tick(100.0)
     engine.tick(99.0)
-    assert engine.membership.heard[peer_id("bob")].at == 100.0
+    assert engine.membership.peer_views[peer_id("bob")].at == 100.0
 
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])
@@ -675,7 +672,7 @@ def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) ->
     """Nor do those of the founder, which is no longer a member: only its answer about the initial state counts."""
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
-    engine.membership.ready = True
+    engine.membership.set_ready(True)
     villain, before = peer_id(stranger), dict(engine.chains.heads)
     engine.link_up(villain)
     higher = head_of(height=1000, digest=b"elsewhere", round_index=8)
@@ -701,11 +698,11 @@ def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) ->
 
 def test_a_span_that_could_not_follow_an_entry_is_rebuilt() -> None:
     engine = engine_of()
-    report, rebuild = engine.span_damaged(SpanId(0, 0), "a reason", 0.0)
+    report, rebuild = engine.take_result(SpanDamaged(span=SpanId(0, 0), reason="a reason"), 0.0)
     assert isinstance(report, Report)
     assert report.text.startswith("fragment 0 span 0 could not follow an entry: a reason; its memory is damaged")
     assert rebuild == RebuildSpan(span=SpanId(0, 0))
-    assert engine.span_rebuilt(SpanId(0, 0), None, None, 0.1) != [], "what came of it is told, whatever it is"
+    assert engine.take_result(SpanRebuilt(span=SpanId(0, 0)), 0.1) != [], "what came of it is told, whatever it is"
 
 
 def test_a_forwarded_request_gets_a_signed_answer() -> None:

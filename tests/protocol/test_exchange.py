@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
 from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
-from made import certify, entry_on, founding, head_of, ids, membership_of, roster_of
+from made import certify, child_of, entry_on, founding, head_of, ids, membership_of, roster_of
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, Stage, TakeSnapshot
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import MOST_EARLY_SENDERS, Exchange
 from p2p_diloco.protocol.round.round import contribution_messages
+from p2p_diloco.protocol.wire.ballot import Proposal
 from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head, places_in
 from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
 
@@ -264,19 +266,21 @@ def test_a_voter_for_the_next_roster_sends_an_empty_opening() -> None:
     rounds, _ = exchange(2)
     membership = rounds.membership
     rounds.begin(0, True)
-    membership._votes[roster_of(2).digest()] = 1
+    child = child_of(roster_of(2), roster_of(2).members)
+    ballot = next(number for number in count(1) if membership.rules.clock.agreed_in(number) == 1)
+    assert membership.votes.vote(Proposal(ballot=ballot, roster=child, promises=(), origin=()))
     assert any(isinstance(action, TakeSnapshot) for action in rounds.begin(1, True)), "the round of its vote"
     report, *actions = rounds.begin(2, True)
     assert isinstance(report, Report)
     assert report.text.startswith("round 2: no contribution under roster 1")
     assert [opening.spans for opening in sent_openings(actions).values()] == [()]
     assert rounds.contribute(contribution(2), 17.0) == []
-    assert membership.named_round == 1
+    assert membership.votes.named_round == 1
 
 
 def test_a_leaving_peer_no_longer_names_parents() -> None:
     rounds, _ = exchange(2)
-    rounds.membership.leaving = True
+    rounds.membership.leave(0.0)
     actions = rounds.begin(0, True)
     assert [opening.spans for opening in sent_openings(actions).values()] == [()]
     assert not [action for action in actions if isinstance(action, Report)]
@@ -288,13 +292,13 @@ def test_rounds_with_named_parents_are_remembered_when_the_clock_steps_back() ->
     rounds.begin(0, True)
     rounds.begin(2, True)
     rounds.begin(1, True)
-    assert rounds.membership.named_round == 2
+    assert rounds.membership.votes.named_round == 2
 
 
 def test_a_clock_that_was_ahead_at_the_start_blocks_no_vote_once_it_is_set_right() -> None:
     rounds, _ = exchange(2)
     for round_index in (5400, 3, 4):
         rounds.begin(round_index, False)
-    assert rounds.membership.named_round == 3
+    assert rounds.membership.votes.named_round == 3
     rounds.begin(5, True)
-    assert rounds.membership.named_round == 5
+    assert rounds.membership.votes.named_round == 5

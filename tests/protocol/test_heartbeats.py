@@ -6,9 +6,10 @@ import math
 
 import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
-from made import founding, head_of, membership_of, roster_1
+from made import change, founding, head_of, membership_of, roster_1
 
-from p2p_diloco.protocol.heartbeats import HeartbeatBuilder, Progress
+from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
@@ -71,30 +72,33 @@ def test_a_peer_asks_for_entries_if_it_is_ready_or_nearly_level_and_not_paused(
     ready: bool, is_nearly_level: bool, is_paused: bool, takes_entries: bool
 ) -> None:
     membership = membership_of(peer_id("ann"))
-    membership.ready, membership.is_paused = ready, is_paused
+    membership.set_ready(ready)
+    change(membership, is_paused=is_paused)
     _, chains = heartbeats()
     lamp = HeartbeatBuilder(rules=run_rules(), membership=membership, chains=chains)
-    beat = lamp.heartbeat(Progress(), (), is_nearly_level=is_nearly_level)
+    beat = lamp.heartbeat((), is_nearly_level=is_nearly_level)
     assert beat.takes_entries == takes_entries
     assert beat.ready == (ready and not is_paused)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e300, 2.5])
 def test_a_diverged_loss_does_not_stop_heartbeats(loss: float) -> None:
-    lamp, _ = heartbeats()
-    beat = lamp.heartbeat(Progress(tokens=1 << 70, steps=1, loss=loss, tokens_per_second=loss), ())
+    membership = membership_of(peer_id("ann"))
+    change(membership, progress=Progress(tokens=1 << 70, steps=1, loss=loss, tokens_per_second=loss))
+    _, chains = heartbeats()
+    beat = HeartbeatBuilder(rules=run_rules(), membership=membership, chains=chains).heartbeat(())
     assert decode_message(encode_message(beat)) == beat
     assert beat.tokens == MOST_COUNTED
 
 
 def test_a_heartbeat_names_the_roster_in_force_and_counts_up() -> None:
     lamp, _ = heartbeats()
-    assert lamp.heartbeat(Progress(), ()).roster == bytes(32)
+    assert lamp.heartbeat(()).roster == bytes(32)
     membership = membership_of(peer_id("ann"))
-    membership.take_rosters((founding(), roster_1(2)), 0.0)
+    membership.rosters.take((founding(), roster_1(2)), 0.0)
     _, chains = heartbeats()
     lamp = HeartbeatBuilder(rules=run_rules(), membership=membership, chains=chains)
-    first, second = lamp.heartbeat(Progress(), ()), lamp.heartbeat(Progress(), ())
+    first, second = lamp.heartbeat(()), lamp.heartbeat(())
     assert (first.roster, first.roster_k) == (roster_1(2).roster.digest(), 1)
     assert second.sequence == first.sequence + 1
     assert verify(second.peer, second.statement(), second.signature)

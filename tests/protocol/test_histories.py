@@ -202,7 +202,7 @@ def test_no_past_voters_key_displaces_a_living_majority(every: int) -> None:
     here, forged = hears_of_a_forged_line(every)
     for cycle in range(DAY):
         here.entry_absorbed(2 * cycle)
-    assert here.is_better(forged[-1], DAY) is False
+    assert here.rosters.history.is_better(forged[-1], DAY) is False
 
 
 @pytest.mark.parametrize(("last", "is_kept"), [(DAY, True), (DAY - 9, False)])
@@ -210,14 +210,14 @@ def test_a_restarted_member_still_knows_that_its_line_continued(last: int, is_ke
     before, _ = hears_of_a_forged_line(1)
     for cycle in range(last + 1):
         before.entry_absorbed(2 * cycle)
-    kept = before.keep_liveliness()
+    kept = before.rosters.keep_liveliness()
     assert [type(action) for action in kept] == [KeepLiveliness]
-    assert before.keep_liveliness() == []
+    assert before.rosters.keep_liveliness() == []
 
     here, forged = hears_of_a_forged_line(1)
     assert isinstance(kept[0], KeepLiveliness)
-    here.recall(kept[0].liveliness)
-    assert here.is_better(forged[-1], DAY) is not is_kept
+    here.rosters.history.recall(kept[0].liveliness)
+    assert here.rosters.history.is_better(forged[-1], DAY) is not is_kept
 
 
 def test_a_forged_line_that_a_member_refused_is_not_in_force_after_its_restart() -> None:
@@ -226,10 +226,10 @@ def test_a_forged_line_that_a_member_refused_is_not_in_force_after_its_restart()
     here, disk = membership_of(A, *ours), list(ours)
     for cycle in range(DAY):
         here.entry_absorbed(2 * cycle)
-    (kept,) = here.keep_liveliness()
+    (kept,) = here.rosters.keep_liveliness()
     assert isinstance(kept, KeepLiveliness)
     for certified in forged:
-        actions = here.take_rosters((certified,), DAY * CYCLE_SECONDS)
+        actions = here.rosters.take((certified,), DAY * CYCLE_SECONDS)
         disk += [action.certified for action in actions if isinstance(action, KeepRoster) and action.is_in_force]
     assert here.book.in_force == ours[-1].roster
     saved = SavedState(rosters=tuple(disk), liveliness=kept.liveliness)
@@ -247,7 +247,7 @@ def test_a_line_that_goes_on_is_not_left_for_a_degraded_one_unless_it_ends_with_
     theirs = child_of(parting.roster, parting.roster.members[1:], cycle=6, height=9, degraded=True)
     here = membership_of(A, founding_of(), parting, ours)
     here.entry_absorbed(2 * 5)
-    assert here.is_better(certify(theirs, [B, C], ballot_number(12, 0)), 7) is is_left
+    assert here.rosters.history.is_better(certify(theirs, [B, C], ballot_number(12, 0)), 7) is is_left
 
 
 FEW = member(E, counts=False)
@@ -273,7 +273,7 @@ def test_a_line_without_a_majority_is_not_left_for_one_that_nobody_signed_whose_
     here = membership_of(A, founding_of(), parting, ours)
     listed = [each for each in parting.roster.members if each.peer in signers]
     theirs = child_of(parting.roster, listed, cycle=12, height=PER_CYCLE * 14, degraded=True)
-    here.take_rosters((certify(theirs, signers, ballot_number(2 * 12, 0)),), 12 * CYCLE_SECONDS)
+    here.rosters.take((certify(theirs, signers, ballot_number(2 * 12, 0)),), 12 * CYCLE_SECONDS)
     assert (here.book.in_force == theirs) is is_left
 
 
@@ -289,7 +289,8 @@ def stalled(*linked: PeerId, heard: float = 0.0, restarted: bool = False, rememb
     parting = certify(child_of(founding_of().roster, [*map(member, (A, B, C)), FEW]), [BOOT])
     now = 1 + restarted
     here = membership_of(A, founding_of(), parting, linked=frozenset(linked), incarnation=now, remembers=remembers)
-    here.ready, here.cycles_without_entries = True, 12  # beyond `PATIENT_STALLS`, so any member may continue
+    here.set_ready(True)
+    here.stall.cycles_without_entries = 12  # beyond `PATIENT_STALLS`, so any member may continue
     for second in range(int(heard), int(STALL_ENDS) + 1):
         for peer in linked:
             beat = heartbeat(peer, sequence=second + 1, roster=parting.roster.digest(), incarnation=now)
@@ -319,7 +320,7 @@ def test_in_a_stall_no_single_member_leaves_out_those_that_are_there(
     cycle = int(STALL_ENDS // CYCLE_SECONDS)
     members = [each for each in here.book.in_force.members if each.peer in listed]
     child = child_of(here.book.in_force, members, cycle=cycle, degraded=True)
-    actions = here.take_rosters((certify(child, [signer], ballot_number(2 * cycle, 0)),), STALL_ENDS)
+    actions = here.rosters.take((certify(child, [signer], ballot_number(2 * cycle, 0)),), STALL_ENDS)
     assert (here.book.in_force == child) is is_taken, actions
 
 
@@ -329,29 +330,29 @@ def test_in_a_long_stall_voters_that_lost_their_votes_take_what_another_member_s
 ) -> None:
     """They cannot sign anything before they are listed anew, so nobody else could end the stall."""
     here = stalled(B, C, E, restarted=True, remembers=remembers)
-    here.cycles_without_entries = stall
+    here.stall.cycles_without_entries = stall
     assert here.book.in_force is not None
     cycle = int(STALL_ENDS // CYCLE_SECONDS)
     child = child_of(here.book.in_force, here.book.in_force.members, cycle=cycle, degraded=True)
-    here.take_rosters((certify(child, [E], ballot_number(2 * cycle, 0)),), STALL_ENDS)
+    here.rosters.take((certify(child, [E], ballot_number(2 * cycle, 0)),), STALL_ENDS)
     assert (here.book.in_force == child) is is_taken
 
 
 def test_in_a_stall_peers_without_the_state_take_what_the_others_signed() -> None:
     """Several of them would wait for each other for ever."""
     here = stalled(B, C, heard=0.0)
-    here.ready = False
+    here.set_ready(False)
     assert here.book.in_force is not None
     cycle = int(STALL_ENDS // CYCLE_SECONDS)
     child = child_of(here.book.in_force, [member(B)], cycle=cycle, degraded=True)
-    here.take_rosters((certify(child, [B], ballot_number(2 * cycle, 0)),), STALL_ENDS)
+    here.rosters.take((certify(child, [B], ballot_number(2 * cycle, 0)),), STALL_ENDS)
     assert here.book.in_force == child
 
 
 def test_observations_of_a_line_given_up_since_do_not_count() -> None:
     here, forged = hears_of_a_forged_line(1)
-    here.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))
-    assert here.is_better(forged[-1], DAY) is True
+    here.rosters.history.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))
+    assert here.rosters.history.is_better(forged[-1], DAY) is True
 
 
 @pytest.mark.parametrize(
@@ -445,17 +446,17 @@ def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks(
             here.take_heartbeat(heartbeat(peer, roster=child.roster.digest()), 400.0)
         for peer in (B, C, D, E)[num_gone:]:
             here.take_heartbeat(heartbeat(peer, roster=parent.digest()), 400.0)
-        (report,) = here.take_rosters((child,), 400.0)
+        (report,) = here.rosters.take((child,), 400.0)
         assert isinstance(report, Report)
         assert report.topic == "roster-refused"
         assert here.book.in_force == parent
-        here.take_rosters((child,), 408.0)
+        here.rosters.take((child,), 408.0)
         assert here.book.in_force == parent, "one of those that it hears goes by the parent: it takes its time"
         stall = here.rules.stalled_cycles * here.rules.cycle_seconds
         for sequence, peer in enumerate((B, C, D, E), 2):
             roster = child.roster if peer in (B, C, D, E)[:num_gone] else parent
             here.take_heartbeat(heartbeat(peer, roster=roster.digest(), sequence=sequence), 400.0 + stall)
-        here.take_rosters((child,), 400.0 + stall)
+        here.rosters.take((child,), 400.0 + stall)
         assert (here.book.in_force == child.roster) is wins
 
 
@@ -466,12 +467,12 @@ def test_a_peer_that_has_seen_a_stall_follows_a_degraded_child_at_once(num_membe
     parent = roster_1(num_members)
     child = after(parent.roster, (B, C), 10, degraded=True)
     here = membership_of(me, founding_of(), parent)
-    here.ready = True
-    here.cycles_without_entries = here.rules.stalled_cycles - 1
-    here.take_rosters((child,), 400.0)
+    here.set_ready(True)
+    here.stall.cycles_without_entries = here.rules.stalled_cycles - 1
+    here.rosters.take((child,), 400.0)
     assert here.book.in_force == parent.roster
-    here.cycles_without_entries = here.rules.stalled_cycles
-    here.take_rosters((child,), 400.0)
+    here.stall.cycles_without_entries = here.rules.stalled_cycles
+    here.rosters.take((child,), 400.0)
     assert here.book.in_force == child.roster
 
 
@@ -484,12 +485,12 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its
         for peer in (B, C):
             here.take_heartbeat(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
         here.take_heartbeat(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
-        here.signed_rosters = {peer: (parent.digest(), now) for peer in (D, E)}
-        here.take_rosters((child,), now)
+        here.note_signed_rosters({peer: (parent.digest(), now) for peer in (D, E)})
+        here.rosters.take((child,), now)
         assert here.doubts
         assert here.book.in_force == parent
-    here.signed_rosters = {peer: (parent.digest(), 400.0) for peer in (D, E)}
-    here.take_rosters((child,), now)
+    here.note_signed_rosters({peer: (parent.digest(), 400.0) for peer in (D, E)})
+    here.rosters.take((child,), now)
     assert here.book.in_force == child.roster, "that is long ago"
 
 
@@ -511,9 +512,9 @@ def test_a_degraded_child_that_most_voters_follow_is_followed_even_if_others_wai
         for peer in (E, F, *(() if is_signed else gone)):
             roster = (child.roster if peer in gone else first).digest()
             here.take_heartbeat(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
-        here.signed_rosters = {peer: (child.roster.digest(), now) for peer in gone} if is_signed else {}
+        here.note_signed_rosters({peer: (child.roster.digest(), now) for peer in gone} if is_signed else {})
         assert here.book.in_force == first
-        here.take_rosters((child,), now)
+        here.rosters.take((child,), now)
     assert (here.book.in_force == child.roster) is wins
 
 
@@ -526,7 +527,7 @@ def test_voters_without_a_roster_have_not_continued() -> None:
         here.take_heartbeat(heartbeat(C, roster=parent.digest(), sequence=int(now)), now)
         for peer in (D, E):
             here.take_heartbeat(heartbeat(peer, sequence=int(now), ready=False), now)
-        here.take_rosters((child,), now)
+        here.rosters.take((child,), now)
     assert here.book.in_force == parent
 
 
@@ -535,18 +536,18 @@ def test_a_degraded_child_that_all_heard_peers_follow_is_followed_soon() -> None
     child = after(roster_of(5), (B, C), 10, degraded=True)
     for peer in (B, C):
         here.take_heartbeat(heartbeat(peer, roster=child.roster.digest()), 400.0)
-    here.take_rosters((child,), 400.0)
+    here.rosters.take((child,), 400.0)
     assert here.book.in_force == roster_of(5)
-    here.take_rosters((child,), 408.0)
+    here.rosters.take((child,), 408.0)
     assert here.book.in_force == child.roster
 
 
 def test_a_degraded_child_is_not_followed_while_entries_arrive() -> None:
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)
-    here.present_in = {B: 49}
+    here.presence.note_entry({B}, (), 49)
     for now in (400.0, 408.0, 416.0):
-        here.take_rosters((child,), now)
+        here.rosters.take((child,), now)
     assert here.book.in_force == roster_of(5)
 
 
@@ -557,9 +558,9 @@ def test_a_stalled_peer_follows_a_degraded_child_of_a_quarter_and_later_of_any_m
     voters: tuple[PeerId, ...], cycles_without_entries: int, is_followed: bool
 ) -> None:
     here = membership_of(A, founding_of(), roster_1(5))
-    here.cycles_without_entries = cycles_without_entries
+    here.stall.cycles_without_entries = cycles_without_entries
     child = after(roster_of(5), voters, 10, degraded=True)
-    here.take_rosters((child,), 320.0)
+    here.rosters.take((child,), 320.0)
     assert (here.book.in_force == child.roster) is is_followed
 
 
@@ -571,7 +572,7 @@ def test_a_peer_with_entries_on_its_line_does_not_leave_it_for_a_later_degraded_
         here = membership_of(A, founding_of(), roster_1(3), mine)
         for round_index in absorbed:
             here.entry_absorbed(round_index)
-        actions = here.take_rosters((other,), 2 * 11 * ROUND_SECONDS)
+        actions = here.rosters.take((other,), 2 * 11 * ROUND_SECONDS)
         assert (here.book.in_force == mine.roster) is stays
         assert any(isinstance(action, Report) and action.topic == "branch" for action in actions) is not stays
 
@@ -579,7 +580,7 @@ def test_a_peer_with_entries_on_its_line_does_not_leave_it_for_a_later_degraded_
 def test_a_certificate_from_the_far_future_is_refused_by_a_member() -> None:
     here = membership_of(A, founding_of(), roster_1(1))
     far = certify(child_of(roster_1(1).roster, [member(A)]), [A], ballot=1 << 60)
-    (report,) = here.take_rosters((far,), 20.0)
+    (report,) = here.rosters.take((far,), 20.0)
     assert isinstance(report, Report)
     assert "rounds from now" in report.text
 
@@ -727,14 +728,14 @@ def test_a_degraded_child_seen_long_ago_does_not_shorten_the_wait(armed: str) ->
     here.tick(399.0)
     if armed != "by nobody":
         votes = () if armed == "by a stranger" else (B,)
-        here.take_rosters((certify(child_of(parent, [member(B)], cycle=1, degraded=True), votes),), 400.0)
+        here.rosters.take((certify(child_of(parent, [member(B)], cycle=1, degraded=True), votes),), 400.0)
     if armed.endswith("entries"):
         here.entry_absorbed(4999)
-    here.present_in = dict.fromkeys((B, C, D, E), 4999)
+    here.presence.note_entry((B, C, D, E), (), 4999)
     now = ROUND_SECONDS * 5010
     late = after(parent, (B,), 2500, degraded=True)
     if not armed.endswith("entries"):
         here.tick(now)
     here.take_heartbeat(heartbeat(B, roster=late.roster.digest()), now)
-    here.take_rosters((late,), now)
+    here.rosters.take((late,), now)
     assert here.book.in_force == parent

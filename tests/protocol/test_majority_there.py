@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from fake_run import MINUTE, ROUND_SECONDS
 from founded_swarms import founded, recovers
+from made import change
 from stage import Stage
 from swarm_driver import Swarm
 
@@ -103,7 +104,7 @@ def test_of_three_members_one_that_sends_and_one_that_is_present_continue_withou
 def test_peers_whose_caps_allow_no_contribution_still_reduce_spans(num_peers: int) -> None:
     swarm = without_bootstrap(num_peers)
     for machine in swarm.running():
-        machine.rules_engine.exchange.upload_budget.bytes_per_second = 1.0
+        change(machine.rules_engine, upload_bytes_per_second=1.0)
     swarm.run_to_cycle_end()
     entries = play_cycles(swarm, 6)
     assert_nothing_was_void(swarm, entries)
@@ -111,7 +112,7 @@ def test_peers_whose_caps_allow_no_contribution_still_reduce_spans(num_peers: in
     assert swarm.included_once()
     assert swarm.members("p0") == {f"p{place}" for place in range(num_peers)}
     for machine in swarm.running():
-        machine.rules_engine.exchange.upload_budget.bytes_per_second = None
+        change(machine.rules_engine, upload_bytes_per_second=None)
     recovers(swarm, MINUTE)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from fake_run import MINUTE, PAYLOAD_BYTES, ROUND_SECONDS, Machine
 from founded_swarms import founded, goes_on, recovers
-from made import entry_on
+from made import change, entry_on, take_entry
 from swarm_driver import Swarm
 
 from p2p_diloco.protocol.wire.ballot import Promised, Proposal
@@ -35,7 +35,7 @@ def voting_round(swarm: Swarm) -> int:
     cycle = clock.cycle(clock.round_at(swarm.now)) + 1
     last = (cycle + 1) * clock.num_fragments - 1
     swarm.run_to(clock.begin(last) - 1.0)
-    swarm.machines["p0"].rules_engine.membership.share = 4
+    change(swarm.machines["p0"].rules_engine, share=4)
     return last
 
 
@@ -102,7 +102,7 @@ def test_if_few_have_voted_the_others_continue_under_the_previous_roster() -> No
 def has_voted(machine: Machine, round_index: int) -> bool:
     """Return whether a peer has voted in a round, and so names no parent under its roster in the next one."""
     membership = machine.rules_engine.membership
-    return not membership.may_name_parents(machine.roster.digest(), round_index + 1)
+    return not membership.votes.may_name_parents(machine.roster.digest(), round_index + 1)
 
 
 def test_a_dead_member_and_half_of_the_votes_block_nothing_for_long() -> None:
@@ -159,7 +159,7 @@ def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_recovers() -> None
         for n in range(256)
     )
     forged = max(variants, key=lambda entry: next_head(head, entry).digest)  # of two heads the smaller digest wins
-    actions = victim.rules_engine.entry_checked(owner, forged, 1.0, swarm.now)
+    actions = take_entry(victim.rules_engine, owner, forged, swarm.now)
     assert victim.rules_engine.chains.heads[span].roster == victim.roster.digest()
     swarm.knows_forged = True
     swarm.perform(victim, actions)

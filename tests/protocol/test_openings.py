@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from exchanges import ANN, BOB, HEAD, SPANS, contribution, exchange, feed, owned, refusals, sent_openings, words
 from fake_run import ROUND_SECONDS, RUN, peer_id, run_rules
-from made import certify, child_of, founding, head_of, ids, member, membership_of, roster_of
+from made import certify, change, child_of, founding, head_of, ids, member, membership_of, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
@@ -140,7 +140,7 @@ def test_a_vector_without_an_opening_does_not_count() -> None:
 
 def test_a_reducer_that_gets_nothing_under_a_cap_is_informed_and_does_not_wait() -> None:
     rounds, _ = exchange(num_members=3)
-    rounds.upload_budget.bytes_per_second = 1.0
+    change(rounds.membership, upload_bytes_per_second=1.0)
     (order,) = rounds.begin(0, True)
     assert isinstance(order, TakeSnapshot)
     assert order.spans == frozenset(owned(rounds)), "what this peer reduces itself costs it nothing"
@@ -150,7 +150,7 @@ def test_a_reducer_that_gets_nothing_under_a_cap_is_informed_and_does_not_wait()
     assert [offer.sends for opening in openings.values() for offer in opening.spans] == [False, False]
 
     ahead, chains = exchange(num_members=3)
-    ahead.upload_budget.bytes_per_second = 1.0
+    change(ahead.membership, upload_bytes_per_second=1.0)
     ahead.begin(0, True)
     for span in SPANS:
         chains.set_head(span, head_of(round_index=0))
@@ -266,7 +266,7 @@ def test_a_bootstrap_sends_an_empty_opening_at_the_start_of_the_round() -> None:
     assert {offer.index for opening in openings.values() for offer in opening.spans}.isdisjoint(
         span.index for span in owned(rounds)
     )
-    assert rounds.membership.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
+    assert rounds.membership.votes.named_round == 0, "it has named parents: it votes for no roster of an earlier round"
 
 
 def test_a_bootstrap_and_one_of_two_are_a_majority_of_the_three_that_vote() -> None:

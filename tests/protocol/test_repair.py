@@ -8,6 +8,7 @@ from made import (
     SPAN,
     book_with,
     certify,
+    change,
     child_of,
     entry_on,
     founding,
@@ -156,7 +157,7 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
 def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> None:
     """Two of three voters, restarted, were an entry above all ready peers, which waited for these two."""
     page = repair(num_members=3)
-    page.membership.ready = True
+    page.membership.set_ready(True)
     page.linked.add(C)
     roster = roster_1(3).roster.digest()
     level = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
@@ -197,7 +198,7 @@ HIGHER = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of()
 def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, Heartbeat]:
     """Return the `Repair` of the only member, linked with the founder and with B, whose height is greater."""
     page, boot, roster = repair(num_members=1), peer_id("boot"), roster_1(1).roster.digest()
-    page.membership.ready = is_ready
+    page.membership.set_ready(is_ready)
     page.linked.add(boot)
     page.membership.take_heartbeat(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
     page._look(since)
@@ -245,7 +246,7 @@ def test_a_ready_peer_left_out_of_the_roster_starts_afresh_if_no_entries_follow(
     members = ids(4)[not is_listed :]
     listed = certify(child_of(founding().roster, [member(peer) for peer in members]), [peer_id("boot")])
     page = repair(listed=listed)
-    page.membership.ready = True
+    page.membership.set_ready(True)
     roster, ahead = listed.roster.digest(), tuple(head_of(height=9, digest=b"%d" % index) for index in range(3))
     said = []
     for second in range(90):
@@ -328,7 +329,7 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
 def test_a_leaving_peer_does_not_become_ready_again() -> None:
     page = repair()
     page.linked.clear()
-    page.membership.leaving = True
+    page.membership.leave(0.0)
     for now in (0.0, 5.0, 10.0, 15.0, 17.0):
         assert page.pump(now) == []
     assert not page.membership.ready
@@ -372,8 +373,8 @@ def test_an_archivist_follows_the_logs_keeps_what_it_holds_and_asks_for_no_place
         for peer in (A, B, C):
             page.membership.take_heartbeat(ready(peer, sequence=int(now) + 2), now)
         assert not page.is_needless(now), "others hold the state too, but this peer keeps it"
-    page.membership.ready = True
-    assert page.membership.declaration(60.0) is None, "it never becomes a member"
+    page.membership.set_ready(True)
+    assert page.membership.declarations.own_news(60.0) is None, "it never becomes a member"
 
 
 BOOTSTRAP = member(peer_id("boot"), trains=False, counts=False)
@@ -544,7 +545,7 @@ def among_four(*, is_ready: bool = True) -> Repair:
     roster = roster_1(4).roster.digest()
     for peer in (B, C, D):
         page.membership.take_heartbeat(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
-    page.membership.ready = is_ready
+    page.membership.set_ready(is_ready)
     return page
 
 
@@ -612,7 +613,7 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
     ):
         page = repair()
         page.membership = membership_of(me, founding(), roster_1(2))
-        page.membership.ready = True
+        page.membership.set_ready(True)
         differing(page, peer)
         said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
         assert expected in said, said
@@ -638,7 +639,7 @@ def test_a_donor_that_has_advanced_is_asked_for_its_heads() -> None:
     assert answer(page, elsewhere, peer=C, now=3.0) == [CompareContent], "who is no donor cannot give it"
     assert answer(page, *[HEAD.digest] * 3, elsewhere, now=3.0) == [CompareContent], "there are three spans"
     assert answer(page, elsewhere, now=3.0) == [CompareContent, HeadsRequest]
-    page.membership.ready = True
+    page.membership.set_ready(True)
     assert answer(page, elsewhere, now=6.0) == [CompareContent], "members get entries from their reducers"
 
 
@@ -676,7 +677,7 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     page = Repair(
         rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B, C}, verify=verify
     )
-    membership.can_be_dialled = True
+    change(membership, can_be_dialled=True)
     for peer in (B, C):
         membership.take_heartbeat(
             heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0
@@ -751,7 +752,7 @@ def test_a_peer_without_a_roster_accepts_nothing() -> None:
 
 
 def damaged_for_good(page: Repair) -> None:
-    page.membership.ready = True
+    page.membership.set_ready(True)
     page.span_damaged(SPAN, "a reason", 0.0)
     page.span_rebuilt(SPAN, None, None, 0.1)
 

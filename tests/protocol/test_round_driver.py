@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fake_run import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, verify
-from made import founding, heartbeat, membership_of, roster_1
+from made import certify, change, child_of, founding, heartbeat, membership_of, roster_1
 
 from p2p_diloco.protocol.actions import RoundClosed
+from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import Exchange
@@ -32,49 +33,59 @@ def pass_time(page: RoundDriver, begin: float, end: float, step: float = 1.0) ->
         now += step
 
 
+def take_child(membership: Membership, now: float) -> None:
+    """Take a roster that is certified now."""
+    parent, clock = roster_1(2).roster, membership.rules.clock
+    child = child_of(parent, parent.members, cycle=clock.cycle_at(now))
+    membership.rosters.take((certify(child, sorted(parent.voters), clock.ballot_at(now)),), now)
+    assert membership.book.in_force == child
+
+
 def test_cycles_without_entries_count_only_while_awake() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 5 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == 4  # not the first, which may not have been spent awake
+    assert membership.stall.cycles_without_entries == 4  # not the first, which may not have been spent awake
 
 
 def test_a_cycle_governed_by_another_roster_does_not_count_as_stalled() -> None:
     """A new member may send nothing in its first cycle; when one such cycle was enough, all went below a majority."""
     page, membership = turns()
-    membership.in_force_since = membership.rules.clock.num_fragments * 3
-    pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == 0
+    pass_time(page, 1.0, 3 * CYCLE_SECONDS + 1.0)
+    assert membership.stall.cycles_without_entries == 2
+    take_child(membership, 3 * CYCLE_SECONDS + 1.0)
+    pass_time(page, 3 * CYCLE_SECONDS + 1.0, 4 * CYCLE_SECONDS + 1.0)
+    assert membership.stall.cycles_without_entries == 0
     pass_time(page, 4 * CYCLE_SECONDS + 1.0, 5 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == 1
+    assert membership.stall.cycles_without_entries == 1
 
 
 def test_a_strangers_cycles_do_not_count() -> None:
     page, membership = turns("stranger")
     pass_time(page, 1.0, 5 * CYCLE_SECONDS)
-    assert membership.cycles_without_entries == 0
+    assert membership.stall.cycles_without_entries == 0
 
 
 def test_neither_cycles_asleep_nor_the_cycle_of_waking_count() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 2 * CYCLE_SECONDS + 1.0)
-    counted = membership.cycles_without_entries
+    counted = membership.stall.cycles_without_entries
     pass_time(page, 50 * CYCLE_SECONDS + 1.0, 51 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == counted
+    assert membership.stall.cycles_without_entries == counted
     pass_time(page, 51 * CYCLE_SECONDS + 1.0, 52 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == counted + 1
+    assert membership.stall.cycles_without_entries == counted + 1
 
 
 def test_stalled_cycles_are_counted_after_a_clock_is_set_back() -> None:
     """A peer whose clock had been ten minutes ahead counted no stalled cycle, and followed no peer, for ten minutes."""
     page, membership = turns()
     pass_time(page, 60 * CYCLE_SECONDS + 1.0, 62 * CYCLE_SECONDS + 1.0)
-    membership.in_force_since = 61 * membership.rules.clock.num_fragments
+    take_child(membership, 61 * CYCLE_SECONDS + 1.0)
     membership.set_back(1.0)
-    counted = membership.cycles_without_entries
+    counted = membership.stall.cycles_without_entries
     pass_time(page, 1.0, CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == counted, "part of that cycle was at another time"
+    assert membership.stall.cycles_without_entries == counted, "part of that cycle was at another time"
     pass_time(page, CYCLE_SECONDS + 1.0, 2 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == counted + 1
+    assert membership.stall.cycles_without_entries == counted + 1
 
 
 def hear_bob(page: RoundDriver, membership: Membership, cycle: int, steps: int) -> None:
@@ -90,24 +101,24 @@ def test_a_cycle_in_which_most_voters_are_present_without_a_step_is_not_stalled(
     page, membership = turns()
     for cycle in range(6):
         hear_bob(page, membership, cycle, steps=0)
-    assert membership.cycles_without_entries == 0
+    assert membership.stall.cycles_without_entries == 0
     for cycle in range(6, 10):
         hear_bob(page, membership, cycle, steps=min(cycle, 8))
-    assert membership.cycles_without_entries == 3, "the last cycle is not over"
+    assert membership.stall.cycles_without_entries == 3, "the last cycle is not over"
     hear_bob(page, membership, 10, steps=8)
-    assert membership.cycles_without_entries == 3, "no step in the ninth cycle"
-    membership.own_steps = 3
+    assert membership.stall.cycles_without_entries == 3, "no step in the ninth cycle"
+    change(membership, progress=Progress(steps=3))
     hear_bob(page, membership, 11, steps=8)
-    assert membership.cycles_without_entries == 4, "this peer's own steps are steps"
+    assert membership.stall.cycles_without_entries == 4, "this peer's own steps are steps"
 
 
 def test_an_entry_resets_the_count() -> None:
     page, membership = turns()
     pass_time(page, 1.0, 4 * CYCLE_SECONDS + 1.0)
     page.entry_absorbed(8, 2)
-    assert membership.cycles_without_entries == 0
+    assert membership.stall.cycles_without_entries == 0
     pass_time(page, 4 * CYCLE_SECONDS + 1.0, 5 * CYCLE_SECONDS + 1.0)
-    assert membership.cycles_without_entries == 0
+    assert membership.stall.cycles_without_entries == 0
 
 
 def test_a_round_is_closed_with_its_outcome() -> None:

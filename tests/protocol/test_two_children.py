@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_run import MINUTE, ROUND_SECONDS, Machine, absorbed_bytes, peer_id, sign_as
 from founded_swarms import founded, recovers
-from made import SPAN
+from made import SPAN, take_entry
 from swarm_driver import Swarm
 
 from p2p_diloco.protocol.round.chain import wins_tie
@@ -157,7 +157,7 @@ def test_the_other_child_may_arrive_after_another_branch_of_rosters_was_adopted(
     swarm.is_lost = lambda sender, target, message: isinstance(message, Entry)
     swarm.run_until(lambda: SPAN in p0.rules_engine.chains._forks, MINUTE, step=0.05)
     p0.rules_engine.repair.adopt_branch()
-    swarm.perform(p0, p0.rules_engine.entry_checked(p1.peer, theirs, 1.0, swarm.now))
+    swarm.perform(p0, take_entry(p0.rules_engine, p1.peer, theirs, swarm.now))
     assert "has two children" not in said(p0), "what the span was before is fetched anew"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from made import ids, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.round.demand import USABLE_SHARE
 from p2p_diloco.protocol.round.exchange import ENTRY_HEADER_BYTES, UploadBudget
 from p2p_diloco.protocol.round.round import Collection, row_members
@@ -66,7 +67,7 @@ def handed_out(collection: Collection, peer: PeerId) -> int:
 
 def test_without_a_cap_everything_is_contributed() -> None:
     peer = ids(4)[0]
-    assert UploadBudget(rules=rules_of(), me=peer).choose(collection_of(peer, 4, 16)) is None
+    assert UploadBudget(rules=rules_of(), me=peer).choose(collection_of(peer, 4, 16), Conditions()) is None
 
 
 @given(st.floats(1.0, 1e6), st.integers(1, 12), st.integers(1, 6), st.floats(0, 1e5))
@@ -76,9 +77,9 @@ def test_chosen_spans_fit_after_reducing_and_queued_frames(
     rules = rules_of()
     for peer in ids(num_members):
         upload_budget = UploadBudget(rules=rules, me=peer)
-        upload_budget.bytes_per_second, upload_budget.backlog_bytes = rate, backlog
+        conditions = Conditions(upload_bytes_per_second=rate, upload_backlog_bytes=backlog)
         collection = collection_of(peer, num_members, group_size)
-        chosen = upload_budget.choose(collection)
+        chosen = upload_budget.choose(collection, conditions)
         assert chosen is not None
         sent = cost(collection, peer, chosen)
         carried = USABLE_SHARE * rate * rules.clock.round_seconds
@@ -95,11 +96,11 @@ def test_every_span_is_contributed_as_often_as_the_cap_allows() -> None:
     peer, rules = ids(4)[0], rules_of()
     upload_budget = UploadBudget(rules=rules, me=peer)
     need = 0.75 * SPANS * PAYLOAD + 0.75 * SPANS * (ENTRY + ENTRY_HEADER_BYTES)
-    upload_budget.bytes_per_second = 0.7 * need / (USABLE_SHARE * rules.clock.round_seconds)
+    conditions = Conditions(upload_bytes_per_second=0.7 * need / (USABLE_SHARE * rules.clock.round_seconds))
     turns: Counter[SpanId] = Counter()
     rounds = 60
     for round_index in range(rounds):
-        chosen = upload_budget.choose(collection_of(peer, 4, 16, round_index))
+        chosen = upload_budget.choose(collection_of(peer, 4, 16, round_index), conditions)
         assert chosen is not None
         turns.update(chosen)
     others = [turns[SpanId(0, index)] for index in range(SPANS) if turns[SpanId(0, index)] < rounds]
@@ -114,12 +115,11 @@ def test_omitted_spans_use_none_of_the_cap() -> None:
     spans = frozenset(SpanId(0, index) for index in range(SPANS))
     others = [span for span in sorted(spans) if collection.grid.reducer(span, collection.row) != peer]
     left_out = frozenset(others[:2])
-    assert upload_budget.choose(collection, left_out) == spans - left_out
-    upload_budget.bytes_per_second = (handed_out(collection, peer) + 2 * PAYLOAD) / (
-        USABLE_SHARE * rules.clock.round_seconds
-    )
+    assert upload_budget.choose(collection, Conditions(), left_out) == spans - left_out
+    rate = (handed_out(collection, peer) + 2 * PAYLOAD) / (USABLE_SHARE * rules.clock.round_seconds)
+    conditions = Conditions(upload_bytes_per_second=rate)
     for _ in range(SPANS):
-        chosen = upload_budget.choose(collection, left_out)
+        chosen = upload_budget.choose(collection, conditions, left_out)
         assert chosen is not None
         assert not chosen & left_out
         assert len(chosen & frozenset(others)) == 2
@@ -129,8 +129,9 @@ def test_a_cap_that_does_not_cover_reducing_leaves_nothing_to_contribute() -> No
     peer, rules = ids(4)[0], rules_of()
     upload_budget = UploadBudget(rules=rules, me=peer)
     collection = collection_of(peer, 4, 16)
-    upload_budget.bytes_per_second = 0.9 * handed_out(collection, peer) / (USABLE_SHARE * rules.clock.round_seconds)
-    chosen = upload_budget.choose(collection)
+    rate = 0.9 * handed_out(collection, peer) / (USABLE_SHARE * rules.clock.round_seconds)
+    conditions = Conditions(upload_bytes_per_second=rate)
+    chosen = upload_budget.choose(collection, conditions)
     assert chosen is not None
     assert cost(collection, peer, chosen) == 0
 
@@ -140,10 +141,9 @@ def test_peers_under_caps_do_not_all_choose_the_same_spans() -> None:
     for peer in ids(4):
         upload_budget = UploadBudget(rules=rules, me=peer)
         collection = collection_of(peer, 4, 16)
-        upload_budget.bytes_per_second = (handed_out(collection, peer) + 2 * PAYLOAD) / (
-            USABLE_SHARE * rules.clock.round_seconds
-        )
-        chosen = upload_budget.choose(collection)
+        rate = (handed_out(collection, peer) + 2 * PAYLOAD) / (USABLE_SHARE * rules.clock.round_seconds)
+        conditions = Conditions(upload_bytes_per_second=rate)
+        chosen = upload_budget.choose(collection, conditions)
         assert chosen is not None
         firsts.add(frozenset(s for s in chosen if collection.grid.reducer(s, 0) != peer))
     assert len(firsts) == 4

@@ -7,6 +7,7 @@ import random
 import pytest
 from fake_run import MINUTE, ROUND_SECONDS
 from founded_swarms import founded, goes_on, is_dialable, recovers
+from made import change
 from swarm_driver import Swarm
 
 from p2p_diloco.protocol.wire.entry import included_places
@@ -196,7 +197,7 @@ def test_all_peers_get_the_outcome_of_each_round() -> None:
 def test_nothing_is_contributed_after_the_last_round() -> None:
     swarm = founded(1)
     engine = swarm.machines["p0"].rules_engine
-    engine.last_round = engine.round
+    change(engine, last_round=engine.round)
     swarm.run(2 * ROUND_SECONDS)
     height = swarm.height("p0")
     swarm.run(MINUTE)
@@ -321,7 +322,7 @@ def test_a_hung_peer_does_not_block_a_grid() -> None:
 @pytest.mark.parametrize(("num_peers", "group_size"), [(6, 16), (13, 2)], ids=["one row", "a grid"])
 def test_a_peer_on_a_thin_line_averages_less_and_nothing_is_lost(num_peers: int, group_size: int) -> None:
     swarm = voting(founded(num_peers, "all", group_size=group_size))
-    swarm.machines["p1"].rules_engine.membership.share = 1
+    change(swarm.machines["p1"].rules_engine, share=1)
     swarm.run_to_cycle_end()
     swarm.run(2 * len(swarm.rules.num_spans) * ROUND_SECONDS)
     begin, height = swarm.now, swarm.height("p3")
@@ -339,7 +340,7 @@ def test_a_peer_on_a_thin_line_averages_less_and_nothing_is_lost(num_peers: int,
     columns = len(next(iter(folded[entry.roster] for entry in recent)).columns)
     assert averaged < 0.95 / columns, "of a column of five, where all others have eight shares"
     assert included_share(swarm, begin) > 0.99
-    swarm.machines["p1"].rules_engine.membership.share = 8
+    change(swarm.machines["p1"].rules_engine, share=8)
     recovers(swarm, MINUTE)
 
 

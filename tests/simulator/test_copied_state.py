@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.coverage import share_of_spans
@@ -65,7 +67,8 @@ def test_a_state_folder_restored_from_a_backup_harms_no_peer_and_is_reported() -
             restored = await begin(swarm, OPEN)
             backup, k = swarm.snapshot("p4"), restored.roster.k
             for share in (4, 8, 4):
-                swarm.machines["p2"].running.membership.share = share
+                engine = swarm.machines["p2"].running
+                engine.set_conditions(replace(engine.conditions, share=share))
                 await swarm.run(3 * swarm.rules.cycle_seconds)
             assert restored.roster.k == k + 3
             swarm.kill("p4")

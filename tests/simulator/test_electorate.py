@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.membership.attendance import COUNTS_AFTER_CYCLES
+from p2p_diloco.protocol.membership.presence import COUNTS_AFTER_CYCLES
 from p2p_diloco.protocol.wire.messages import Message, Opening, SpanVector
 from p2p_diloco.protocol.wire.roster import Roster
 from simulator.hostility import telling
@@ -106,7 +106,7 @@ class Sparing:
         if engine is None or engine.round is None or member is None or member.counts:
             return False
         clock = engine.rules.clock
-        return not engine.membership.has_come_to_count(member, clock.cycle(engine.round))
+        return not engine.membership.presence.has_come_to_count(member, clock.cycle(engine.round))
 
     def _cycle(self, round_index: int) -> int:
         return self.machine.around.rules.clock.cycle(round_index)
@@ -116,11 +116,11 @@ def claims_absent(machine: Machine, absent: frozenset[PeerId]) -> None:
     """Make an identity promise that it misses these members, forward no applications of theirs, and, as a leader, show
     none of their promises."""
     membership: Any = machine.running.membership
-    take_promise = membership.take_promise
-    membership.take_promise = lambda sender, word, now: [] if sender in absent else take_promise(sender, word, now)
-    membership._absent = lambda parent, now: absent
-    news = membership._news
-    membership._news = lambda parent, now: tuple(word for word in news(parent, now) if word.peer not in absent)
+    balloting, declarations = membership.balloting, membership.declarations
+    take, shown = balloting.take_promise, declarations.shown
+    balloting.take_promise = lambda sender, promised, now: [] if sender in absent else take(sender, promised, now)
+    membership.presence.absent = lambda parent, now: absent
+    declarations.shown = lambda parent, now: tuple(each for each in shown(parent, now) if each.peer not in absent)
 
 
 def newest(swarm: Simulation) -> Roster:

@@ -27,7 +27,8 @@ def with_grown_swarm(scene: Scene) -> None:
                 swarm.add(name, founds=name == "p0")
             await swarm.until(swarm.all_members, within=120.0)
             await swarm.run(200.0)
-            swarm.machines["p2"].running.membership.share = 2  # one more roster, of a parent of three voters
+            engine = swarm.machines["p2"].running
+            engine.set_conditions(replace(engine.conditions, share=2))  # one more roster, of a parent of three voters
             await swarm.run(40.0)
             found: list[str] = []
             swarm.inspector._violated = lambda invariant, text, machine: found.append(f"{invariant}: {text}")

@@ -124,7 +124,8 @@ def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succe
                     machine.reports.clear()
                 liar.lie(telling(partial(lie_in_proposals, lie)))
                 share = 4 if share == FULL_SHARE else FULL_SHARE
-                swarm.machines["p2"].running.membership.share = share
+                engine = swarm.machines["p2"].running
+                engine.set_conditions(replace(engine.conditions, share=share))
                 await swarm.run_to_round(swarm.round + 2)
                 liar.lie(None)
                 topic = "roster-refused" if lie is certify_alone else "proposal-refused"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.node import node
-from p2p_diloco.protocol.membership import membership
+from p2p_diloco.protocol.membership import stall
 from p2p_diloco.protocol.wire import roster
 from p2p_diloco.span.reduce import reduce_parts
 from simulator.command import catch, is_caught
@@ -54,5 +54,5 @@ def test_planted_mistakes_are_removed_again() -> None:
     for mistake in MISTAKES.values():
         with mistake.planted():
             pass
-    assert vars(membership)["is_majority"] is roster.is_majority
+    assert vars(stall)["is_majority"] is roster.is_majority
     assert vars(node)["reduce_parts"] is reduce_parts

@@ -8,6 +8,7 @@ these scenes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -122,7 +123,8 @@ def test_no_span_waits_long_when_most_members_miss_a_certificate(holder_dies: bo
         await begin(swarm, 4, 0)
         k, first = swarm.machines["p0"].roster.k + 1, swarm.round
         lose_roster(swarm, k)
-        swarm.machines["p2"].running.membership.share = 2
+        engine = swarm.machines["p2"].running
+        engine.set_conditions(replace(engine.conditions, share=2))
 
         def holders() -> list[str]:
             return [machine.name for machine in swarm.running() if machine.roster.k == k]

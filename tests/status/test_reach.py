@@ -9,6 +9,7 @@ import pytest
 from small_run import peer_key, small_plan
 
 from p2p_diloco.ids import PeerId, short_peer_id
+from p2p_diloco.protocol.membership.local import Conditions, Progress
 from p2p_diloco.protocol.membership.reach import Answer, Standing
 from p2p_diloco.status.reporter import reach_sentence
 from p2p_diloco.status.trouble import (
@@ -107,10 +108,10 @@ def engine(
         ready=ready,
         rules=RULES,
         exchange=SimpleNamespace(asked_in=asked_in, made_in=made_in),
-        progress=SimpleNamespace(undone_why="step 9 left a.weight not finite"),
+        conditions=Conditions(progress=Progress(undone_why="step 9 left a.weight not finite")),
         membership=SimpleNamespace(
             me=SimpleNamespace(incarnation=1),
-            returns=SimpleNamespace(wait_seconds=lambda *_: waits),
+            declarations=SimpleNamespace(returns=SimpleNamespace(wait_seconds=lambda *_: waits)),
         ),
     )
 

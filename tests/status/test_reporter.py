@@ -15,8 +15,9 @@ from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.ids import format_peer_id, sha256
 from p2p_diloco.node.traffic import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.engine import PeerEngine, Progress
-from p2p_diloco.protocol.membership.attendance import LocalPeer, PeerView
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.membership.liveness import PeerView
+from p2p_diloco.protocol.membership.local import Conditions, LocalPeer, Progress
 from p2p_diloco.protocol.membership.reach import Answer, Standing
 from p2p_diloco.signing import is_signed_by
 from p2p_diloco.status import trouble
@@ -100,7 +101,7 @@ def test_rounds_are_counted_once_this_peer_is_ready() -> None:
     count.round_closed(CLOSED)
     assert status_of(count, peer).rounds_closed == 0
     assert status_of(count, peer).participation is None
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
     for closed in (CLOSED, replace(CLOSED, num_included=2)):
         count.round_closed(closed)
     status = status_of(count, peer)
@@ -129,7 +130,7 @@ def test_a_bootstrap_peer_reports_its_role() -> None:
 def test_progress_losses_and_addresses_are_reported() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.progress = Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)
+    peer.set_conditions(Conditions(progress=Progress(tokens=40, steps=4, tokens_per_second=2.5, loss=1.5)))
     count.note(anchor_loss=2.0, local_loss=1.9, phase="training")
     count.note(addresses=("/ip4/1.2.3.4/tcp/5",), invite="p2pdiloco://x", state_digest="ab")
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
@@ -168,8 +169,8 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
     silent: Any = SimpleNamespace(
         ready=False, can_be_dialled=True, share=8, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
     )
-    peer.membership.heard[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
-    peer.membership.heard[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
+    peer.membership.peer_views[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
+    peer.membership.peer_views[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
     lines = {line.peer: line for line in status_of(count, peer).peers}
     ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
     assert (ben.ready, ben.reachable, ben.trains, ben.steps) == (True, False, True, 3)
@@ -182,7 +183,7 @@ def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
     assert (status_of(count, peer).max_upload, status_of(count, peer).upload_rate) == (None, None)
     count.follow(peer, line=LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters()))
-    peer.membership.share = 2
+    peer.set_conditions(replace(peer.conditions, share=2))
     count.publish(peer, node, small_manifest(), 1000, NOW)
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)
     assert (watcher.last.upload_rate, watcher.last.download_rate) == (0.0, 0.0)
@@ -241,7 +242,7 @@ def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_
 
     late = 3 * clock.num_fragments + 1
     assert say(late).trouble == "", "it was not ready"
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
     for round_index in range(late, 2 * late):
         assert say(round_index).trouble == ""
     for round_index in (2 * late, 2 * late + 1):
@@ -252,7 +253,7 @@ def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_
     peer.last_included = 4 * late
     assert say(4 * late + 1).trouble == ""
     assert say(8 * late).trouble
-    peer.membership.ready = False
+    peer.membership.set_ready(False)
     assert say(8 * late).trouble == ""
     told = [event.text for event in watcher.events if event.topic == "trouble"]
     assert told[1::2] == ["contributions are included in entries", "contributions are included in entries again"]
@@ -264,7 +265,7 @@ def test_a_process_that_stood_still_says_so_and_not_that_its_steps_are_too_long(
     count = StatusReporter(observer=watcher, unix_seconds=lambda: 123.0, steady=lambda: steady[0])
     peer, clock = engine(), PLAN.rules.clock
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
 
     def say(cycles: float, seconds: float) -> str:
         steady[0] += seconds
@@ -284,13 +285,13 @@ def test_a_process_that_stood_still_says_so_and_not_that_its_steps_are_too_long(
 def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_once() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     manifest = small_manifest({"rounds.planned_steps": 10})
     cycle = PLAN.rules.cycle_seconds
 
     def say(cycles: float, steps: int) -> PeerStatus:
-        peer.progress = Progress(tokens=steps, steps=steps, tokens_per_second=1.0, loss=1.0)
+        peer.set_conditions(Conditions(progress=Progress(tokens=steps, steps=steps, tokens_per_second=1.0, loss=1.0)))
         count.publish(peer, node, manifest, 1000, NOW + 10.0 * cycles * cycle)
         return watcher.last
 
@@ -320,12 +321,14 @@ def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_onc
 def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     manifest = small_manifest({"rounds.planned_steps": 10, "model.tensors": [["weight", [4, 4], "radial"]]})
     cycle = PLAN.rules.cycle_seconds
     for index in (1, 2):
-        peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
+        peer.set_conditions(
+            Conditions(progress=Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0))
+        )
         count.publish(peer, node, manifest, 1000, NOW + 100.0 * index * cycle)
     assert watcher.last.pace.endswith(f"create the next run with new_run(step_seconds={cycle / 100:.2g})")
 
@@ -333,10 +336,12 @@ def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
 def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     for index in (1, 2):
-        peer.progress = Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0)
+        peer.set_conditions(
+            Conditions(progress=Progress(tokens=1, steps=10_000 * index, tokens_per_second=1.0, loss=1.0))
+        )
         count.publish(peer, node, small_manifest(), 1000, NOW + 100.0 * index * PLAN.rules.cycle_seconds)
     assert (watcher.last.planned_steps, watcher.last.pace) == (None, "")
     assert watcher.last.cycle_steps == pytest.approx(100.0)

@@ -11,6 +11,7 @@ import pytest
 
 from p2p_diloco.ids import SpanId, short_peer_id
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
+from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.protocol.wire.messages import (
     PROTOCOL_VERSION,
@@ -295,6 +296,10 @@ def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
     act(scene)
 
 
+def stop_after(engine: PeerEngine, last_round: int | None) -> None:
+    engine.set_conditions(replace(engine.conditions, last_round=last_round))
+
+
 def test_skipped_spans_are_reported_once_per_round() -> None:
     async def scene(swarm: Simulation) -> None:
         witness = swarm.machines["p0"]
@@ -302,15 +307,15 @@ def test_skipped_spans_are_reported_once_per_round() -> None:
         before = len(witness.texts("skipped"))
         for machine in others(swarm):
             if machine is not witness:
-                machine.running.last_round = swarm.round
-        swarm.machines[VILLAIN].running.last_round = swarm.round
+                stop_after(machine.running, swarm.round)
+        stop_after(swarm.machines[VILLAIN].running, swarm.round)
         await swarm.run_to_round(swarm.round + 3)
         await swarm.run(0.1)
         texts = witness.texts("skipped")[before:]
         assert len(texts) == 2
         assert all("(and 1 more like it)" in text for text in texts)
         for machine in swarm.running():
-            machine.running.last_round = None
+            stop_after(machine.running, None)
         await swarm.grows("p0", within=60.0)
 
     act(scene)

@@ -582,10 +582,10 @@ def test_a_member_whose_clock_jumps_only_listens_until_it_agrees_and_reports_it(
             (text,) = machine.texts("clock")
             assert text.startswith("the members' clocks and this peer's are ")
             assert "only listens" in text
-            assert machine.running.only_listens
+            assert machine.running.conditions.is_time_uncertain
             await swarm.run(60.0)
             assert machine.texts("clock")[1:] == ["the members' clocks and this peer's agree again"]
-            assert not machine.running.only_listens
+            assert not machine.running.conditions.is_time_uncertain
             await goes_on(swarm)
 
     play(scene)

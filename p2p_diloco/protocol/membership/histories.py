@@ -80,6 +80,66 @@ def strength(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> St
     return (is_sound(parting, line, cycle), is_voted, grown * len(signers), len(signers), complement)
 
 
+class LineHistory:
+    """Observations of the line of rosters in force: whether it gets entries, and for how long."""
+
+    def __init__(self, book: RosterBook) -> None:
+        self._book = book
+        self._observed: Liveliness | None = None
+        self._kept: Liveliness | None = None
+
+    def entry_absorbed(self, cycle: int) -> None:
+        """Note that the line in force is alive: it got an entry."""
+        before = self._observed if self._observed is not None and self._observed.goes_on(cycle) else None
+        first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
+        assert self._book.in_force_digest is not None, "entries follow rosters"
+        self._observed = Liveliness(roster=self._book.in_force_digest, first=first, last=last)
+
+    def branch_adopted(self) -> None:
+        """Forget what was observed: another line is in force now."""
+        self._observed = None
+
+    def recall(self, liveliness: Liveliness) -> None:
+        """Restore what this peer had observed of its line before a restart, if that line is in force."""
+        if self._book.is_on_chain(liveliness.roster):
+            self._observed = self._kept = liveliness
+
+    def news(self) -> Liveliness | None:
+        """Return what to write to disk; None if nothing has changed since the last call."""
+        if self._observed is None or self._observed == self._kept:
+            return None
+        self._kept = self._observed
+        return self._observed
+
+    def is_better(self, certified: CertifiedRoster, cycle: int) -> bool | None:
+        """Return whether a roster ends a better line than the one in force; None if the lines do not part."""
+        roster = certified.roster
+        parting = self._book.parting(roster.parent)
+        if parting is None or roster.digest() in self._book or roster.parent == self._book.in_force_digest:
+            return None
+        begin, ours, theirs = parting
+        line = [*theirs, certified]
+        if self._is_lively(ours, line, cycle):
+            return False
+        return strength(begin, line, cycle) > strength(begin, ours, cycle)
+
+    def _is_lively(self, ours: Sequence[CertifiedRoster], theirs: Sequence[CertifiedRoster], cycle: int) -> bool:
+        """Return whether our line has kept a majority since before the other one began, as observed here.
+
+        If a majority certified the other line too, it comes from former voters or a lying leader; a lie shows at once.
+        A line that ends with a roster of a later cycle does not go on: who certified it had a clock that was ahead.
+        """
+        observed = self._observed
+        if observed is None or not observed.goes_on(cycle) or any(each.roster.degraded for each in ours):
+            return False
+        if ours[-1].roster.cycle > cycle + LIVELY_CYCLES:
+            return False
+        first, begun = observed.first, ours[0].roster.cycle
+        if any(each.roster.degraded for each in theirs):
+            return first <= theirs[0].roster.cycle
+        return begun <= cycle - LIVELY_CYCLES and first <= begun + LIVELY_CYCLES
+
+
 def is_left_behind(roster: Roster, heartbeats: Collection[Heartbeat], book: RosterBook) -> bool:
     """Return whether most members of `roster` among the senders follow rosters unknown here, or none is among them."""
     named = _named(roster, heartbeats)

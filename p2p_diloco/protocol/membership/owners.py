@@ -29,6 +29,17 @@ class _Owner:
     idle_since: int = 0
     num_missed: int = 0
 
+    def made_entry(self, round_index: int) -> None:
+        self.last_entry = max(self.last_entry, round_index)
+
+    def round_over(self, round_index: int) -> None:
+        if self.last_entry >= round_index:
+            self.num_missed = 0
+            return
+        if self.num_missed == 0 or self.last_entry >= self.idle_since:
+            self.idle_since, self.num_missed = round_index, 0
+        self.num_missed += 1
+
 
 class OwnerLog:
     """Counts, from this peer's logs, the entries that each owner made or missed. A state machine without I/O.
@@ -49,8 +60,7 @@ class OwnerLog:
         that it was wrong.
         """
         name = _incarnation(roster, grid.owner(span))
-        owner = self._owners.setdefault(name, _Owner())
-        owner.last_entry = max(owner.last_entry, round_index)
+        self._owners.setdefault(name, _Owner()).made_entry(round_index)
         if round_index in self._lost.get(name, ()):
             del self._lost[name]
 
@@ -64,13 +74,7 @@ class OwnerLog:
         fragment = self._clock.fragment(round_index)
         owned = {_incarnation(roster, grid.owner(SpanId(fragment, index))) for index in range(num_spans)}
         for name in owned:
-            owner = self._owners.setdefault(name, _Owner())
-            if owner.last_entry >= round_index:
-                owner.num_missed = 0
-            else:
-                if owner.num_missed == 0 or owner.last_entry >= owner.idle_since:
-                    owner.idle_since, owner.num_missed = round_index, 0
-                owner.num_missed += 1
+            self._owners.setdefault(name, _Owner()).round_over(round_index)
         members = {(member.peer, member.incarnation) for member in roster.members}
         self._owners = {name: owner for name, owner in self._owners.items() if name in members}
         long_ago = round_index - LOST_CYCLES * self._clock.num_fragments

@@ -91,6 +91,19 @@ class _Prover:
     pause: float = FIRST_RETRY_SECONDS
     answer: Answer | None = None
 
+    def requested(self, now: float) -> None:
+        self.not_before = now + ANSWER_SECONDS + self.pause
+        self.pause = min(2 * self.pause, LAST_RETRY_SECONDS)
+
+    def answered(self, answer: Answer) -> None:
+        self.answer = answer
+        if not answer.reason:
+            self.not_before, self.pause = answer.at + RENEW_SECONDS, FIRST_RETRY_SECONDS
+
+    def renew(self) -> None:
+        if self.answer is not None:
+            self.not_before = min(self.not_before, self.answer.at + ANSWER_SECONDS)
+
 
 class Reach:
     """Chooses the peers to ask for proofs, and weighs their answers. A state machine without I/O or clock.
@@ -132,28 +145,21 @@ class Reach:
                 wanted, wanted_preferred = wanted - 1, wanted_preferred - (peer in preferred)
                 chosen.append(peer)
         for peer in chosen:
-            prover = self._provers.setdefault(peer, _Prover())
-            prover.not_before = now + ANSWER_SECONDS + prover.pause
-            prover.pause = min(2 * prover.pause, LAST_RETRY_SECONDS)
+            self._provers.setdefault(peer, _Prover()).requested(now)
         return tuple(chosen)
 
     def take(self, peer: PeerId, answer: Answer) -> None:
         """Receive the answer of a prover that was asked."""
-        prover = self._provers.get(peer)
-        if prover is None:
-            return
-        prover.answer = answer
-        if not answer.reason:
-            prover.not_before, prover.pause = answer.at + RENEW_SECONDS, FIRST_RETRY_SECONDS
+        if peer in self._provers:
+            self._provers[peer].answered(answer)
 
     def renew(self, peer: PeerId) -> None:
         """Ask a prover again soon, though its answer is recent, because its proof does not count.
 
         Call this once for each proof: a second call would bring forward the request that the first one caused.
         """
-        prover = self._provers.get(peer)
-        if prover is not None and prover.answer is not None:
-            prover.not_before = min(prover.not_before, prover.answer.at + ANSWER_SECONDS)
+        if peer in self._provers:
+            self._provers[peer].renew()
 
     def forget(self) -> None:
         """Start over, because this peer's addresses have changed."""

@@ -294,6 +294,10 @@ class RosterBook:
         ours = [self._certified[digest] for digest in self._chain[self._places[parent] + 1 :]]
         return self._certified[parent].roster, ours, theirs[::-1]
 
+    def lists(self, peer: PeerId) -> bool:
+        """Return whether the roster in force lists a peer."""
+        return self.in_force is not None and self.in_force.member(peer) is not None
+
     def has_listed(self, peer: PeerId) -> bool:
         """Return whether one of the last rosters of the chain lists a peer."""
         return any(self.roster(digest).member(peer) is not None for digest in self._chain[-LATELY_LISTED:])

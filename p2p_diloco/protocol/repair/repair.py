@@ -15,7 +15,6 @@ from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, Report, Send, ServeContent, ServeEntry, ServeSpan
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
-from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.majority import namers_for, voices_for
@@ -26,6 +25,7 @@ from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
+from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.protocol.wire.messages import (
     ContentReply,
@@ -224,7 +224,7 @@ class Repair:
         A peer that follows our own roster may hold entries of a branch that was abandoned since, if its log continued
         where no other peer had one. It cannot prove that they are valid, but it can serve the whole span.
         """
-        heard = self.membership.heard.get(sender)
+        heard = self.membership.peer_views.get(sender)
         return heard is not None and heard.heartbeat.roster == self.membership.book.in_force_digest
 
     def _holders(self, now: float) -> dict[PeerId, Heartbeat]:
@@ -301,7 +301,7 @@ class Repair:
         roster, me = self.membership.book.in_force, self.membership.me.peer
         if not self.membership.ready or roster is None or roster.member(me) is not None or not self._has_waited(now):
             return []
-        self.membership.ready = False
+        self.membership.set_ready(False)
         text = (
             f"roster {roster.k} continues without this peer, and no peer has the entries since; "
             "catching up as a newcomer"
@@ -329,7 +329,8 @@ class Repair:
 
     def drop(self) -> None:
         """Stop holding and fetching vectors."""
-        self.serves_state = self.membership.ready = False
+        self.serves_state = False
+        self.membership.set_ready(False)
         self.catch_up.forget()
 
     # -- finding differences
@@ -340,7 +341,7 @@ class Repair:
         A fragment may have matched the others when this round began, and have absorbed an entry of the old branch
         since. So its current tips are compared, not those at the beginning of the round.
         """
-        self.membership.ready = False
+        self.membership.set_ready(False)
         self._heartbeats.thaw()
         self.catch_up.adopt()
 
@@ -409,7 +410,7 @@ class Repair:
             self.catch_up.stop_waiting()
         self.catch_up.want_everything()
         self._look(now)
-        self.membership.signed_rosters = self.catch_up.far.rosters
+        self.membership.note_signed_rosters(self.catch_up.far.rosters)
         actions = self._begin_anew(now)
         actions += self.catch_up.ask_far([0], now) if self.membership.doubts and not self.membership.ready else []
         holders = list(self._holders(now))
@@ -454,7 +455,7 @@ class Repair:
                 return self._ask_witnesses(donors, now)
             text = "ready: others hold different bytes, but only this peer votes"
         self._unverified_since = math.inf
-        self.membership.ready = True
+        self.membership.set_ready(True)
         return [Report(topic="ready", text=text)]
 
     def _say_waiting(self, now: float) -> list[Action]:

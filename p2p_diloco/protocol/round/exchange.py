@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, Send, Stage, TakeSnapshot
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.demand import contribution_budget
@@ -47,21 +48,17 @@ class UploadBudget:
 
     Spans are independent logs, so a peer can send part of a contribution. Spans that it reduces itself cost nothing.
     What it must send as a reducer comes before its own contribution. It follows all entries in any case.
-
-    Attributes:
-        bytes_per_second: the upload cap; None: no cap.
-        backlog_bytes: bytes of earlier messages that are still queued; kept up to date by the shell.
     """
 
     def __init__(self, *, rules: RunRules, me: PeerId) -> None:
-        self.bytes_per_second: float | None = None
-        self.backlog_bytes = 0.0
         self.rules = rules
         self._me = me
         self._offered: dict[SpanId, int] = {}
         self._turns: Counter[SpanId] = Counter()
 
-    def choose(self, collection: Collection, left_out: frozenset[SpanId] = frozenset()) -> frozenset[SpanId] | None:
+    def choose(
+        self, collection: Collection, conditions: Conditions, left_out: frozenset[SpanId] = frozenset()
+    ) -> frozenset[SpanId] | None:
         """Return the spans to contribute to the round of `collection`, possibly none; None: all.
 
         Capped peers begin at different spans, so that no span lacks all of their contributions at once.
@@ -71,13 +68,13 @@ class UploadBudget:
         first = int.from_bytes(self._me[:4], "little") % num_spans
         spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
         spans = [span for span in spans if span not in left_out]
-        if self.bytes_per_second is None:
+        if conditions.upload_bytes_per_second is None:
             return frozenset(spans) if len(spans) < num_spans else None
         spans.sort(key=lambda span: (self._offered.get(span, -1), self._turns[span]))
         budget = contribution_budget(
-            self.bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
+            conditions.upload_bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
         )
-        budget -= self.backlog_bytes
+        budget -= conditions.upload_backlog_bytes
         chosen = set()
         for span in spans:
             cost = 0 if grid.reducer(span, collection.row) == self._me else rules.payload_bytes[span]
@@ -117,19 +114,14 @@ class Exchange:
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
         self.finish: Finish | None = None
-        self.upload_budget = UploadBudget(rules=rules, me=membership.me.peer)
+        self._upload_budget = UploadBudget(rules=rules, me=membership.me.peer)
         self._is_awaited = False
         """Whether the island was asked for its contribution to the round in progress and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
         self._named: dict[SpanId, Digest] = {}
         self._sent: dict[SpanId, tuple[int, bytes | memoryview]] = {}
-        self._has_named = False
         self.asked_in = self.made_in = -1
         """The last rounds in which the island was asked for a contribution, and in which it made one in time."""
-        self._begun: int | None = None
-        """The round in which this peer was started, in swarm time."""
-        self.is_over = False
-        """Whether the run's last round is over. No round begins then, so no span counts as skipped."""
 
     def begin(self, round_index: int, contributes: bool, left_out: frozenset[SpanId] = frozenset()) -> list[Action]:
         """Begin a round under the roster that governs it. Ask the island for its contribution if it takes part.
@@ -144,13 +136,12 @@ class Exchange:
         self._named = {}
         long_ago = round_index - 2 * self.rules.clock.num_fragments
         self._sent = {span: sent for span, sent in self._sent.items() if sent[0] > long_ago}
-        if not self._has_named:
-            # Before a restart, it may have named parents in this round. Its clock may be set back before it names any.
-            self.membership.named_round = round_index if self._begun is None else min(self._begun, round_index)
-            self._begun = self.membership.named_round
+        self.membership.votes.round_begun(round_index)
         governing = self.membership.book.governing(round_index)
         early, self._early = self._early, {}
-        if governing is None or round_index < 0 or self.is_over:
+        conditions = self.membership.local.conditions
+        is_over = conditions.last_round is not None and round_index > conditions.last_round
+        if governing is None or round_index < 0 or is_over:  # no round begins after the last: no span is skipped
             return []
         roster, grid = governing
         me = self.membership.me
@@ -159,25 +150,21 @@ class Exchange:
         actions: list[Action] = []
         listed = roster.member(me.peer)
         if contributes and listed is not None and listed.incarnation == me.incarnation:
-            if not self.membership.may_name_parents(collection.roster_digest, round_index):
+            if not self.membership.votes.may_name_parents(collection.roster_digest, round_index):
                 actions += self._keep_silent(collection)
-            elif not me.trains or self.membership.is_paused:
-                self._note_named(round_index)
+            elif not me.trains or conditions.is_paused:
+                self.membership.votes.parents_named(round_index)
                 actions += self._come_empty_handed(collection, self.rules.clock.begin(round_index))
             else:
                 deadline = self.rules.clock.contribute_by(round_index)
-                spans = self.upload_budget.choose(collection, left_out)
+                spans = self._upload_budget.choose(collection, conditions, left_out)
                 actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
                 self._is_awaited, self.asked_in = True, round_index
-                self._note_named(round_index)
+                self.membership.votes.parents_named(round_index)
         for sender, messages in early.get(round_index, {}).items():
             for message in messages:
                 actions += self.take(sender, message, self.rules.clock.begin(round_index))
         return actions
-
-    def _note_named(self, round_index: int) -> None:
-        self.membership.named_round = max(self.membership.named_round, round_index)
-        self._has_named = True
 
     def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
         """Begin a collection under `roster`."""
@@ -246,10 +233,11 @@ class Exchange:
         held_back = self._held_back(collection, contribution)
         self._named = {encoded.span: encoded.parent for encoded in contribution.spans}
         self._named.update(pair for held in held_back.values() for pair in held.items())
+        is_capped = self.membership.local.conditions.upload_bytes_per_second is not None
         for reducer in self._reducers(collection):
             spans, held = shares.get(reducer, []), held_back.get(reducer, {})
             # Without an opening, a reducer would wait for this peer until the deadline. An empty one prevents that.
-            if spans or held or self._left_out or self.upload_budget.bytes_per_second is not None:
+            if spans or held or self._left_out or is_capped:
                 opening, vectors = contribution_messages(
                     contribution, spans, collection.roster_digest, me.incarnation, held
                 )
@@ -520,8 +508,8 @@ class Exchange:
 
     def _is_known_idle(self, peer: PeerId) -> bool:
         """Return whether a member says itself that it is not ready: it catches up, or its owner has paused it."""
-        heard = self.membership.heard.get(peer)
-        return heard is not None and not heard.heartbeat.ready
+        view = self.membership.peer_views.get(peer)
+        return view is not None and not view.heartbeat.ready
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
         if to == self.membership.me.peer:

@@ -80,7 +80,7 @@ class Routes:
         If most members of a roster are gone, the remaining ones may have no links to each other, and no other member
         that connects them.
         """
-        cycles_without_entries = self._membership.cycles_without_entries
+        cycles_without_entries = self._membership.stall.cycles_without_entries
         return cycles_without_entries > 0 and 2 * cycles_without_entries >= self._rules.stalled_cycles
 
     def hand_on_rosters(
