@@ -484,11 +484,11 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its
         for peer in (B, C):
             here.take_heartbeat(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
         here.take_heartbeat(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
-        here.signed_rosters = {peer: (parent.digest(), now) for peer in (D, E)}
+        here.note_signed_rosters({peer: (parent.digest(), now) for peer in (D, E)})
         here.take_rosters((child,), now)
         assert here.doubts
         assert here.book.in_force == parent
-    here.signed_rosters = {peer: (parent.digest(), 400.0) for peer in (D, E)}
+    here.note_signed_rosters({peer: (parent.digest(), 400.0) for peer in (D, E)})
     here.take_rosters((child,), now)
     assert here.book.in_force == child.roster, "that is long ago"
 
@@ -511,7 +511,7 @@ def test_a_degraded_child_that_most_voters_follow_is_followed_even_if_others_wai
         for peer in (E, F, *(() if is_signed else gone)):
             roster = (child.roster if peer in gone else first).digest()
             here.take_heartbeat(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
-        here.signed_rosters = {peer: (child.roster.digest(), now) for peer in gone} if is_signed else {}
+        here.note_signed_rosters({peer: (child.roster.digest(), now) for peer in gone} if is_signed else {})
         assert here.book.in_force == first
         here.take_rosters((child,), now)
     assert (here.book.in_force == child.roster) is wins

@@ -125,7 +125,7 @@ class Membership(Attendance):
         self._has_reported_forgotten = False
         self._is_renumbered = False
         self._doubted_since: float | None = None
-        self.signed_rosters: dict[PeerId, tuple[Digest, float]] = {}
+        self._signed_rosters: Mapping[PeerId, tuple[Digest, float]] = {}
         """Per voter without a link, the roster that it signed as the one in force, and when; updated by `Repair`."""
         self._ticked_at, self._listens_since = -math.inf, math.inf
         self._lively: Liveliness | None = None
@@ -595,6 +595,14 @@ class Membership(Attendance):
             return False
         return roster.member(self.me.peer) is not None and (self.me.trains or self._has_application(roster))
 
+    def set_ready(self, ready: bool) -> None:
+        """Note whether this peer holds the agreed state."""
+        self.ready = ready
+
+    def note_signed_rosters(self, rosters: Mapping[PeerId, tuple[Digest, float]]) -> None:
+        """Note the rosters that voters have signed to be in force, and when each statement arrived."""
+        self._signed_rosters = rosters
+
     @property
     def doubts(self) -> bool:
         """Return whether others follow a degraded roster that this peer has not adopted."""
@@ -603,7 +611,7 @@ class Membership(Attendance):
     def _named_of_late(self, beats: Sequence[Heartbeat], now: float) -> list[tuple[PeerId, Digest]]:
         """Return the rosters that others follow, by their heartbeats and recently signed statements."""
         since = now - 2 * self.rules.cycle_seconds - self.rules.silence_seconds
-        signed = [(peer, roster) for peer, (roster, at) in self.signed_rosters.items() if at >= since]
+        signed = [(peer, roster) for peer, (roster, at) in self._signed_rosters.items() if at >= since]
         heard = [(beat.peer, beat.roster) for beat in beats]
         return [(peer, roster) for peer, roster in (*signed, *heard) if roster != ZERO_DIGEST]
 

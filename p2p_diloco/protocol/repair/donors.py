@@ -42,7 +42,7 @@ class Donors:
         self._piece_bytes: dict[PeerId, int] = {}
         self._usual_seconds: dict[PeerId, float] = {}
         self._way_seconds: dict[PeerId, float] = {}
-        self._heard_at: dict[PeerId, float] = {}
+        self._received_at: dict[PeerId, float] = {}
         self._shunned: dict[PeerId, float] = {}
         self._missed: dict[PeerId, float] = {}
         self._looked_at = float("-inf")
@@ -67,14 +67,14 @@ class Donors:
         elif waited_seconds < QUICK_SECONDS and came_bytes >= size:
             self._piece_bytes[donor] = min(2 * size, MOST_PIECE_BYTES)
 
-    def heard(self, donor: PeerId, now: float) -> None:
+    def received(self, donor: PeerId, now: float) -> None:
         """Note that a donor has sent an answer."""
-        self._heard_at[donor] = now
+        self._received_at[donor] = now
 
     def look(self, now: float) -> None:
         """Update the time; call often. After a pause of this peer, earlier silence of donors does not count."""
         if now - self._looked_at > self._quiet_seconds:
-            self._heard_at = dict.fromkeys(self._heard_at, now)
+            self._received_at = dict.fromkeys(self._received_at, now)
         self._looked_at = now
 
     def is_quiet(self, donor: PeerId, asked_at: float, others: Collection[PeerId], now: float) -> bool:
@@ -84,9 +84,9 @@ class Donors:
         """
         if donor not in self._usual_seconds:
             return False
-        since = max(asked_at, self._heard_at.get(donor, asked_at))
+        since = max(asked_at, self._received_at.get(donor, asked_at))
         patience = max(self._quiet_seconds, TIMES_USUAL * self._usual_seconds[donor])
-        return now - since > patience and any(self._heard_at.get(other, since) > since for other in others)
+        return now - since > patience and any(self._received_at.get(other, since) > since for other in others)
 
     def sound(self, donors: Sequence[PeerId], now: float) -> Sequence[PeerId]:
         """Return the donors that are not avoided at present; all if there are no others."""
@@ -129,5 +129,5 @@ class Donors:
 
     def lose(self, donor: PeerId) -> None:
         """Forget what was learnt about a donor whose link is lost: its next link may have another line."""
-        for learnt in (self._piece_bytes, self._usual_seconds, self._way_seconds, self._heard_at, self._missed):
+        for learnt in (self._piece_bytes, self._usual_seconds, self._way_seconds, self._received_at, self._missed):
             learnt.pop(donor, None)

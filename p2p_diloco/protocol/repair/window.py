@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId, SpanId
 
-MOST_ASKED = 64
+MOST_REQUESTS = 64
 LONGEST_PATIENCE = 4.0
 """Longest time to wait for an answer, as a multiple of the initial time. It applies where answers take long, and to a
 donor that answers other requests meanwhile. After it, a request counts as lost."""
@@ -67,28 +66,13 @@ class Window:
         self._least_seconds = min(self._least_seconds, took_seconds)
         waited_seconds = took_seconds - WAYS * self._least_seconds
         if waited_seconds < self._target_seconds:
-            self._size = min(self._size + 1.0, float(MOST_ASKED))
+            self._size = min(self._size + 1.0, float(MOST_REQUESTS))
         elif waited_seconds > SLOW * self._target_seconds:
             self._size = max(SHRINKS_TO * self._size, SHORTEST_WINDOW)
 
     def unanswered(self) -> None:
         """Adjust to a request that was not answered."""
         self._size = max(self._size / 2.0, SHORTEST_WINDOW)
-
-
-@dataclass(slots=True, kw_only=True)
-class Asked:
-    """A request under way since `at`. Its time limit `until` may be extended up to `last`.
-
-    Attributes:
-        piece_bytes: the size requested.
-    """
-
-    donor: PeerId
-    until: float
-    last: float = math.inf
-    at: float = math.inf
-    piece_bytes: int = 0
 
 
 def hash_rank(span: SpanId, donor: PeerId) -> int:
