@@ -816,13 +816,13 @@ def test_one_donor_of_three_that_never_serves_does_not_keep_a_peer_from_followin
             if not isinstance(action, Send):
                 continue
             match action.message:
-                case EntryRequest() | SpanRequest() if action.to == liar or isinstance(action.message, EntryRequest):
-                    queue += fetch.differences.entry_absent(action.to, SPAN, mine.digest, now)
-                    queue += fetch.pump([A, B, C], now)
-                case SpanRequest(offset=offset):
+                case SpanRequest(offset=offset) if action.to != liar:
                     queue += fetch.fetcher.take_piece(action.to, piece(offset), now)
                 case ContentRequest():
                     queue += fetch.verifier.take_content(action.to, content, now)
+                case _:
+                    queue += fetch.differences.entry_absent(action.to, SPAN, mine.digest, now)
+                    queue += fetch.pump([A, B, C], now)
     assert num_replaced == 1
 
 

@@ -56,7 +56,6 @@ class CatchUp:
         )
 
     def is_complete(self) -> bool:
-        """Return whether every span has a head here and none is being fetched."""
         return self.differences.is_complete()
 
     @property

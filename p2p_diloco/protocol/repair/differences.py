@@ -32,7 +32,6 @@ class _Tie:
     """A tie: another peer's tip is another child of our tip's parent, or seems to descend from one.
 
     Attributes:
-        tip: our tip.
         ahead: a peer with a higher tip that does not descend from ours; None: its tip is as high as ours, and wins.
         parent, state: the span before our last entry, from this peer's disk; None until the disk has answered.
     """
@@ -43,11 +42,9 @@ class _Tie:
     state: bytes | None = None
 
     def rebuilt(self, parent: SpanHead, state: bytes | None) -> None:
-        """Note the answer of the disk."""
         self.parent, self.state = parent, state
 
     def overtaken_by(self, peer: PeerId) -> None:
-        """Note that others have continued from the other child."""
         self.ahead = peer
 
 
@@ -81,13 +78,11 @@ class SpanView:
         self.above, self.undecided, self.tie = Stopwatch(), Stopwatch(), None
 
     def forget(self) -> None:
-        """Forget all but which claims led nowhere."""
         self.moved_on()
         self.target = None
 
     @property
     def is_parted(self) -> bool:
-        """Return whether the right tip is unknown."""
         return self.is_unjoinable or self.undecided.runs
 
     def doubts(self, peer: PeerId, now: float) -> bool:
@@ -112,12 +107,10 @@ class SpanView:
         return head is not None and self.target is not None
 
     def forget_absent(self, present: list[PeerId]) -> None:
-        """Do not wait for a peer that cannot be asked."""
         if self.target is not None and self.target[1] not in present:
             self.target = None
 
     def unanswered(self, donor: PeerId) -> None:
-        """Note that a request for the next entry was not answered."""
         if self.target is not None and self.target[1] == donor:
             self.num_unanswered += 1
 
@@ -133,7 +126,6 @@ class SpanView:
         return claim
 
     def begin_tie(self, tie: _Tie) -> None:
-        """Note another child of our tip's parent."""
         self.tie = tie
 
     def end_tie(self) -> _Tie:
@@ -254,7 +246,6 @@ class Differences:
         return fits and self._reports.tips.take(reply.fragment, sender)
 
     def note_equal(self, fragment: int, peer: PeerId) -> None:
-        """Note that a peer has our tips in all spans of a fragment."""
         self._reports.tips.note_equal(fragment, peer)
 
     def compare_tips(self, sender: PeerId, reply: HeadsReply, now: float) -> list[Action]:
@@ -343,7 +334,7 @@ class Differences:
         is_overruled: bool = False,
         trusted: PeerId | None = None,
     ) -> None:
-        """Fetch a whole span, because its log cannot be joined with the donor's; see `Fetcher.want_span`."""
+        """Fetch a whole span, because its log cannot be joined; see `Fetcher.want_span`."""
         self._view(span).lacking.clear()
         self._fetcher.want_span(span, donor, may_go_back=may_go_back, is_overruled=is_overruled, trusted=trusted)
 
@@ -436,7 +427,6 @@ class Differences:
             self._fetcher.want_entry(span, fetch.donor)
 
     def entry_unanswered(self, span: SpanId, donor: PeerId) -> None:
-        """Note that a donor did not answer a request for the entry after our tip."""
         self._view(span).unanswered(donor)
 
     def forget_absent(self, present: list[PeerId]) -> None:

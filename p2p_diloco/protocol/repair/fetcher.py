@@ -27,10 +27,7 @@ QUIET_SHARE = 0.125
 
 
 class Fetcher:
-    """Fetches what is wanted. A state machine without I/O.
-
-    Call `time_out` and `send_requests` after every change of what is wanted or of the donors, and regularly.
-    """
+    """Fetches what is wanted. A state machine without I/O: call `time_out`, then `send_requests`, at every change."""
 
     def __init__(self, *, rules: CatchUpRules, chains: ChainBook) -> None:
         self._rules = rules
@@ -73,7 +70,6 @@ class Fetcher:
         )
 
     def get(self, span: SpanId) -> SpanFetch | None:
-        """Return what is fetched for a span, if anything is."""
         return self._fetches.get(span)
 
     @property
@@ -82,7 +78,6 @@ class Fetcher:
         return self._fetches
 
     def is_transferred(self, span: SpanId) -> bool:
-        """Return whether a whole span is being fetched."""
         fetch = self._fetches.get(span)
         return fetch is not None and fetch.want is Want.SPAN
 
@@ -92,12 +87,10 @@ class Fetcher:
         return {span: fetch.transfer for span, fetch in self._fetches.items() if fetch.transfer is not None}
 
     def is_asked_of(self, span: SpanId, donor: PeerId) -> bool:
-        """Return whether a request about `span` to this donor is under way."""
         fetch = self._fetches.get(span)
         return fetch is not None and fetch.is_asked_of(donor)
 
     def drop(self, span: SpanId) -> None:
-        """Stop fetching anything for a span."""
         self._fetches.pop(span, None)
 
     def drop_held(self) -> None:
@@ -105,7 +98,6 @@ class Fetcher:
         self._fetches = {span: fetch for span, fetch in self._fetches.items() if span not in self._chains.heads}
 
     def clear(self) -> None:
-        """Stop fetching."""
         self._fetches.clear()
 
     def drop_older(self, span: SpanId, head: SpanHead, *, is_sure: bool = True) -> bool:

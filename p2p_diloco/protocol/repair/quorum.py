@@ -158,7 +158,6 @@ class Contacts:
 
     @property
     def is_member(self) -> bool:
-        """Return whether this peer is on the roster."""
         return self.roster.member(self.me) is not None
 
 

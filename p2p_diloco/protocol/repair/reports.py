@@ -1,7 +1,4 @@
-"""Reports of others about spans: their tips, and the digests of their bytes; and whether a majority agrees.
-
-The answer of one peer is kept until it gives another. It is no more than its claim.
-"""
+"""Reports of others about spans: their tips, and the digests of their bytes; and whether a majority agrees."""
 
 from __future__ import annotations
 
@@ -90,13 +87,12 @@ class TipReports:
         return self.groups(span).get(mine, set()) | self._level.get(span.fragment, set())
 
     def clear(self) -> None:
-        """Forget all requests and replies."""
         for forgotten in (self._requests, self._answered, self._tips, self._level):
             forgotten.clear()
 
 
 class ContentReports:
-    """Chain and content digests of spans, as lately reported by each peer. A state machine without I/O.
+    """Chain and content digests of spans, as lately reported by each peer. No I/O.
 
     Args:
         answer_seconds: time that an answer may take.
@@ -159,7 +155,6 @@ class ContentReports:
         self._answers.pop(fragment, None)
 
     def clear(self) -> None:
-        """Forget all answers; nothing is being fetched."""
         self._answers.clear()
 
 
@@ -174,7 +169,6 @@ class Reports:
         self.contents = ContentReports(answer_seconds=rules.answer_seconds, pause_seconds=rules.entry_seconds)
 
     def clear(self) -> None:
-        """Forget what others reported."""
         self.tips.clear()
         self.contents.clear()
 

@@ -25,10 +25,8 @@ class Scrub:
     """Compares the bytes that this peer and others hold. A state machine without I/O.
 
     Args:
-        num_spans: number of spans of each fragment.
         answer_seconds: time that an answer may take.
         pause_seconds: time after a comparison that differed before the same peer is asked again.
-        damaged: see `damaged`.
     """
 
     def __init__(
@@ -109,7 +107,6 @@ class Scrub:
         self._paused = {key: until for key, until in self._paused.items() if key[0] != fragment}
 
     def is_contested(self, fragment: int) -> bool:
-        """Return whether any peer holds other bytes of a fragment."""
         return any(span.fragment == fragment for span in self._accusers)
 
     def take(self, sender: PeerId, reply: ContentReply) -> CompareContent | None:
@@ -185,7 +182,6 @@ class Scrub:
         self._accusers.setdefault(span, {})[peer] = digests
 
     def accusers(self, span: SpanId) -> list[PeerId]:
-        """Return the peers that hold other bytes of a span than this one."""
         return sorted(self._accusers.get(span, {}))
 
     def overrulers(self, span: SpanId, quorum: Quorum) -> list[PeerId]:
@@ -210,5 +206,4 @@ class Scrub:
             del self._has_disk_answered[span]
 
     def is_unsettled(self, span: SpanId) -> bool:
-        """Return whether a span also differed in the previous scrub."""
         return span in self._unsettled

@@ -83,11 +83,7 @@ class Followers:
 
 
 class Serving:
-    """Answers requests. A state machine without I/O.
-
-    Args:
-        linked: peers to which messages can be sent now; the engine updates it.
-    """
+    """Answers requests. A state machine without I/O."""
 
     def __init__(
         self, *, rules: RunRules, membership: Membership, chains: ChainBook, sources: Sources, linked: set[PeerId]
@@ -104,15 +100,12 @@ class Serving:
         """Whether this peer holds vectors that others may fetch."""
 
     def set_back(self) -> None:
-        """Begin anew: the clock was far ahead."""
         self._relay, self._replaceable = Relay(seconds=self._rules.silence_seconds), Stopwatch()
 
     def hold_state(self) -> None:
-        """Serve the vectors that this peer holds."""
         self.has_state = True
 
     def drop_state(self) -> None:
-        """Serve none."""
         self.has_state = False
 
     def is_needless(self, now: float, *, follows: bool) -> bool:

@@ -26,8 +26,7 @@ class _Question:
     """A question to a voter.
 
     Attributes:
-        nonce: its number.
-        first_at: when it was first sent with that number.
+        first_at: when it was first sent with this number.
         again_at: when to send it again.
         times: how often it was sent.
         all_at: when it had been sent through all relays.
@@ -142,7 +141,6 @@ class _Relayed:
     """A question that this peer has forwarded.
 
     Attributes:
-        nonce: its number.
         at: when it was last forwarded.
         times: how many earlier ones the same sender had forwarded.
         awaited: peers that have not answered it, and when it was sent to each.

@@ -17,9 +17,6 @@ class Sources:
 
     Only members and the founder can serve state, and only if they follow the chain of rosters in force here: the state
     of others may have to be abandoned. Strangers are not trusted.
-
-    Args:
-        linked: peers to which messages can be sent now; the engine updates it.
     """
 
     def __init__(self, *, rules: RunRules, membership: Membership, linked: set[PeerId]) -> None:
@@ -32,7 +29,6 @@ class Sources:
         """For how long the name of a tip or of bytes has been missing."""
 
     def set_back(self) -> None:
-        """Begin anew: the clock was far ahead."""
         self._listening, self._waiting = Stopwatch(), Stopwatch()
 
     def may_serve(self, peer: PeerId) -> bool:

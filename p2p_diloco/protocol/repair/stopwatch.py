@@ -22,5 +22,4 @@ class Stopwatch:
         return self._since < math.inf
 
     def seconds(self, now: float) -> float:
-        """Return for how long it has held; minus infinity if it does not hold."""
         return now - self._since

@@ -54,7 +54,6 @@ class CatchUpRules:
     patience_seconds: float
 
     def send(self, to: PeerId, question: Question, now: float) -> Send:
-        """Return the action that sends a question."""
         return Send(to=to, message=question, deadline=now + self.answer_seconds)
 
 
@@ -89,18 +88,15 @@ class Transfer:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all pieces have arrived."""
         return self.received_bytes == self.total_bytes
 
     def add(self, piece: bytes | memoryview, donor: PeerId) -> None:
-        """Append the next piece."""
         self.donors.add(donor)
         end = self.received_bytes + len(piece)
         self.state[self.received_bytes : end] = piece
         self.received_bytes = end
 
     def hashed(self, content: Digest) -> None:
-        """Note the content digest of the whole span."""
         self.content = content
 
     def name(self, content: Digest | None, *, is_sure: bool) -> None:
@@ -155,29 +151,24 @@ class SpanFetch:
     late: PeerId | None = None
 
     def is_asked_of(self, donor: PeerId) -> bool:
-        """Return whether a request to this donor is under way."""
         return self.request is not None and self.request.donor == donor
 
     def ask(self, request: Request) -> None:
-        """Note that a request is sent."""
         self.request = request
         self.first_at = self.first_at if self.first_at is not None else request.at
         if self.want is Want.SPAN:
             self.servers.add(request.donor)
 
     def cancel(self) -> None:
-        """Wait for the request under way no longer."""
         self.request = None
 
     def time_out(self) -> None:
-        """Cancel a request whose donor was too slow, and prefer others."""
         assert self.request is not None, "only a request under way times out"
         self.late = self.request.donor
         self.donor = None if self.donor == self.late else self.donor
         self.request = None
 
     def lose(self, donor: PeerId) -> None:
-        """Cancel a request to a donor whose link is lost."""
         if self.is_asked_of(donor):
             self.request = self.first_at = None
 
@@ -188,7 +179,6 @@ class SpanFetch:
         return took_seconds
 
     def begin(self, transfer: Transfer) -> None:
-        """Begin with the first piece of a version."""
         self.transfer = transfer
 
     def refuse(self, donor: PeerId) -> None:

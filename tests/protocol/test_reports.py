@@ -1,4 +1,4 @@
-"""Heads are requested from one donor at a time, and from each once while a fragment is replayed."""
+"""Reports of tips: requested from one donor at a time, and from each once while a fragment is replayed."""
 
 from __future__ import annotations
 
