@@ -15,8 +15,7 @@ from typing import NamedTuple
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
-from p2p_diloco.protocol.repair.fetcher import MOST_REQUESTS_PER_DONOR
-from p2p_diloco.protocol.repair.transfer import Want
+from p2p_diloco.protocol.repair.fetcher import MOST_REQUESTS_PER_DONOR, Want
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply
 from p2p_diloco.span.vector_work import cut_piece
 

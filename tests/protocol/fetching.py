@@ -12,9 +12,9 @@ from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
-from p2p_diloco.protocol.repair.transfer import CatchUpRules
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import ContentReply, SpanReply, SpanRequest

@@ -31,8 +31,8 @@ from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.differences import NEARLY_LEVEL
+from p2p_diloco.protocol.repair.donors import LONGEST_ANSWER_SECONDS
 from p2p_diloco.protocol.repair.reports import MOST_FORMER
-from p2p_diloco.protocol.repair.window import LONGEST_ANSWER_SECONDS
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import (
     ContentReply,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.repair.window import LONGEST_PATIENCE, MOST_REQUESTS, Window, least_loaded
+from p2p_diloco.protocol.repair.donors import LONGEST_PATIENCE, MOST_REQUESTS, Window, least_loaded
 
 
 def window() -> Window:

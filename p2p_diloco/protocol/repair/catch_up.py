@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.protocol.actions import Action
 from p2p_diloco.protocol.repair.differences import Differences
-from p2p_diloco.protocol.repair.fetcher import Fetcher
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules, Fetcher
 from p2p_diloco.protocol.repair.reports import Reports
 from p2p_diloco.protocol.repair.scrub import Scrub
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
-from p2p_diloco.protocol.repair.transfer import CatchUpRules
 from p2p_diloco.protocol.repair.verifier import Verifier
 from p2p_diloco.protocol.round.chain import ChainBook
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report
+from p2p_diloco.protocol.clock import Stopwatch
 from p2p_diloco.protocol.repair.donors import SHUN_SECONDS
-from p2p_diloco.protocol.repair.fetcher import Fetcher
+from p2p_diloco.protocol.repair.fetcher import Fetcher, Want
 from p2p_diloco.protocol.repair.reports import Reports
 from p2p_diloco.protocol.repair.scrub import Scrub
-from p2p_diloco.protocol.repair.stopwatch import Stopwatch
-from p2p_diloco.protocol.repair.transfer import Want
 from p2p_diloco.protocol.round.chain import wins_tie
 from p2p_diloco.protocol.wire.messages import EntryRequest, HeadsReply, HeadsRequest
 

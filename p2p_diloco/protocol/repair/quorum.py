@@ -226,16 +226,16 @@ def content_quorum(
     empty = empty.difference(contacts.holders)
     if voters == empty or (len(contacts.grid.rows) > 1 and is_member):
         return tips
-    holders, told = voters.intersection(contacts.holders), indirect.intersection(signed)
+    holders, has_signed = voters.intersection(contacts.holders), indirect.intersection(signed)
     relays = tuple(sorted(contacts.linked, key=lambda peer: (peer not in voters, peer)))
     half = (len(voters) + (me in roster.voters)) / 2
-    found = replace(tips, signed=told, indirect=indirect, relays=relays, half=half)
+    found = replace(tips, signed=has_signed, indirect=indirect, relays=relays, half=half)
     counts_itself = me in roster.voters or not is_parted
     num_counted = len(voters) + counts_itself if is_ready and is_member else len(voters) - len(empty)
     needed = num_counted // 2 + 1
     able = holders.intersection(contacts.ready) if is_member and contacts.ready else holders
-    if not has_waited or is_ready or len(able | told) >= needed:
+    if not has_waited or is_ready or len(able | has_signed) >= needed:
         return replace(found, witnesses=voters, holders=holders, empty=empty, needed=needed, is_strict=not is_member)
-    if not is_member and len(holders | told) >= ENOUGH_VOTERS:
-        found = replace(found, witnesses=voters, holders=holders, needed=len(holders | told) // 2 + 1)
+    if not is_member and len(holders | has_signed) >= ENOUGH_VOTERS:
+        found = replace(found, witnesses=voters, holders=holders, needed=len(holders | has_signed) // 2 + 1)
     return replace(found, is_few=True)

@@ -6,11 +6,11 @@ import math
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Report
+from p2p_diloco.protocol.clock import Stopwatch
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.scrub import WITNESSES
 from p2p_diloco.protocol.repair.sources import Sources
-from p2p_diloco.protocol.repair.stopwatch import Stopwatch
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.rate import counted
 

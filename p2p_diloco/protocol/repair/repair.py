@@ -17,11 +17,11 @@ from p2p_diloco.protocol.actions import Action, RebuildSpan
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.readiness import Readiness
 from p2p_diloco.protocol.repair.serving import Serving
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
 from p2p_diloco.protocol.repair.sources import Sources
-from p2p_diloco.protocol.repair.transfer import CatchUpRules
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log.head import SpanHead
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.quorum import Quorums
-from p2p_diloco.protocol.repair.transfer import CatchUpRules
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply
 

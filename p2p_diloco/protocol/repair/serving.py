@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId
 from p2p_diloco.protocol.actions import Action, Report, Send, ServeContent, ServeEntry, ServeSpan
+from p2p_diloco.protocol.clock import Stopwatch
 from p2p_diloco.protocol.membership.attendance import NO_SIGNATURE
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.signed_content import Relay
 from p2p_diloco.protocol.repair.sources import Sources
-from p2p_diloco.protocol.repair.stopwatch import Stopwatch
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.member import FULL_SHARE

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from p2p_diloco.ids import PeerId
+from p2p_diloco.protocol.clock import Stopwatch
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.quorum import Contacts, content_quorum, tip_quorum
-from p2p_diloco.protocol.repair.stopwatch import Stopwatch
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.member import FULL_SHARE

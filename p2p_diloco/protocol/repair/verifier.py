@@ -12,12 +12,11 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.log.head import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, ReplaceSpan, Report
 from p2p_diloco.protocol.repair.differences import Differences
-from p2p_diloco.protocol.repair.fetcher import Fetcher
+from p2p_diloco.protocol.repair.fetcher import Fetcher, Transfer
 from p2p_diloco.protocol.repair.quorum import is_start
 from p2p_diloco.protocol.repair.reports import Reports
 from p2p_diloco.protocol.repair.scrub import Scrub
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
-from p2p_diloco.protocol.repair.transfer import Transfer
 from p2p_diloco.protocol.wire.messages import ContentReply, ContentRequest, SignedContent
 
 
