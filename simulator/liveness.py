@@ -145,7 +145,7 @@ def check_memory(swarm: Simulation) -> None:
         swarm.inspector.checks += 1
         if machine.runs and not machine.trains and not machine.running.serves_state:
             continue  # a bootstrap peer that is no longer a member and serves its old spans to no peer
-        donors = machine.running.repair.donors(machine.swarm_now()) if machine.runs else []
+        donors = machine.running.repair.sources.donors(machine.swarm_now()) if machine.runs else []
         has_spread = sum(other == span for _, other in differing) > 1
         names = [swarm.by_peer[donor].name for donor in donors if donor in swarm.by_peer]
         if has_spread or sum((donor, span) not in differing for donor in names) < 2:

@@ -31,6 +31,7 @@ from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.reach import Network, Reach
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.repair.catch_up import CatchUp
+from p2p_diloco.protocol.repair.differences import Differences
 from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.round import exchange
 from p2p_diloco.protocol.round.exchange import Exchange
@@ -428,10 +429,10 @@ def _rosters_not_served() -> list[Patch]:
 def _ready_too_early() -> list[Patch]:
     """A peer considers itself complete as soon as it holds all spans, whatever others hold."""
 
-    def wrong(self: CatchUp) -> bool:
+    def wrong(self: Differences) -> bool:
         return True
 
-    return [(CatchUp, "is_complete", wrong)]
+    return [(Differences, "is_complete", wrong)]
 
 
 @_mistake("anchor-for-momentum", "I1 I6 I7")

@@ -134,6 +134,26 @@ class RoundClock:
         return self.cycle(last + 1) > self.cycle(self.ballot_round(ballot))
 
 
+class Stopwatch:
+    """Measures for how long a condition has held, as far as was noted."""
+
+    def __init__(self) -> None:
+        self._since = math.inf
+
+    def note(self, holds: bool, now: float) -> float:
+        """Note whether the condition holds now. Return for how long it has held; minus infinity if it does not."""
+        self._since = min(self._since, now) if holds else math.inf
+        return now - self._since
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the condition held when it was last noted."""
+        return self._since < math.inf
+
+    def seconds(self, now: float) -> float:
+        return now - self._since
+
+
 def middle_two(offsets_seconds: Sequence[float]) -> tuple[float, float]:
     """Return the two middle offsets; for an odd number, the median twice.
 

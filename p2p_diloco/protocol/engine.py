@@ -20,7 +20,8 @@ from p2p_diloco.protocol.membership.local import Conditions, LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.repair.catch_up import CatchUp
-from p2p_diloco.protocol.repair.repair import ASKS_IN_A_ROUND, Repair
+from p2p_diloco.protocol.repair.readiness import ASKS_IN_A_ROUND
+from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.results import (
     ContentCompared,
     EntryChecked,
@@ -163,7 +164,7 @@ class PeerEngine:
         """Start from spans that this peer holds, from the founding or from its checkpoint."""
         for span, head in heads.items():
             self.chains.set_head(span, head)
-        self.repair.serves_state = True
+        self.repair.serving.hold_state()
 
     def holds_needlessly(self, now: float) -> bool:
         """Return whether a peer that does not train may drop its state: it is not a member, and others can serve it."""
@@ -192,7 +193,7 @@ class PeerEngine:
     @property
     def serves_state(self) -> bool:
         """Return whether this peer holds vectors that others may fetch."""
-        return self.repair.serves_state
+        return self.repair.serving.has_state
 
     @property
     def catch_up(self) -> CatchUp:
@@ -211,7 +212,7 @@ class PeerEngine:
 
     def sign_content(self, question: SignedContentRequest, digests: tuple[tuple[Digest, Digest], ...]) -> SignedContent:
         """Return the signed answer to a request that another peer forwarded."""
-        return self.repair.sign_content(question, digests)
+        return self.repair.serving.sign_content(question, digests)
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         """Return the log positions of all fragments at their closed boundaries; empty while a span is missing."""
@@ -252,8 +253,8 @@ class PeerEngine:
             actions += self.membership.rosters.keep_liveliness()
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
-            waits, reports = self.repair.followers.wait_for(now)
-            left_out = self.catch_up.left_out()
+            waits, reports = self.repair.serving.followers.wait_for(now)
+            left_out = self.catch_up.differences.left_out()
             contributes = self.serves_state and left_out is not None and not waits and not is_time_uncertain
             self._heartbeats.freeze(begun)
             actions += self.repair.begin_round(begun)
@@ -276,7 +277,7 @@ class PeerEngine:
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
-        is_nearly_level = self.repair.follows and self.catch_up.is_nearly_level()
+        is_nearly_level = self.repair.follows and self.catch_up.differences.is_nearly_level()
         heartbeat = self._heartbeats.heartbeat(self.closed_heads(now), is_nearly_level=is_nearly_level)
         deadline = now + self.rules.silence_seconds
         declaration = self.membership.declarations.own_news(now)
@@ -333,7 +334,7 @@ class PeerEngine:
             case SpanHashed(span=span, head=head, content=content):
                 return self.repair.span_hashed(span, head, content, now)
             case SpanDamaged(span=span, reason=reason):
-                return self.repair.span_damaged(span, reason, now)
+                return self.repair.span_damaged(span, reason)
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
@@ -362,8 +363,8 @@ class PeerEngine:
     # -- entries
 
     def _take_entry(self, sender: PeerId, entry: Entry, payload_norm: float, now: float) -> list[Action]:
-        self.catch_up.heard(sender, now)
-        is_asked = self.catch_up.has_asked(entry.span, sender)
+        self.catch_up.fetcher.received(sender, now)
+        is_asked = self.catch_up.fetcher.is_asked_of(entry.span, sender)
         is_late = not is_asked and self.exchange.has_named(entry.span, entry.parent, before=entry.round)
         latest = self.rules.clock.round_at(now) + 1
         verdict = self.chains.offer(entry, payload_norm, self.book, latest, is_late=is_late)
@@ -373,16 +374,18 @@ class PeerEngine:
         if verdict.fate is EntryFate.ABSORBED:
             return reports + self._absorbed(verdict.absorbed, now)
         if verdict.fate is EntryFate.OTHER_CHILD:
-            return reports + self.catch_up.step_back(entry.span) + self._take_entry(sender, entry, payload_norm, now)
+            reports += self.catch_up.differences.step_back(entry.span)
+            return reports + self._take_entry(sender, entry, payload_norm, now)
         if verdict.fate is EntryFate.REFUSED:
             reports.append(Report(topic="entry-refused", text=f"{short_peer_id(sender)}: {verdict.reason}"))
             # The peer that was asked has no entry that follows our tip; comparing digests finds the peers that differ.
-            reports += self.catch_up.entry_absent(sender, entry.span, self.chains.heads[entry.span].digest, now)
+            tip = self.chains.heads[entry.span].digest
+            reports += self.catch_up.differences.entry_absent(sender, entry.span, tip, now)
             return reports + self.repair.pump(now)
         if verdict.fate is EntryFate.KNOWN or not self.repair.follows:
             return reports
         if verdict.fate is EntryFate.LACKS_ROSTER and is_asked and self.repair.is_past_branch(sender, entry):
-            reports += self.catch_up.entry_absent(sender, entry.span, entry.parent, now)
+            reports += self.catch_up.differences.entry_absent(sender, entry.span, entry.parent, now)
             return reports + self.repair.pump(now)
         return reports + self._wait_for(verdict.fate, sender, entry, is_kept=verdict.is_kept, now=now)
 
@@ -401,8 +404,8 @@ class PeerEngine:
         if fate is EntryFate.EARLY or (sender != self.me.peer and self.is_stranger(sender)):
             return []
         if sender != self.me.peer:
-            self.repair.not_alone(now)
-        self.catch_up.want_entry(entry.span, sender if sender != self.me.peer else None)
+            self.repair.readiness.not_alone(now)
+        self.catch_up.fetcher.want_entry(entry.span, sender if sender != self.me.peer else None)
         return self.repair.pump(now)
 
     def _note(self, sender: PeerId, entry: Entry, now: float) -> None:
@@ -432,7 +435,7 @@ class PeerEngine:
                 and self.book.governance(noted.roster, noted.round) is Governance.GOVERNS
             ):
                 del self.noted[span]
-                self.catch_up.want_entry(span, noted.sender)
+                self.catch_up.fetcher.want_entry(span, noted.sender)
                 is_wanted = True
         return self.repair.pump(now) if is_wanted else []
 
@@ -460,7 +463,7 @@ class PeerEngine:
             present = self.book.present_at(entry) | {grid.owner(entry.span)}
             self.membership.presence.note_entry(present, peers, entry.round)
             self._round_driver.entry_absorbed(entry.round, len(peers))
-            self.catch_up.entry_absorbed(entry.span, now)
+            self.catch_up.differences.entry_absorbed(entry.span, now)
             own_included = self.me.peer in peers
             if own_included and (self.last_included is None or entry.round > self.last_included):
                 self.last_included = entry.round
@@ -525,7 +528,7 @@ class PeerEngine:
         """Called when the link to `peer` is lost."""
         self.linked.discard(peer)
         self._to_greet.discard(peer)
-        self.catch_up.lose(peer)
+        self.catch_up.fetcher.lose(peer)
 
     def leave(self, now: float) -> list[Action]:
         """Announce that this peer leaves; it stays for as long as the others need its vote (`may_go`).

@@ -25,8 +25,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
 from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.protocol.actions import ServeSpan
-from p2p_diloco.protocol.repair.catch_up import MOST_ASKED_PER_DONOR
-from p2p_diloco.protocol.repair.transfer import Want
+from p2p_diloco.protocol.repair.fetcher import MOST_REQUESTS_PER_DONOR, Want
 from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT
 from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply
@@ -41,7 +40,7 @@ LOOK_AGAIN_SECONDS = 0.01
 SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
 """Pause before a span that is not here yet is looked up again, and the number of attempts."""
 MOST_VERSIONS = 64
-MOST_VERSIONS_OF_A_PEER = MOST_ASKED_PER_DONOR[Want.SPAN]
+MOST_VERSIONS_OF_A_PEER = MOST_REQUESTS_PER_DONOR[Want.SPAN]
 """Maximum spans that a peer fetches at a time from one donor. It may have begun others, which it now gets elsewhere."""
 SERVED_BYTES = 4 << 20
 """Maximum bytes of versions kept after their last piece was sent, in addition to the latest one. A lost link loses what

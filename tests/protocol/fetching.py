@@ -12,9 +12,9 @@ from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES
-from p2p_diloco.protocol.repair.majority import Voices
-from p2p_diloco.protocol.repair.signed_content import FarVoters
-from p2p_diloco.protocol.repair.transfer import CatchUpRules
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules
+from p2p_diloco.protocol.repair.quorum import Quorum
+from p2p_diloco.protocol.repair.signed_content import IndirectVoters
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import ContentReply, SpanReply, SpanRequest
@@ -24,18 +24,20 @@ ME = peer_id("me")
 NEW = head_of(height=5, digest=b"new")
 
 
-def far_voters(num_spans: tuple[int, ...] = (1,)) -> FarVoters:
+def indirect_voters(num_spans: tuple[int, ...] = (1,)) -> IndirectVoters:
     """Return the voters that a peer asks through others, with increasing request numbers."""
     numbers = count(1)
-    return FarVoters(
+    return IndirectVoters(
         me=ME, draw_nonce=lambda now: next(numbers), num_spans=num_spans, answer_seconds=2.0, pause_seconds=2.0
     )
 
 
-def catch_up() -> tuple[CatchUp, ChainBook]:
+def catch_up(*spans: SpanId, span_bytes: int = 8) -> tuple[CatchUp, ChainBook]:
+    """Return what fetches spans of one fragment, or the one span of most tests."""
+    wanted = what_is_fetched(*(spans or (SPAN,)), span_bytes=span_bytes)
     rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    return CatchUp(far=far_voters(), rules=what_is_fetched(SPAN), chains=chains), chains
+    return CatchUp(me=ME, indirect=indirect_voters(wanted.num_spans), rules=wanted, chains=chains), chains
 
 
 def what_is_fetched(*spans: SpanId, span_bytes: int = 8) -> CatchUpRules:
@@ -59,10 +61,10 @@ def question(offset: int) -> SpanRequest:
     return SpanRequest(span=SPAN, version=NEW.digest, offset=offset, most_bytes=FIRST_PIECE_BYTES)
 
 
-def voices(*peers: PeerId, needed: int | None = None) -> Voices:
-    """Return voices that are all heard; more than half of them are needed."""
-    heard = frozenset(peers)
-    return Voices(near=heard, heard=heard, needed=needed if needed is not None else len(heard) // 2 + 1)
+def quorum(*peers: PeerId, needed: int | None = None) -> Quorum:
+    """Return witnesses that all hold the state; more than half of them are needed."""
+    holders = frozenset(peers)
+    return Quorum(witnesses=holders, holders=holders, needed=needed if needed is not None else len(holders) // 2 + 1)
 
 
 def content_of(state: bytes) -> Digest:
@@ -72,21 +74,38 @@ def content_of(state: bytes) -> Digest:
 def hashed(fetch: CatchUp, actions: list[Action], now: float) -> list[Action]:
     """Answer the one `HashSpan` among these actions, as the node does."""
     (order,) = [action for action in actions if isinstance(action, HashSpan)]
-    return fetch.span_hashed(order.span, order.head, content_of(bytes(order.state)), now)
+    return fetch.verifier.hashed(order.span, order.head, content_of(bytes(order.state)), now)
 
 
 def vouched(
     fetch: CatchUp, *peers: PeerId, head: SpanHead = NEW, state: bytes = b"12345678", now: float = 9.0
 ) -> list[Action]:
-    """Ask voices what they hold of the span that is being fetched; all give the same answer."""
+    """Ask witnesses what they hold of the span that is being fetched; all give the same answer."""
     fetch.pump([], now)
     reply = ContentReply(fragment=0, digests=((head.digest, content_of(state)),))
-    return [action for peer in peers for action in fetch.take_content(peer, reply, now)]
+    return [action for peer in peers for action in fetch.verifier.take_content(peer, reply, now)]
+
+
+def differing(fetch: CatchUp, *peers: PeerId, now: float = 0.0) -> list[Action]:
+    """Let peers hold other bytes of `SPAN` at its tip, which this disk confirms."""
+    tip = fetch.chains.heads[SPAN]
+    actions: list[Action] = []
+    for peer in peers:
+        fetch.verifier.ask_content(0, peer, now)
+        assert fetch.scrub.take(peer, ContentReply(fragment=0, digests=((tip.digest, content_of(b"other")),)))
+        actions += fetch.verifier.compared(peer, 0, 0, [SPAN], now)
+    return actions + fetch.verifier.rebuilt(SPAN, tip, None, peers, now)
+
+
+def mended(fetch: CatchUp, head: SpanHead) -> list[Action]:
+    """Rebuild the damaged bytes of `SPAN` from this disk, and return what replaces them."""
+    fetch.verifier.damage(SPAN, "a reason")
+    return fetch.verifier.rebuilt(SPAN, head, b"12345678", [], 0.0)[1:]
 
 
 def fetched(fetch: CatchUp, donor: PeerId, reply: SpanReply, now: float, state: bytes | None = None) -> list[Action]:
     """Take the last piece from a donor whose answer is sufficient."""
-    fetch.listen_to(voices(donor))
-    actions = hashed(fetch, fetch.take_span(donor, reply, now), now)
+    fetch.quorums.set(quorum(donor))
+    actions = hashed(fetch, fetch.fetcher.take_piece(donor, reply, now), now)
     whole = state if state is not None else bytes(reply.piece)
     return actions + vouched(fetch, donor, head=reply.head, state=whole, now=now)

@@ -52,10 +52,10 @@ def test_only_whole_pieces_of_the_current_size_change_the_size() -> None:
 
 def test_a_donor_that_stops_answering_while_others_continue_is_quiet() -> None:
     known = taught(0.1)
-    known.heard(A, 1.0)
-    known.heard(B, 1.0)
+    known.received(A, 1.0)
+    known.received(B, 1.0)
     assert not known.is_quiet(A, 0.0, [A, B], 3.5), "nobody answers: the line has stopped"
-    known.heard(B, 3.4)
+    known.received(B, 3.4)
     assert known.is_quiet(A, 0.0, [A, B], 3.5)
     assert not known.is_quiet(A, 3.0, [A, B], 3.5), "asked a moment ago"
     assert not known.is_quiet(A, 0.0, [A, B], 2.9)
@@ -64,18 +64,18 @@ def test_a_donor_that_stops_answering_while_others_continue_is_quiet() -> None:
 
 def test_a_slow_donor_gets_more_time() -> None:
     known = taught(1.0)
-    known.heard(A, 1.0)
-    known.heard(B, 8.0)
+    known.received(A, 1.0)
+    known.received(B, 8.0)
     assert not known.is_quiet(A, 1.0, [A, B], 8.9)
     assert known.is_quiet(A, 1.0, [A, B], 9.1)
 
 
 def test_no_donor_is_blamed_after_own_sleep() -> None:
     known = taught(0.1)
-    known.heard(A, 1.0)
+    known.received(A, 1.0)
     known.look(1.0)
     known.look(60.0)
-    known.heard(B, 60.1)
+    known.received(B, 60.1)
     assert not known.is_quiet(A, 0.5, [A, B], 60.2)
     known.look(61.9)
     assert known.is_quiet(A, 0.5, [A, B], 62.1)

@@ -432,7 +432,7 @@ def test_only_an_entry_of_the_founder_or_another_member_shows_that_a_peer_is_ali
     engine, (entry, _) = engine_that_lost_entries()
     engine.tick(0.0)
     take_entry(engine, peer_id(sender), entry, 1.0)
-    assert engine.repair._alone_since == (1.0 if is_sign_of_life else 0.0)
+    assert engine.repair.readiness.alone_since == (1.0 if is_sign_of_life else 0.0)
 
 
 def test_repeated_entries_of_a_stranger_make_no_peer_wait_for_their_parents() -> None:
@@ -440,7 +440,7 @@ def test_repeated_entries_of_a_stranger_make_no_peer_wait_for_their_parents() ->
     engine, entries = engine_that_lost_entries()
     for entry in (*entries, *entries):
         take_entry(engine, peer_id("mallory"), entry, 1.0)
-    assert engine.catch_up.left_out() == frozenset()
+    assert engine.catch_up.differences.left_out() == frozenset()
 
 
 def engine_that_lost_entries() -> tuple[PeerEngine, list[Entry]]:
@@ -654,9 +654,9 @@ def test_a_ready_peer_whose_clock_is_set_back_continues_fetching() -> None:
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
     engine.membership.set_ready(True)
     engine.tick(1e6)
-    engine.catch_up.want_transfer(SPAN, peer_id("bob"))
+    engine.catch_up.differences.want_span(SPAN, peer_id("bob"))
     engine.tick(16.0)
-    assert engine.catch_up.left_out() == frozenset({SPAN})
+    assert engine.catch_up.differences.left_out() == frozenset({SPAN})
 
 
 def test_a_clock_set_back_slightly_changes_nothing() -> None:
@@ -693,7 +693,7 @@ def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) ->
         said += [type(action) for action in engine.tick(now)]
     assert engine.chains.heads == before
     assert not {ReplaceSpan, HashSpan, RebuildSpan, CompareContent}.intersection(said)
-    assert engine.catch_up.left_out() == frozenset()
+    assert engine.catch_up.differences.left_out() == frozenset()
 
 
 def test_a_span_that_could_not_follow_an_entry_is_rebuilt() -> None:

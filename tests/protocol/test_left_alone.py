@@ -13,13 +13,13 @@ from p2p_diloco.protocol.wire.messages import EntryRequest
 
 def test_a_donor_shunned_for_a_span_is_still_asked_for_entries() -> None:
     fetch, chains = catch_up()
-    fetch.want_everything()
+    fetch.fetcher.want_everything()
     fetch.pump([A], 0.0)
-    fetch.take_span(A, piece(total=99), 0.1)  # that does not fit: others are asked for spans before A
+    fetch.fetcher.take_piece(A, piece(total=99), 0.1)  # that does not fit: others are asked for spans before A
     fetch.pump([B], 0.2)
     assert fetched(fetch, B, piece(head=head_of(height=4, digest=b"old")), 0.3)
     chains.heads[SPAN] = head_of(height=4, digest=b"old")
-    fetch.want_entry(SPAN, A)
+    fetch.fetcher.want_entry(SPAN, A)
     (send,) = fetch.pump([A, B], 0.4)
     assert isinstance(send, Send)
     assert isinstance(send.message, EntryRequest)
@@ -30,16 +30,16 @@ def test_a_lone_peer_waits_for_nothing_beyond_what_it_holds() -> None:
     fetch, chains = catch_up()
     chains.heads[SPAN] = head_of(height=4, digest=b"old")
     wants: tuple[Callable[[], None], ...] = (
-        lambda: fetch.want_entry(SPAN, A), lambda: fetch.want_transfer(SPAN, A), fetch.adopt
+        lambda: fetch.fetcher.want_entry(SPAN, A), lambda: fetch.differences.want_span(SPAN, A), fetch.adopt
     )  # fmt: skip
     for want in wants:
         want()
         assert not fetch.is_complete()
-        fetch.stop_waiting()
+        fetch.differences.stop_waiting()
         assert fetch.is_complete()
     del chains.heads[SPAN]
-    fetch.want_everything()
+    fetch.fetcher.want_everything()
     fetch.adopt()
-    fetch.want_everything()
-    fetch.stop_waiting()
+    fetch.fetcher.want_everything()
+    fetch.differences.stop_waiting()
     assert not fetch.is_complete(), "what was never here is still needed"

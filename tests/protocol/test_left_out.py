@@ -8,14 +8,14 @@ from made import SPAN, head_of
 
 def test_a_peer_that_fetches_an_entry_contributes_only_its_other_spans() -> None:
     fetch, chains = catch_up()
-    assert fetch.left_out() is None, "without a head there is nothing to build on"
+    assert fetch.differences.left_out() is None, "without a head there is nothing to build on"
     chains.set_head(SPAN, head_of())
-    assert fetch.left_out() == frozenset()
-    fetch.want_entry(SPAN, B)
-    assert fetch.left_out() == frozenset({SPAN})
-    fetch.want_transfer(SPAN, B)
-    assert fetch.left_out() == frozenset({SPAN})
+    assert fetch.differences.left_out() == frozenset()
+    fetch.fetcher.want_entry(SPAN, B)
+    assert fetch.differences.left_out() == frozenset({SPAN})
+    fetch.differences.want_span(SPAN, B)
+    assert fetch.differences.left_out() == frozenset({SPAN})
     fetch.adopt()
-    assert fetch.left_out() is None, "what is here is of a branch that is given up"
-    fetch.adopted(0)
-    assert fetch.left_out() == frozenset()
+    assert fetch.differences.left_out() is None, "what is here is of a branch that is given up"
+    fetch.differences.adopted(0)
+    assert fetch.differences.left_out() == frozenset()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_run import RUN, run_rules, verify
-from fetching import NEW, A, B, C, far_voters, what_is_fetched
+from fetching import NEW, A, B, C, catch_up
 from made import SPAN
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, Report, Send
 from p2p_diloco.protocol.repair.catch_up import CatchUp
-from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import SpanReply, SpanRequest
 
 STATE_BYTES = 1 << 24
@@ -21,10 +18,8 @@ STATE_BYTES = 1 << 24
 
 def large(*spans: SpanId) -> CatchUp:
     """Return a `CatchUp` that fetches spans of many pieces."""
-    rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
-    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    page = CatchUp(far=far_voters(), rules=what_is_fetched(*spans, span_bytes=STATE_BYTES), chains=chains)
-    page.want_everything()
+    page, _ = catch_up(*spans, span_bytes=STATE_BYTES)
+    page.fetcher.want_everything()
     return page
 
 
@@ -42,7 +37,7 @@ def test_pieces_grow_while_they_come_quickly_and_shrink_when_they_do_not() -> No
     (send,) = page.pump([A], now)
     for took in (0.1, 0.1, 0.1, 3.0, 1.0):
         now += took
-        (send,) = page.take_span(A, answer(send), now)
+        (send,) = page.fetcher.take_piece(A, answer(send), now)
         assert isinstance(send, Send)
         assert isinstance(send.message, SpanRequest)
         sizes.append(send.message.most_bytes >> 16)
@@ -55,8 +50,8 @@ def test_a_donor_that_stops_while_others_answer_is_replaced_early_and_its_pieces
     assert set(sends) == {A, B}
     for tenth in range(1, 11):
         for donor in (A, B) if tenth == 1 else (B,):
-            page.heard(donor, tenth / 10)
-            (following,) = page.take_span(donor, answer(sends[donor]), tenth / 10)
+            page.fetcher.received(donor, tenth / 10)
+            (following,) = page.fetcher.take_piece(donor, answer(sends[donor]), tenth / 10)
             assert isinstance(following, Send)
             sends[donor] = following
         actions = page.pump([A, B], tenth / 10)
@@ -76,8 +71,8 @@ def test_no_donor_is_replaced_early_if_none_answers() -> None:
     page = large(SPAN, SpanId(0, 1))
     sends = {send.to: send for send in page.pump([A, B], 0.0) if isinstance(send, Send)}
     for donor in (A, B):
-        page.heard(donor, 0.1)
-        page.take_span(donor, answer(sends[donor]), 0.1)
+        page.fetcher.received(donor, 0.1)
+        page.fetcher.take_piece(donor, answer(sends[donor]), 0.1)
     assert page.pump([A, B], 0.2) == []
     assert page.pump([A, B], 0.9) == []
     assert page.pump([A, B], 1.9) == [], "the line may be what has stopped"
@@ -90,10 +85,10 @@ def test_a_donor_has_a_bounded_number_of_pending_pieces() -> None:
     for index in range(80):
         donor = [A, B, C][index % 3]
         mine = [send for send in sends if isinstance(send, Send) and send.to == donor]
-        page.heard(donor, 0.1)
+        page.fetcher.received(donor, 0.1)
         if mine:
             sends.remove(mine[0])
-            sends += page.take_span(donor, answer(mine[0]), 0.1) + page.pump([A, B, C], 0.1)
+            sends += page.fetcher.take_piece(donor, answer(mine[0]), 0.1) + page.pump([A, B, C], 0.1)
     under_way = [send.to for send in sends if isinstance(send, Send)]
     assert [under_way.count(donor) for donor in (A, B, C)] == [8, 8, 8]
 
@@ -101,12 +96,12 @@ def test_a_donor_has_a_bounded_number_of_pending_pieces() -> None:
 def test_a_former_donor_cannot_undo_what_another_donor_sends() -> None:
     page = large(SPAN)
     (asked,) = page.pump([B], 0.0)
-    page.lose(B)
+    page.fetcher.lose(B)
     (send,) = page.pump([A], 0.1)
     bad = replace(answer(asked), offset=STATE_BYTES)
     for tenth in range(2, 9):
-        (send,) = page.take_span(A, answer(send), tenth / 10)
-        page.take_span(B, bad, tenth / 10)
+        (send,) = page.fetcher.take_piece(A, answer(send), tenth / 10)
+        page.fetcher.take_piece(B, bad, tenth / 10)
     assert isinstance(send, Send)
     assert isinstance(send.message, SpanRequest)
     assert send.message.offset > 0, "B was asked, and sends what does not fit whenever it likes"

@@ -8,7 +8,6 @@ from made import (
     SPAN,
     book_with,
     certify,
-    change,
     child_of,
     entry_on,
     founding,
@@ -37,8 +36,8 @@ from p2p_diloco.protocol.actions import (
 )
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.membership import Membership
-from p2p_diloco.protocol.repair.majority import Voices
-from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Followers, Repair
+from p2p_diloco.protocol.repair.quorum import Quorum
+from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Repair
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS
 from p2p_diloco.protocol.wire.entry import EntryRules
@@ -62,9 +61,17 @@ A, B, C, D = ids(4)
 ROSTER = roster_1(2).roster
 
 
-def repair(*, holds: bool = True, num_members: int = 2, listed: CertifiedRoster | None = None) -> Repair:
-    rules = run_rules()
-    membership = membership_of(A, founding(), listed if listed is not None else roster_1(num_members))
+def repair(
+    *,
+    holds: bool = True,
+    num_members: int = 2,
+    listed: CertifiedRoster | None = None,
+    membership: Membership | None = None,
+) -> Repair:
+    """Return the `Repair` of A, linked with B; or that of another peer, which has received no heartbeat."""
+    rules, is_new = run_rules(), membership is None
+    if membership is None:
+        membership = membership_of(A, founding(), listed if listed is not None else roster_1(num_members))
     chains = ChainBook(
         rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
     )
@@ -72,8 +79,10 @@ def repair(*, holds: bool = True, num_members: int = 2, listed: CertifiedRoster 
         chains.set_head(span, head_of())
     heartbeats = HeartbeatBuilder(rules=rules, membership=membership, chains=chains)
     page = Repair(rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B}, verify=verify)
-    page.serves_state = holds
-    membership.take_heartbeat(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
+    if holds:
+        page.serving.hold_state()
+    if is_new:
+        membership.take_heartbeat(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
     return page
 
 
@@ -136,7 +145,7 @@ def test_a_joiner_without_served_state_adopts_a_branch_at_a_members_tip() -> Non
     """Linked with one peer that has no vote, it followed all entries and never became ready."""
     page = repair()
     heads = page.closed_heads(0.0)
-    page.serves_state = False
+    page.serving.drop_state()
     page.adopt_branch()
     beat = heartbeat(B, roster=ROSTER.digest(), heads=(heads[0], fragment_head(-1)), sequence=2)
     page.compare(B, beat, 0.0)
@@ -147,11 +156,11 @@ def test_a_joiner_without_served_state_adopts_a_branch_at_a_members_tip() -> Non
 
 def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     page = repair()
-    assert page.donors(0.0) == [B]
+    assert page.sources.donors(0.0) == [B]
     stranger = heartbeat(B, roster=sha256(b"other branch"), heads=(fragment_head(-2),), sequence=2)
     assert page.compare(B, stranger, 0.0) == []
     page.membership.take_heartbeat(stranger, 0.0)
-    assert page.donors(0.0) == []
+    assert page.sources.donors(0.0) == []
 
 
 def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> None:
@@ -164,7 +173,7 @@ def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> 
     ahead = heartbeat(C, roster=roster, heads=(fragment_head(-2),), ready=False)
     for beat in (level, ahead):
         page.membership.take_heartbeat(beat, 0.0)
-    assert page.donors(0.0) == [B]
+    assert page.sources.donors(0.0) == [B]
     (send,) = page.compare(C, ahead, 0.0)
     assert isinstance(send, Send)
     assert isinstance(send.message, HeadsRequest)
@@ -172,7 +181,7 @@ def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> 
     (question,) = page.take(C, higher, 0.1)
     assert isinstance(question, Send)
     assert (question.to, question.message) == (C, EntryRequest(span=SPAN, parent=head_of().digest))
-    assert page.catch_up.left_out() == frozenset(), "its word alone keeps nobody from contributing"
+    assert page.catch_up.differences.left_out() == frozenset(), "its word alone keeps nobody from contributing"
     (report,) = page.take(C, EntryAbsent(span=SPAN, parent=head_of().digest), 0.2)
     assert isinstance(report, Report)
     assert "no peer that was asked has the entries between" in report.text
@@ -201,7 +210,7 @@ def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, 
     page.membership.set_ready(is_ready)
     page.linked.add(boot)
     page.membership.take_heartbeat(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
-    page._look(since)
+    page.sources.look(page.catch_up, since)
     return page, heartbeat(B, roster=roster, heads=(fragment_head(-2),), sequence=2)
 
 
@@ -237,7 +246,7 @@ def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_
         assert page.membership.take_heartbeat(beat, now)
         page.compare(peer, beat, now)
         page.take(peer, HIGHER, now)
-    assert page.catch_up.left_out() == frozenset()
+    assert page.catch_up.differences.left_out() == frozenset()
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
@@ -253,7 +262,7 @@ def test_a_ready_peer_left_out_of_the_roster_starts_afresh_if_no_entries_follow(
         now = float(second)
         beat = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=second + 2)
         page.membership.take_heartbeat(beat, now)
-        page.catch_up.ask_heads(0, B, now)
+        page.catch_up.differences.ask_tips(0, B, now)
         actions = page.take(B, HeadsReply(fragment=0, heads=ahead), now)
         actions += page.take(B, EntryAbsent(span=SPAN, parent=head_of().digest), now)
         actions += page.pump(now)
@@ -277,7 +286,7 @@ def test_the_only_member_becomes_ready_when_the_founder_holds_the_same() -> None
     page.pump(0.0)
     said: list[Action] = []
     for fragment, num_spans in enumerate(run_rules().num_spans):
-        page.catch_up.ask_content(fragment, boot, 0.0)
+        page.catch_up.verifier.ask_content(fragment, boot, 0.0)
         page.take(boot, ContentReply(fragment=fragment, digests=((HEAD.digest, sha256(b"x")),) * num_spans), 0.1)
         said += page.content_compared(boot, fragment, num_spans, [], 0.1)
     assert "ready: state compared with 1 peer" in sentences(said + page.pump(0.2))
@@ -301,13 +310,13 @@ def test_the_only_voter_does_not_wait_forever_for_donors_that_differ(voters: tup
 
 def test_time_asleep_does_not_count_as_time_alone() -> None:
     page = repair()
-    page.catch_up.want_entry(SPAN, B)
+    page.catch_up.fetcher.want_entry(SPAN, B)
     silence = run_rules().silence_seconds
     page.pump(0.0)
     late = 10 * silence
     assert page.pump(late) == [], "what was said meanwhile is still to come"
     assert not page.catch_up.is_complete()
-    page.not_alone(late + silence)
+    page.readiness.not_alone(late + silence)
     for step in range(5):
         page.pump(late + step * 0.5 * silence)
     assert not page.catch_up.is_complete(), "somebody was there a moment ago"
@@ -329,7 +338,7 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
 def test_a_leaving_peer_does_not_become_ready_again() -> None:
     page = repair()
     page.linked.clear()
-    page.membership.leave(0.0)
+    page.membership.leaving = True
     for now in (0.0, 5.0, 10.0, 15.0, 17.0):
         assert page.pump(now) == []
     assert not page.membership.ready
@@ -340,9 +349,8 @@ def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None, archives
 
     Unless the roster says otherwise, three members count and reduce, and the founder is no longer needed.
     """
-    page = repair()
-    page.membership = membership_of(peer_id("boot"), founding(), roster or roster_1(3), trains=False, archives=archives)
-    page.followers = Followers(rules=run_rules(), membership=page.membership)
+    rosters = (founding(), roster or roster_1(3))
+    page = repair(membership=membership_of(peer_id("boot"), *rosters, trains=False, archives=archives))
     for beat in beats:
         page.membership.take_heartbeat(beat, 0.0)
     return page
@@ -364,7 +372,7 @@ def test_a_bystander_follows_no_peer() -> None:
 def test_an_archivist_follows_the_logs_keeps_what_it_holds_and_asks_for_no_place() -> None:
     beat = heartbeat(B, roster=roster_1(3).roster.digest(), heads=(fragment_head(-2),))
     page = bystander(beat, archives=True)
-    page.serves_state = True
+    page.serving.hold_state()
     assert page.follows
     (ask,) = page.compare(B, beat, 0.0)
     assert isinstance(ask, Send)
@@ -374,7 +382,7 @@ def test_an_archivist_follows_the_logs_keeps_what_it_holds_and_asks_for_no_place
             page.membership.take_heartbeat(ready(peer, sequence=int(now) + 2), now)
         assert not page.is_needless(now), "others hold the state too, but this peer keeps it"
     page.membership.set_ready(True)
-    assert page.membership.declarations.own_news(60.0) is None, "it never becomes a member"
+    assert page.membership.declaration(60.0) is None, "it never becomes a member"
 
 
 BOOTSTRAP = member(peer_id("boot"), trains=False, counts=False)
@@ -464,12 +472,14 @@ def test_the_state_is_not_handed_over_to_a_ready_peer_that_does_not_train() -> N
 
 def test_dropped_state_is_no_longer_fetched() -> None:
     page = bystander(ready(A))
-    page.catch_up.want_entry(SPAN, A)
+    page.catch_up.fetcher.want_entry(SPAN, A)
     page.drop()
     for span in ALL_SPANS:
         page.chains.drop_head(span)
-    page.membership = membership_of(A, founding(), roster_1(2))
-    page.membership.take_heartbeat(ready(B), 0.0)
+    listed = certify(child_of(roster_1(3).roster, [BOOTSTRAP, *(member(peer) for peer in (A, B, C))]), [A, B, C])
+    page.membership.book.add(listed)
+    beat = heartbeat(B, roster=listed.roster.digest(), heads=(fragment_head(),))
+    page.membership.take_heartbeat(beat, 0.0)
     asked = [action.message for action in page.pump(0.0) if isinstance(action, Send)]
     assert asked
     assert all(isinstance(message, SpanRequest) for message in asked)
@@ -479,18 +489,18 @@ def test_spans_are_fetched_over_fast_lines_or_from_the_founder() -> None:
     page, boot = repair(), peer_id("boot")
     page.linked |= {C, boot}
     page.membership.take_heartbeat(ready(B, share=7, sequence=2), 0.0)
-    assert page.sources(0.0) == [B]
+    assert page.sources.for_spans(0.0) == [B]
     page.membership.take_heartbeat(ready(boot, ready=False, trains=False), 0.0)
-    assert page.sources(0.0) == [boot]
+    assert page.sources.for_spans(0.0) == [boot]
     page.linked.remove(B)
-    assert page.donors(0.0) == [], "what a founder holds is old: nobody is ready by its word"
-    assert page.sources(0.0) == [boot]
+    assert page.sources.donors(0.0) == [], "what a founder holds is old: nobody is ready by its word"
+    assert page.sources.for_spans(0.0) == [boot]
     page.linked.add(B)
     page.membership.take_heartbeat(ready(C), 0.0)
-    assert page.sources(0.0) == [boot], "from strangers nothing is learnt"
+    assert page.sources.for_spans(0.0) == [boot], "from strangers nothing is learnt"
     page.membership.book.add(certify(child_of(ROSTER, [member(peer) for peer in (A, B, C)]), [A, B]))
-    assert page.sources(0.0) == [C]
-    assert page.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
+    assert page.sources.for_spans(0.0) == [C]
+    assert page.sources.donors(0.0) == sorted([B, C]), "entries come from whoever is ready"
 
 
 def test_spans_are_fetched_from_an_unready_founder_if_all_members_are_empty() -> None:
@@ -502,7 +512,7 @@ def test_spans_are_fetched_from_an_unready_founder_if_all_members_are_empty() ->
         page.membership.take_heartbeat(beat, 0.0)
     asked = [action for action in page.pump(0.0) if isinstance(action, Send)]
     assert {send.to for send in asked if isinstance(send.message, SpanRequest)} == {boot}
-    assert page.donors(0.0) == [], "nobody is ready by its word"
+    assert page.sources.donors(0.0) == [], "nobody is ready by its word"
 
 
 HEAD = head_of()
@@ -510,7 +520,7 @@ HEAD = head_of()
 
 def differing(page: Repair, peer: PeerId = B, now: float = 0.0) -> list[Action]:
     """Let a peer differ from this one in `SPAN`, at equal chain digests."""
-    page.catch_up.ask_content(0, peer, now)
+    page.catch_up.verifier.ask_content(0, peer, now)
     page.take(peer, ContentReply(fragment=0, digests=((HEAD.digest, sha256(b"x")),)), now)
     return page.content_compared(peer, 0, 0, [SPAN], now)
 
@@ -611,8 +621,7 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
         (mover, other, "fetching it from that peer"),
         (other, mover, "the other peer has to move"),
     ):
-        page = repair()
-        page.membership = membership_of(me, founding(), roster_1(2))
+        page = repair(membership=membership_of(me, founding(), roster_1(2)))
         page.membership.set_ready(True)
         differing(page, peer)
         said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
@@ -624,7 +633,7 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
 
 def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> list[type]:
     """Let a peer report the chain digests of fragment 0; return the actions that follow."""
-    page.catch_up.ask_content(0, peer, now)
+    page.catch_up.verifier.ask_content(0, peer, now)
     actions = page.take(peer, ContentReply(fragment=0, digests=tuple((chain, sha256(b"x")) for chain in said)), now)
     return [type(action.message if isinstance(action, Send) else action) for action in actions]
 
@@ -657,8 +666,8 @@ def test_contents_are_compared_once_in_a_scrub_period_by_all_in_the_same_round()
     page = repair()
     page.begin_round(3)
     for peer in (B, C):
-        page.catch_up.scrub.compared(peer, 0, 3, [], 0.0, Voices())
-        page.catch_up.scrub.compared(peer, 1, 2, [], 0.0, Voices())
+        page.catch_up.scrub.compared(peer, 0, 3, [], 0.0, Quorum())
+        page.catch_up.scrub.compared(peer, 1, 2, [], 0.0, Quorum())
     page.begin_round(15)
     assert page.catch_up.scrub.is_verified([B, C])
     page.begin_round(16)
@@ -677,18 +686,18 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     page = Repair(
         rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B, C}, verify=verify
     )
-    change(membership, can_be_dialled=True)
+    membership.can_be_dialled = True
     for peer in (B, C):
         membership.take_heartbeat(
             heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0
         )
     page.pump(0.0)
-    assert page.catch_up.voices.are_enough([B, C]), "else the only one who can be dialled could never come back"
+    assert page.catch_up.quorums.tips.are_enough([B, C]), "else the only one who can be dialled could never come back"
 
 
 def test_a_span_that_cannot_follow_an_entry_is_rebuilt_from_disk() -> None:
     page = repair()
-    actions = page.span_damaged(SPAN, "the update holds 0", 0.0)
+    actions = page.span_damaged(SPAN, "the update holds 0")
     assert actions[1:] == [RebuildSpan(span=SPAN)]
     assert sentences(actions) == (
         f"{SPAN} could not follow an entry: the update holds 0; its memory is damaged, rebuilding it from this disk"
@@ -703,7 +712,7 @@ def test_a_span_that_cannot_follow_an_entry_is_rebuilt_from_disk() -> None:
 
 def test_a_damaged_span_that_cannot_be_rebuilt_from_disk_is_fetched() -> None:
     page = repair()
-    page.span_damaged(SPAN, "a reason", 0.0)
+    page.span_damaged(SPAN, "a reason")
     assert "cannot be rebuilt from this disk; fetching it again" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
     assert not page.catch_up.is_complete()
 
@@ -711,7 +720,7 @@ def test_a_damaged_span_that_cannot_be_rebuilt_from_disk_is_fetched() -> None:
 def test_fetching_a_damaged_span_is_retried_every_round() -> None:
     page = repair()
     page.linked.clear()
-    page.span_damaged(SPAN, "a reason", 0.0)
+    page.span_damaged(SPAN, "a reason")
     assert page.begin_round(1) == [], "the disk is being asked"
     for round_index in (2, 3):
         assert "no peer here can serve it; it stays unchanged" in sentences(page.span_rebuilt(SPAN, None, None, 100.0))
@@ -738,22 +747,13 @@ def test_a_wait_for_a_majority_is_reported_after_a_while_and_rarely() -> None:
 
 
 def test_a_peer_without_a_roster_accepts_nothing() -> None:
-    page = Repair(
-        rules=run_rules(),
-        membership=membership_of(A),
-        chains=ChainBook(
-            rules=EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0), retained_cycles=16, verify=verify
-        ),
-        heartbeats=repair()._heartbeats,
-        linked=set(),
-        verify=verify,
-    )
+    page = repair(holds=False, membership=membership_of(A))
     assert page.span_hashed(SPAN, head_of(), sha256(b"x"), 0.0) == []
 
 
 def damaged_for_good(page: Repair) -> None:
     page.membership.set_ready(True)
-    page.span_damaged(SPAN, "a reason", 0.0)
+    page.span_damaged(SPAN, "a reason")
     page.span_rebuilt(SPAN, None, None, 0.1)
 
 
@@ -774,7 +774,7 @@ def test_a_damaged_span_with_an_abandoned_transfer_is_retried_in_the_next_round(
     page = repair()
     damaged_for_good(page)
     assert page.begin_round(1) == [], "it is being fetched"
-    page.catch_up.stop_waiting()
+    page.catch_up.differences.stop_waiting()
     assert page.begin_round(2) == [RebuildSpan(span=SPAN)]
 
 
@@ -784,12 +784,12 @@ def test_adopting_a_branch_continues_when_the_clock_is_set_back() -> None:
     page.adopt_branch()
     page.set_back(0.0)
     assert page.closed_heads(0.0) == ()
-    assert page.catch_up.left_out() is None
+    assert page.catch_up.differences.left_out() is None
 
 
 def test_a_damaged_span_stays_damaged_when_the_clock_is_set_back() -> None:
     page = repair()
-    page.span_damaged(SPAN, "a reason", 100.0)
+    page.span_damaged(SPAN, "a reason")
     page.set_back(0.0)
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
         SPAN, HEAD, b"right", 0.1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetching import voices
+from fetching import quorum
 from made import SPAN, ids
 
 from p2p_diloco.ids import sha256
@@ -12,7 +12,7 @@ from p2p_diloco.protocol.wire.messages import ContentReply
 
 A, B, C = ids(3)
 D = sha256(b"chain")
-ALL = voices(A, B, C)
+ALL = quorum(A, B, C)
 
 
 def scrub() -> Scrub:
@@ -122,7 +122,7 @@ def test_neither_two_of_five_nor_incomplete_replies_are_a_majority() -> None:
     page = scrub()
     say(page, A, b"x")
     say(page, B, b"x")
-    assert page.overrulers(SPAN, voices(A, B, C, needed=3)) == []
+    assert page.overrulers(SPAN, quorum(A, B, C, needed=3)) == []
 
 
 def test_a_peer_that_differed_is_asked_at_once_if_all_contents_must_be_known() -> None:

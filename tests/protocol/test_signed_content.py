@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, sign_as, verify
-from fetching import ME, NEW, C, catch_up, far_voters, hashed, piece, voices
+from fetching import ME, NEW, C, catch_up, hashed, indirect_voters, piece, quorum
 from made import (
     SPAN,
     child_of,
@@ -25,11 +26,13 @@ from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Report, Send, ServeContent
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.repair.catch_up import CatchUp
-from p2p_diloco.protocol.repair.majority import NamedContents, Voices, namers_for
+from p2p_diloco.protocol.repair.quorum import Contacts, Quorum, content_quorum
 from p2p_diloco.protocol.repair.repair import Repair
-from p2p_diloco.protocol.repair.signed_content import Carrier
+from p2p_diloco.protocol.repair.reports import ContentReports
+from p2p_diloco.protocol.repair.signed_content import Relay
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.entry import EntryRules
+from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
@@ -67,66 +70,68 @@ def signed(unsigned: SignedContent) -> SignedContent:
 
 
 def test_a_request_is_forwarded_and_its_answer_returned_once() -> None:
-    carrier = Carrier(seconds=2.0)
+    relay = Relay(seconds=2.0)
 
-    def carry(asked: SignedContentRequest, now: float) -> PeerId | None:
-        return carrier.carry(JOINER, asked, [asked.voter], now)
+    def forward(asked: SignedContentRequest, now: float) -> PeerId | None:
+        return relay.forward(JOINER, asked, [asked.voter], now)
 
-    assert not carrier.bring(BOB, answer(question()), 0.0), "nobody asked"
-    assert carry(question(), 0.0) == BOB
-    assert carry(question(nonce=8), 1.9) is None, "one at a time"
-    assert carry(question(fragment=1), 1.9) == BOB
-    assert carry(question(CAT), 1.9) == CAT
-    assert not carrier.bring(CAT, answer(question()), 1.9), "it does not come from whom it went to"
-    assert not carrier.bring(BOB, answer(question(nonce=8)), 1.9), "to another question"
-    assert carrier.bring(BOB, answer(question()), 1.9) == [JOINER]
-    assert not carrier.bring(BOB, answer(question()), 1.9)
-    assert carry(question(nonce=9), 1.9) is None, "nor too often"
-    assert carry(question(nonce=9), 2.0) == BOB
-    assert carrier.bring(BOB, answer(question(nonce=9)), 9.9) == [JOINER], "it had much to do"
-    assert carry(question(nonce=10), 10.0) == BOB
-    assert not carrier.bring(BOB, answer(question(nonce=10)), 18.0), "it is too late"
+    assert not relay.bring_back(BOB, answer(question()), 0.0), "nobody asked"
+    assert forward(question(), 0.0) == BOB
+    assert forward(question(nonce=8), 1.9) is None, "one at a time"
+    assert forward(question(fragment=1), 1.9) == BOB
+    assert forward(question(CAT), 1.9) == CAT
+    assert not relay.bring_back(CAT, answer(question()), 1.9), "it does not come from whom it went to"
+    assert not relay.bring_back(BOB, answer(question(nonce=8)), 1.9), "to another question"
+    assert relay.bring_back(BOB, answer(question()), 1.9) == [JOINER]
+    assert not relay.bring_back(BOB, answer(question()), 1.9)
+    assert forward(question(nonce=9), 1.9) is None, "nor too often"
+    assert forward(question(nonce=9), 2.0) == BOB
+    assert relay.bring_back(BOB, answer(question(nonce=9)), 9.9) == [JOINER], "it had much to do"
+    assert forward(question(nonce=10), 10.0) == BOB
+    assert not relay.bring_back(BOB, answer(question(nonce=10)), 18.0), "it is too late"
 
 
 def test_a_repeated_request_takes_another_route() -> None:
-    carrier = Carrier(seconds=2.0)
-    assert carrier.carry(JOINER, question(), [], 0.0) is None
-    ways = [carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now) for now in (0.0, 2.0, 4.0)]
+    relay = Relay(seconds=2.0)
+    assert relay.forward(JOINER, question(), [], 0.0) is None
+    ways = [relay.forward(JOINER, question(nonce=6), [ANN, CAT], now) for now in (0.0, 2.0, 4.0)]
     assert ways == [ANN, CAT, ANN]
-    assert carrier.carry(DAN, question(nonce=6), [ANN], 4.0) == ANN
-    assert carrier.bring(ANN, answer(question(nonce=6)), 4.1) == [JOINER, DAN], "whom it was carried for"
+    assert relay.forward(DAN, question(nonce=6), [ANN], 4.0) == ANN
+    assert relay.bring_back(ANN, answer(question(nonce=6)), 4.1) == [JOINER, DAN], "whom it was carried for"
 
 
 def test_an_answer_counts_even_if_its_request_has_since_taken_another_route() -> None:
     """Otherwise a voter that answers more slowly than the request is repeated would never be heard."""
-    carrier = Carrier(seconds=2.0)
+    relay = Relay(seconds=2.0)
     for now in (0.0, 2.0):
-        carrier.carry(JOINER, question(nonce=6), [ANN, CAT], now)
-    assert carrier.bring(ANN, answer(question(nonce=6)), 2.1) == [JOINER]
-    assert carrier.bring(ANN, answer(question(nonce=6)), 2.1) == [], "one for each time that it went there"
-    assert carrier.bring(CAT, answer(question(nonce=6)), 2.2) == [JOINER], "what came before may be forged"
-    assert carrier.carry(JOINER, question(nonce=6), [ANN, CAT], 4.0) == ANN
-    assert carrier.carry(JOINER, question(nonce=6), [ANN, CAT], 11.9) == CAT
-    assert carrier.bring(ANN, answer(question(nonce=6)), 12.0) == [], "it is too late"
-    assert carrier.carry(JOINER, question(nonce=8), [ANN], 14.0) == ANN
-    assert carrier.bring(CAT, answer(question(nonce=6)), 14.1) == [], "to another question"
+        relay.forward(JOINER, question(nonce=6), [ANN, CAT], now)
+    assert relay.bring_back(ANN, answer(question(nonce=6)), 2.1) == [JOINER]
+    assert relay.bring_back(ANN, answer(question(nonce=6)), 2.1) == [], "one for each time that it went there"
+    assert relay.bring_back(CAT, answer(question(nonce=6)), 2.2) == [JOINER], "what came before may be forged"
+    assert relay.forward(JOINER, question(nonce=6), [ANN, CAT], 4.0) == ANN
+    assert relay.forward(JOINER, question(nonce=6), [ANN, CAT], 11.9) == CAT
+    assert relay.bring_back(ANN, answer(question(nonce=6)), 12.0) == [], "it is too late"
+    assert relay.forward(JOINER, question(nonce=8), [ANN], 14.0) == ANN
+    assert relay.bring_back(CAT, answer(question(nonce=6)), 14.1) == [], "to another question"
 
 
 def test_old_forwarded_requests_are_dropped() -> None:
-    carrier = Carrier(seconds=2.0)
+    relay = Relay(seconds=2.0)
+    before = sys.getrefcount(BOB)
     for fragment in range(200):
-        carrier.carry(JOINER, question(fragment=fragment), [BOB], 0.0)
+        relay.forward(JOINER, question(fragment=fragment), [BOB], 0.0)
     for fragment in range(200, 1000):
-        carrier.carry(JOINER, question(fragment=fragment), [BOB], 8.0)
-    assert not carrier.bring(BOB, answer(question(fragment=0)), 8.0)
-    assert len(carrier._carried) <= 801
+        relay.forward(JOINER, question(fragment=fragment), [BOB], 8.0)
+    assert not relay.bring_back(BOB, answer(question(fragment=0)), 8.0)
+    num_kept = (sys.getrefcount(BOB) - before) // 2  # as the voter, and as the peer that the question was sent to
+    assert 800 <= num_kept <= 801
 
 
 # -- requests
 
 
 def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> None:
-    far = far_voters()
+    far = indirect_voters()
     carriers = ids(5)
     asked = far.ask([0], [BOB], carriers, 0.0)
     assert [carrier for carrier, _ in asked] == carriers[1:3], "whom it begins with follows from its number"
@@ -169,36 +174,41 @@ def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> No
 # -- answers that count
 
 
-def namers(
+def electorate(
     roster: Roster,
     me: PeerId = JOINER,
     *,
-    heard: tuple[PeerId, ...] = (),
+    holders: tuple[PeerId, ...] = (),
     ready: tuple[PeerId, ...] = (),
-    told: tuple[PeerId, ...] = (),
+    signed: tuple[PeerId, ...] = (),
     empty: tuple[PeerId, ...] = (),
-    told_empty: tuple[PeerId, ...] = (),
+    signed_empty: tuple[PeerId, ...] = (),
     gone: tuple[PeerId, ...] = (),
     has_waited: bool = False,
     is_parted: bool = False,
-    is_grid: bool = False,
+    group_size: int = 16,
     is_ready: bool = False,
-) -> Voices:
-    return namers_for(
+) -> Quorum:
+    contacts = Contacts(
         me=me,
-        voices=voices(*heard),
+        can_be_dialled=True,
         is_ready=is_ready,
-        has_waited=has_waited,
-        is_parted=is_parted,
         roster=roster,
-        is_grid=is_grid,
+        grid=fold_roster(roster, group_size),
+        founder=peer_id("boot"),
         gone=gone,
-        linked=heard,
-        holders=heard,
+        linked=holders,
+        holders=holders,
         ready=ready,
         empty=empty,
-        told=told,
-        told_empty=told_empty,
+    )
+    return content_quorum(
+        contacts,
+        quorum(*holders),
+        has_waited=has_waited,
+        is_parted=is_parted,
+        signed=signed,
+        signed_empty=signed_empty,
     )
 
 
@@ -207,65 +217,65 @@ def test_a_joiner_needs_more_than_half_of_the_electorate_whoever_it_is_linked_wi
     num_voters: int, needed: int
 ) -> None:
     roster = roster_of(num_voters)
-    found = namers(roster, heard=(ANN,), told=(BOB, CAT, DAN, EVE))
+    found = electorate(roster, holders=(ANN,), signed=(BOB, CAT, DAN, EVE))
     assert found.needed == needed
-    assert found.far == set(ids(num_voters)) - {ANN}
+    assert found.indirect == set(ids(num_voters)) - {ANN}
     assert found.are_enough(ids(num_voters)[:needed])
     assert not found.are_enough(ids(num_voters)[: needed - 1])
     assert not found.is_few
 
 
 def test_a_linked_voter_is_asked_directly() -> None:
-    found = namers(roster_of(3), heard=(ANN,), told=(ANN, BOB))
-    assert found.told == {BOB}
-    assert found.carriers == (ANN,)
+    found = electorate(roster_of(3), holders=(ANN,), signed=(ANN, BOB))
+    assert found.signed == {BOB}
+    assert found.relays == (ANN,)
 
 
 def test_voters_that_report_no_state_are_not_waited_for() -> None:
-    found = namers(roster_of(3), heard=(ANN,), empty=(BOB, CAT))
+    found = electorate(roster_of(3), holders=(ANN,), empty=(BOB, CAT))
     assert found.are_enough([ANN])
-    assert namers(roster_of(3), heard=(DAN,), empty=(ANN, BOB, CAT)) == voices(DAN), "then all members count"
-    assert namers(roster_of(3), heard=(ANN,), gone=(BOB, CAT)).are_enough([ANN])
+    assert electorate(roster_of(3), holders=(DAN,), empty=(ANN, BOB, CAT)) == quorum(DAN), "then all members count"
+    assert electorate(roster_of(3), holders=(ANN,), gone=(BOB, CAT)).are_enough([ANN])
 
 
 def test_a_member_of_a_grid_relies_on_its_row_and_column() -> None:
-    assert namers(roster_of(5), ANN, heard=(BOB,), is_grid=True) == voices(BOB)
-    assert namers(roster_of(5), JOINER, heard=(BOB,), is_grid=True).needed == 3
+    assert electorate(roster_of(5), ANN, holders=(BOB,), group_size=2) == quorum(BOB)
+    assert electorate(roster_of(5), JOINER, holders=(BOB,), group_size=2).needed == 3
 
 
 def test_after_a_stall_a_peer_relies_on_those_it_could_ask_and_reports_it() -> None:
-    early = namers(roster_of(5), heard=(ANN,), told=(BOB,))
+    early = electorate(roster_of(5), holders=(ANN,), signed=(BOB,))
     assert not early.are_enough([ANN, BOB])
-    late = namers(roster_of(5), heard=(ANN,), told=(BOB,), has_waited=True)
+    late = electorate(roster_of(5), holders=(ANN,), signed=(BOB,), has_waited=True)
     assert late.is_few
     assert late.are_enough([ANN, BOB])
     assert not late.are_enough([ANN])
     assert "most voters could not be reached, or lack the state themselves" in late.sentence_of_few()
     assert "2 of them must agree" in late.sentence_of_few()
-    one = namers(roster_of(5), heard=(ANN,), has_waited=True)
+    one = electorate(roster_of(5), holders=(ANN,), has_waited=True)
     assert one.is_few
     assert one.are_enough([ANN]), "as before: who hears one goes by it"
-    assert "nobody" in namers(roster_of(5), has_waited=True).sentence_of_few()
-    enough = namers(roster_of(5), heard=(ANN,), told=(BOB, CAT), has_waited=True)
+    assert "nobody" in electorate(roster_of(5), has_waited=True).sentence_of_few()
+    enough = electorate(roster_of(5), holders=(ANN,), signed=(BOB, CAT), has_waited=True)
     assert not enough.is_few
     assert enough.needed == 3
-    member = namers(roster_of(5), EVE, heard=(ANN,), told=(BOB,), has_waited=True)
-    assert member.needed == voices(ANN).needed
+    member = electorate(roster_of(5), EVE, holders=(ANN,), signed=(BOB,), has_waited=True)
+    assert member.needed == quorum(ANN).needed
 
 
 def test_with_too_few_ready_voters_a_member_relies_on_its_voices_after_waiting() -> None:
     """Most voters came back with old disks, and no peer has the entries since."""
     three = (ANN, BOB, CAT)
-    assert not namers(roster_of(4), DAN, heard=three, ready=(ANN,)).is_few
-    late = namers(roster_of(4), DAN, heard=three, ready=(ANN,), has_waited=True)
+    assert not electorate(roster_of(4), DAN, holders=three, ready=(ANN,)).is_few
+    late = electorate(roster_of(4), DAN, holders=three, ready=(ANN,), has_waited=True)
     assert late.is_few
-    assert (late.near, late.heard, late.needed) == (set(three), set(three), voices(*three).needed)
-    told = namers(roster_of(4), DAN, heard=(ANN, BOB), told=(CAT,), ready=(ANN,), has_waited=True)
+    assert (late.witnesses, late.holders, late.needed) == (set(three), set(three), quorum(*three).needed)
+    told = electorate(roster_of(4), DAN, holders=(ANN, BOB), signed=(CAT,), ready=(ANN,), has_waited=True)
     assert not told.is_few, "what a voter has signed it holds as the agreed state"
-    nobody = namers(roster_of(4), DAN, heard=three, has_waited=True)
+    nobody = electorate(roster_of(4), DAN, holders=three, has_waited=True)
     assert nobody.needed == 2
     assert not nobody.is_few, "after a power cut all wait"
-    outside = namers(roster_of(3), heard=three, ready=(ANN,), has_waited=True)
+    outside = electorate(roster_of(3), holders=three, ready=(ANN,), has_waited=True)
     assert outside.needed == 2
     assert not outside.is_few
 
@@ -273,34 +283,34 @@ def test_with_too_few_ready_voters_a_member_relies_on_its_voices_after_waiting()
 def test_an_unready_voter_does_not_lower_the_majority() -> None:
     heard = (ANN, BOB, CAT, DAN)
     for ready in (heard, (BOB, CAT, DAN)):
-        found = namers(roster_of(5), EVE, heard=heard, ready=ready, has_waited=True)
+        found = electorate(roster_of(5), EVE, holders=heard, ready=ready, has_waited=True)
         assert found.needed == 3
         assert not found.is_few
-    two = namers(roster_of(6), FAY, heard=(*heard, EVE), ready=(CAT, DAN, EVE), has_waited=True)
+    two = electorate(roster_of(6), FAY, holders=(*heard, EVE), ready=(CAT, DAN, EVE), has_waited=True)
     assert not two.are_enough([ANN, BOB]), "two that say that they wait, against three that are ready"
 
 
 def test_requests_are_forwarded_by_voters_before_other_members() -> None:
     whole = child_of(founding().roster, [member(ANN, counts=False), member(BOB), member(CAT), member(DAN)])
-    assert namers(whole, heard=(ANN, CAT, DAN)).carriers[-1] == ANN
+    assert electorate(whole, holders=(ANN, CAT, DAN)).relays[-1] == ANN
 
 
 def test_answers_over_a_link_take_precedence_over_signed_ones() -> None:
     """A voter that signs that it holds nothing, and then links and reports that it does, is not counted twice."""
     liars = (CAT, DAN)
-    found = namers(roster_of(5), heard=(ANN, *liars), told_empty=liars)
+    found = electorate(roster_of(5), holders=(ANN, *liars), signed_empty=liars)
     assert found.needed == 3
     assert not found.are_enough(liars)
-    assert namers(roster_of(5), heard=(ANN,), told_empty=liars).needed == 2
+    assert electorate(roster_of(5), holders=(ANN,), signed_empty=liars).needed == 2
 
 
 def test_a_ready_member_counts_itself_and_never_relies_on_a_few() -> None:
-    found = namers(roster_of(4), ANN, heard=(BOB,), told=(CAT, DAN), is_ready=True, has_waited=True)
+    found = electorate(roster_of(4), ANN, holders=(BOB,), signed=(CAT, DAN), is_ready=True, has_waited=True)
     assert found.needed == 3
     assert not found.is_few
     assert not found.is_strict
     assert found.are_enough([BOB, CAT, DAN])
-    outside = namers(roster_of(4), JOINER, heard=(BOB,), is_ready=True, has_waited=True)
+    outside = electorate(roster_of(4), JOINER, holders=(BOB,), is_ready=True, has_waited=True)
     assert outside.needed == 3
     assert outside.is_strict
 
@@ -310,7 +320,7 @@ def test_a_ready_member_that_has_no_vote_follows_more_than_half_of_the_electorat
     """It demanded two of one voter, so after a split it stayed on its own line for good, and reported ready."""
     voters = ids(num_voters)
     listed = child_of(founding().roster, [*(member(voter) for voter in voters), member(JOINER, counts=False)])
-    found = namers(listed, heard=(ANN,), told=voters, is_ready=True, is_parted=True)
+    found = electorate(listed, holders=(ANN,), signed=voters, is_ready=True, is_parted=True)
     assert found.needed == needed
     assert found.are_enough(voters[:needed])
     assert not found.are_enough(voters[: needed - 1])
@@ -318,24 +328,25 @@ def test_a_ready_member_that_has_no_vote_follows_more_than_half_of_the_electorat
 
 def test_a_span_is_accepted_if_a_majority_named_it_through_others() -> None:
     fetch, _ = catch_up()
-    fetch.want_everything()
-    fetch.listen_to(voices(C), namers(roster_of(5), heard=(CAT,)))
+    fetch.fetcher.want_everything()
+    fetch.quorums.set(quorum(C), electorate(roster_of(5), holders=(CAT,)))
     fetch.pump([CAT], 0.0)
-    waiting = hashed(fetch, fetch.take_span(CAT, piece(), 1.0), 1.0)
+    waiting = hashed(fetch, fetch.fetcher.take_piece(CAT, piece(), 1.0), 1.0)
     asked = [send.message for send in fetch.pump([CAT], 1.0) if isinstance(send, Send)]
     questions = [message for message in asked if isinstance(message, SignedContentRequest)]
     assert {message.voter for message in questions} == {ANN, BOB, DAN, EVE}
     assert not any(isinstance(action, ReplaceSpan) for action in waiting)
     pairs = ((piece().head.digest, sha256(b"content", b"12345678")),)
     assert not any(
-        isinstance(a, ReplaceSpan) for a in fetch.take_content(CAT, ContentReply(fragment=0, digests=pairs), 2.0)
+        isinstance(action, ReplaceSpan)
+        for action in fetch.verifier.take_content(CAT, ContentReply(fragment=0, digests=pairs), 2.0)
     )
     taken: list[Action] = []
     for message in questions[:2]:
-        fetch.take_signed(answer(message, digests=pairs), 2.0)
-        told = tuple(fetch.signed(2.0, holds=True))
-        fetch.listen_to(voices(C), namers(roster_of(5), heard=(CAT,), told=told))
-        taken = fetch.settle_fragment(0, 2.0)
+        fetch.verifier.take_signed(answer(message, digests=pairs), 2.0)
+        told = tuple(fetch.indirect.signed(0.0, holds=True))
+        fetch.quorums.set(quorum(C), electorate(roster_of(5), holders=(CAT,), signed=told))
+        taken = fetch.verifier.settle_fragment(0, 2.0)
     assert any(isinstance(action, ReplaceSpan) for action in taken)
 
 
@@ -364,7 +375,8 @@ def page_of(
         linked=linked,
         verify=verify,
     )
-    page.serves_state = holds
+    if holds:
+        page.serving.hold_state()
     roster = roster_1(5).roster.digest()
     for peer in sorted(linked - {JOINER}):
         membership.take_heartbeat(heartbeat(peer, roster=roster, heads=(fragment_head(), fragment_head())), 0.0)
@@ -435,7 +447,7 @@ def test_only_requests_to_voters_are_forwarded() -> None:
 
 def test_an_answer_that_is_unsigned_or_of_another_line_does_not_count() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
-    ((_, asked),) = page.catch_up.far.ask([0], [BOB], [ANN], 0.0)
+    ((_, asked),) = page.catch_up.indirect.ask([0], [BOB], [ANN], 0.0)
     whole = (PAIR,) * page.rules.num_spans[0]
     forged = replace(answer(asked, digests=whole), digests=((PAIR[0], sha256(b"false")),) * len(whole))
     for useless in (
@@ -444,27 +456,27 @@ def test_an_answer_that_is_unsigned_or_of_another_line_does_not_count() -> None:
         answer(question(nonce=asked.nonce + 1), digests=whole),
     ):
         assert page.take(ANN, useless, 0.1) == []
-        assert page.catch_up.signed(0.1, holds=True) == []
+        assert page.catch_up.indirect.signed(0.0, holds=True) == []
     page.take(ANN, answer(asked, digests=whole), 0.1)
-    assert page.catch_up.signed(0.1, holds=True) == [BOB]
+    assert page.catch_up.indirect.signed(0.0, holds=True) == [BOB]
 
 
 def test_a_signed_answer_shows_which_roster_its_voter_follows_though_it_is_unknown_here() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
-    ((_, asked),) = page.catch_up.far.ask([0], [BOB], [ANN], 0.0)
+    ((_, asked),) = page.catch_up.indirect.ask([0], [BOB], [ANN], 0.0)
     unknown = sha256(b"roster 3")
     whole = (PAIR,) * page.rules.num_spans[0]
     forged = replace(answer(asked, digests=whole, roster=sha256(b"forged")), signature=bytes(64))
     assert page.take(ANN, forged, 0.1) == []
-    assert page.catch_up.far.rosters == {}
+    assert page.catch_up.indirect.rosters == {}
     assert page.take(ANN, answer(asked, digests=whole, roster=unknown), 0.1) == []
-    assert page.catch_up.far.rosters == {BOB: (unknown, 0.1)}
-    assert page.catch_up.signed(0.1, holds=True) == [], "its digests do not count"
+    assert page.catch_up.indirect.rosters == {BOB: (unknown, 0.1)}
+    assert page.catch_up.indirect.signed(0.0, holds=True) == [], "its digests do not count"
 
 
 def test_relying_on_a_few_is_reported_once() -> None:
     page = page_of(JOINER, holds=False, linked={ANN})
-    page.catch_up.want_everything()
+    page.catch_up.fetcher.want_everything()
     page.pump(0.0)
     reply = piece(total=page.catch_up.rules.span_bytes[SPAN], body=b"x" * 8, head=head_of())
     page.take(ANN, reply, 0.0)
@@ -483,7 +495,7 @@ def named_by(pairs: tuple[tuple[Digest, Digest], ...], voters: tuple[PeerId, ...
     """Let linked voters name the bytes of what is fetched."""
     fetch.pump([], now)
     for voter in voters:
-        fetch.take_content(voter, ContentReply(fragment=0, digests=pairs), now)
+        fetch.verifier.take_content(voter, ContentReply(fragment=0, digests=pairs), now)
 
 
 TRUE, FALSE = (((piece().head.digest, sha256(b"content", state)),) for state in (b"12345678", b"FALSEISH"))
@@ -492,58 +504,58 @@ TRUE, FALSE = (((piece().head.digest, sha256(b"content", state)),) for state in 
 def test_a_few_cannot_override_a_majority_of_the_electorate() -> None:
     """A donor may delay the rest of a span until all signed answers are old."""
     fetch, _ = catch_up()
-    fetch.want_everything()
-    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(CAT, DAN, EVE)))
+    fetch.fetcher.want_everything()
+    fetch.quorums.set(quorum(CAT), electorate(roster_of(5), holders=(CAT, DAN, EVE)))
     fetch.pump([DAN], 0.0)
-    fetch.take_span(DAN, piece(body=b"FALS"), 1.0)
+    fetch.fetcher.take_piece(DAN, piece(body=b"FALS"), 1.0)
     questions = [send.message for send in fetch.pump([DAN], 1.0) if isinstance(send, Send)]
     named_by(FALSE, (DAN, EVE), fetch, 1.0)
     named_by(TRUE, (CAT,), fetch, 1.0)
     for message in {message for message in questions if isinstance(message, SignedContentRequest)}:
-        fetch.take_signed(answer(message, digests=TRUE), 1.5)
-    told = tuple(fetch.signed(1.5, holds=True))
+        fetch.verifier.take_signed(answer(message, digests=TRUE), 1.5)
+    told = tuple(fetch.indirect.signed(0.0, holds=True))
     assert set(told) == {ANN, BOB}
-    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(CAT, DAN, EVE), told=told))
-    fetch.settle_fragment(0, 1.5)
+    fetch.quorums.set(quorum(CAT), electorate(roster_of(5), holders=(CAT, DAN, EVE), signed=told))
+    fetch.verifier.settle_fragment(0, 1.5)
     assert not fetch.lacks_names
-    few = namers(roster_of(9), heard=(CAT, DAN, EVE), has_waited=True)
+    few = electorate(roster_of(9), holders=(CAT, DAN, EVE), has_waited=True)
     assert few.is_few
-    fetch.listen_to(voices(CAT), few)
+    fetch.quorums.set(quorum(CAT), few)
     named_by(FALSE, (DAN, EVE), fetch, 50.0)
-    actions = hashed(fetch, fetch.take_span(DAN, piece(4, body=b"EISH"), 51.0), 51.0)
+    actions = hashed(fetch, fetch.fetcher.take_piece(DAN, piece(4, body=b"EISH"), 51.0), 51.0)
     assert not any(isinstance(action, ReplaceSpan) for action in actions)
     assert any(isinstance(action, Report) and "other bytes" in action.text for action in actions)
 
 
 def test_a_span_named_by_a_few_is_checked_again_once_more_can_be_asked() -> None:
     fetch, _ = catch_up()
-    fetch.want_everything()
-    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(DAN, EVE), has_waited=True))
+    fetch.fetcher.want_everything()
+    fetch.quorums.set(quorum(CAT), electorate(roster_of(5), holders=(DAN, EVE), has_waited=True))
     fetch.pump([DAN], 0.0)
-    fetch.take_span(DAN, piece(body=b"FALS"), 1.0)
+    fetch.fetcher.take_piece(DAN, piece(body=b"FALS"), 1.0)
     named_by(FALSE, (DAN, EVE), fetch, 1.0)
     assert fetch.lacks_names, "it goes on asking"
-    fetch.listen_to(voices(CAT), namers(roster_of(5), heard=(DAN, EVE), told=(ANN,), has_waited=True))
-    actions = hashed(fetch, fetch.take_span(DAN, piece(4, body=b"EISH"), 2.0), 2.0)
+    fetch.quorums.set(quorum(CAT), electorate(roster_of(5), holders=(DAN, EVE), signed=(ANN,), has_waited=True))
+    actions = hashed(fetch, fetch.fetcher.take_piece(DAN, piece(4, body=b"EISH"), 2.0), 2.0)
     assert not any(isinstance(action, ReplaceSpan) for action in actions)
 
 
 def test_a_non_member_never_believes_a_single_peer() -> None:
     fetch, _ = catch_up()
-    fetch.want_everything()
-    fetch.listen_to(voices(CAT), namers(roster_of(3), heard=(CAT,)))
-    fetch.yield_to(SPAN, CAT)
+    fetch.fetcher.want_everything()
+    fetch.quorums.set(quorum(CAT), electorate(roster_of(3), holders=(CAT,)))
+    fetch.differences.yield_to(SPAN, CAT)
     fetch.pump([CAT], 0.0)
-    actions = hashed(fetch, fetch.take_span(CAT, piece(), 1.0), 1.0)
+    actions = hashed(fetch, fetch.fetcher.take_piece(CAT, piece(), 1.0), 1.0)
     named_by(TRUE, (CAT,), fetch, 1.0)
-    assert not any(isinstance(action, ReplaceSpan) for action in actions + fetch.settle_fragment(0, 1.0))
+    assert not any(isinstance(action, ReplaceSpan) for action in actions + fetch.verifier.settle_fragment(0, 1.0))
 
 
 def test_an_unready_peer_compares_signed_contents_with_its_own() -> None:
     """Two donors may lie; more than half of the electorate is enough, wherever it is."""
     page = page_of(JOINER, holds=True, linked={ANN})
-    page.catch_up.listen_to(voices(ANN), namers(roster_of(5), heard=(ANN,)))
-    asked = {message for _, message in page.catch_up.far.ask([0, 1], [BOB, CAT], [ANN], 0.0)}
+    page.catch_up.quorums.set(quorum(ANN), electorate(roster_of(5), holders=(ANN,)))
+    asked = {message for _, message in page.catch_up.indirect.ask([0, 1], [BOB, CAT], [ANN], 0.0)}
     for message in sorted(asked, key=lambda message: (message.voter, message.fragment)):
         whole = (PAIR,) * page.rules.num_spans[message.fragment]
         actions = page.take(ANN, answer(message, digests=whole), 0.1)
@@ -552,10 +564,10 @@ def test_an_unready_peer_compares_signed_contents_with_its_own() -> None:
         page.content_compared(order.peer, order.fragment, len(whole), [], 0.1)
     for fragment in (0, 1):
         page.content_compared(ANN, fragment, page.rules.num_spans[fragment], [], 0.1)
-    scrub, electorate = page.catch_up.scrub, namers(roster_of(5), heard=(ANN,), told=(BOB, CAT))
-    assert scrub.is_verified([DAN, EVE], electorate)
+    scrub, voters = page.catch_up.scrub, electorate(roster_of(5), holders=(ANN,), signed=(BOB, CAT))
+    assert scrub.is_verified([DAN, EVE], voters)
     assert not scrub.is_verified([DAN, EVE])
-    few = namers(roster_of(9), heard=(ANN,), told=(BOB, CAT), has_waited=True)
+    few = electorate(roster_of(9), holders=(ANN,), signed=(BOB, CAT), has_waited=True)
     assert few.is_few
     assert not scrub.is_verified([DAN, EVE], few)
 
@@ -564,41 +576,46 @@ def test_a_ready_member_that_reaches_one_voter_follows_what_the_others_have_sign
     """Behind a router it is linked with the bootstrap alone; its log cannot be joined with theirs."""
     fetch, chains = catch_up()
     chains.set_head(SPAN, head_of())
-    fetch.listen_to(replace(voices(CAT), needed=2), namers(roster_of(4), ANN, heard=(CAT,), is_ready=True))
-    asks = fetch.ask_heads(0, CAT, 0.0)
+    fetch.quorums.set(replace(quorum(CAT), needed=2), electorate(roster_of(4), ANN, holders=(CAT,), is_ready=True))
+    asks = fetch.differences.ask_tips(0, CAT, 0.0)
     assert asks
     reply = HeadsReply(fragment=0, heads=(NEW,))
-    assert fetch.take_heads(CAT, reply)
-    fetch.note_differences(CAT, reply, 0.0)
+    assert fetch.differences.take_tips(CAT, reply)
+    fetch.differences.compare_tips(CAT, reply, 0.0)
     fetch.pump([CAT], 0.0)
-    fetch.entry_absent(CAT, SPAN, head_of().digest, 0.1)
-    assert fetch.is_parted
+    fetch.differences.entry_absent(CAT, SPAN, head_of().digest, 0.1)
+    assert fetch.differences.is_parted
     questions = [send.message for send in fetch.pump([CAT], 0.2) if isinstance(send, Send)]
     for message in {message for message in questions if isinstance(message, SignedContentRequest)}:
-        fetch.take_signed(answer(message, digests=((NEW.digest, sha256(b"content")),)), 0.3)
-    told = tuple(fetch.signed(0.3, holds=True))
-    fetch.listen_to(replace(voices(CAT), needed=2), namers(roster_of(4), ANN, heard=(CAT,), told=told, is_ready=True))
-    fetch.ask_heads(0, CAT, 10.0)
-    assert fetch.take_heads(CAT, reply)
-    reports = [action for action in fetch.note_differences(CAT, reply, 10.0) if isinstance(action, Report)]
+        fetch.verifier.take_signed(answer(message, digests=((NEW.digest, sha256(b"content")),)), 0.3)
+    told = tuple(fetch.indirect.signed(0.0, holds=True))
+    fetch.quorums.set(
+        replace(quorum(CAT), needed=2), electorate(roster_of(4), ANN, holders=(CAT,), signed=told, is_ready=True)
+    )
+    fetch.differences.ask_tips(0, CAT, 10.0)
+    assert fetch.differences.take_tips(CAT, reply)
+    reports = [action for action in fetch.differences.compare_tips(CAT, reply, 10.0) if isinstance(action, Report)]
     assert [report.topic for report in reports] == ["adoption"]
-    assert fetch.is_transferred(SPAN)
+    assert fetch.fetcher.is_transferred(SPAN)
 
 
 def test_the_later_answer_of_a_voter_is_kept() -> None:
-    page = NamedContents(answer_seconds=4.0, pause_seconds=2.0)
+    page = ContentReports(answer_seconds=4.0, pause_seconds=2.0)
     later, earlier = ((sha256(b"chain"), sha256(content)) for content in (b"later", b"earlier"))
     page.note(BOB, 0, (later,), 5.0)
     page.note(BOB, 0, (earlier,), 4.0)
-    assert page.of(SPAN) == {BOB: later}
+    assert page.latest(SPAN) == {BOB: later}
 
 
 def test_a_fragment_with_a_missing_span_is_adopted_if_a_majority_names_its_tip() -> None:
-    fetch, _ = catch_up()
+    fetch, chains = catch_up()
     fetch.adopt()
-    fetch.listen_to(voices(CAT))
-    fetch.ask_heads(0, CAT, 0.0)
+    fetch.quorums.set(quorum(CAT))
+    fetch.differences.ask_tips(0, CAT, 0.0)
     reply = HeadsReply(fragment=0, heads=(NEW,))
-    assert fetch.take_heads(CAT, reply)
-    fetch.note_differences(CAT, reply, 0.0)
-    assert fetch._unadopted == set()
+    assert fetch.differences.take_tips(CAT, reply)
+    fetch.differences.compare_tips(CAT, reply, 0.0)
+    fetch.fetcher.clear()
+    assert not fetch.is_complete(), "the span itself is still missing"
+    chains.set_head(SPAN, NEW)
+    assert fetch.is_complete()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from made import head_of, ids
 
-from p2p_diloco.protocol.repair.transfer import Transfer, Want
+from p2p_diloco.protocol.repair.fetcher import Transfer, Want
 
 A, B = ids(2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.repair.window import LONGEST_PATIENCE, MOST_ASKED, Window, least_loaded
+from p2p_diloco.protocol.repair.donors import LONGEST_PATIENCE, MOST_REQUESTS, Window, least_loaded
 
 
 def window() -> Window:
@@ -13,7 +13,7 @@ def window() -> Window:
 def test_quick_answers_widen_the_window_up_to_the_maximum() -> None:
     line = window()
     assert line.size == 4
-    for expected in (*range(5, MOST_ASKED + 1), MOST_ASKED):
+    for expected in (*range(5, MOST_REQUESTS + 1), MOST_REQUESTS):
         line.answered(1.0)
         assert line.size == expected
 

@@ -223,7 +223,7 @@ def test_text_from_other_peers_is_shown_without_control_characters(monkeypatch: 
     )
     monkeypatch.setattr(trouble, "explain_idleness", lambda *_: "dialled\x1b]0;owned\x07")
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
-    peer.membership.ready = True
+    peer.membership.set_ready(True)
     for now in (NOW, NOW + 9 * PLAN.rules.cycle_seconds):
         count.publish(peer, node, small_manifest(), 1000, now)
     status = watcher.last

@@ -54,6 +54,13 @@ class _Transfer:
     asked_at: float | None = None
     content: bytearray = field(default_factory=bytearray)
 
+    def ask(self, now: float) -> None:
+        self.asked_at = now
+
+    def add(self, block: bytes | memoryview) -> None:
+        self.content += block
+        self.asked_at = None
+
 
 @dataclass(slots=True)
 class _Source:
@@ -70,6 +77,34 @@ class _Source:
     late: _Transfer | None = None
     failures: int = 0
     rests_until: float = float("-inf")
+
+    def hold(self, holds: int) -> None:
+        self.holds = holds
+
+    def begin(self, piece: int, now: float) -> None:
+        """Begin with a piece, or continue one that came too slowly."""
+        late, self.late = self.late, None
+        content = late.content if late is not None and late.piece == piece else bytearray()
+        self.transfer = _Transfer(piece=piece, began=now, content=content)
+
+    def resume(self, transfer: _Transfer) -> None:
+        """Continue with the transfer whose next block came, even if it is late."""
+        self.transfer, self.late = transfer, None
+
+    def rest(self, now: float) -> None:
+        """Ask nothing more of it for a while, longer each time."""
+        self.late, self.transfer = self.transfer, None
+        self.rests_until = now + min(REST_SECONDS * 2.0**self.failures, LONGEST_REST_SECONDS)
+        self.failures = min(self.failures + 1, 16)
+
+    def end(self, rests_until: float) -> None:
+        self.transfer, self.rests_until = None, rests_until
+
+    def forget_late(self) -> None:
+        self.late = None
+
+    def served(self) -> None:
+        self.failures = 0
 
 
 class Fetch:
@@ -106,7 +141,7 @@ class Fetch:
         if source is None:
             self._sources[peer] = _Source(holds=holds)
         else:
-            source.holds = holds
+            source.hold(holds)
 
     def lose(self, peer: PeerId) -> None:
         """Forget a peer whose link is lost."""
@@ -127,20 +162,14 @@ class Fetch:
         for peer in sorted(idle, key=lambda peer: self._sources[peer].failures):
             piece = self._choose(self._sources[peer], now)
             if piece is not None and self._has_turn(now):
-                self._begin(self._sources[peer], piece, now)
+                self._sources[peer].begin(piece, now)
                 asks.append(self._ask(peer, self._sources[peer], now))
         return asks
-
-    def _begin(self, source: _Source, piece: int, now: float) -> None:
-        late, source.late = source.late, None
-        source.transfer = _Transfer(piece=piece, began=now)
-        if late is not None and late.piece == piece:
-            source.transfer.content = late.content
 
     def _ask(self, peer: PeerId, source: _Source, now: float) -> Ask:
         transfer = source.transfer
         assert transfer is not None, "it is given before"
-        transfer.asked_at = now
+        transfer.ask(now)
         return Ask(peer, transfer.piece, len(transfer.content))
 
     def _give_up_on_silent(self, now: float) -> None:
@@ -150,12 +179,10 @@ class Fetch:
                 self._rest(source, now)
 
     def _rest(self, source: _Source, now: float) -> None:
-        source.late, source.transfer = source.transfer, None
+        source.rest(now)
         late = [each for each in self._sources.values() if each.late is not None]
         if len(late) > MOST_ASKED:
-            late[0].late = None
-        source.rests_until = now + min(REST_SECONDS * 2.0**source.failures, LONGEST_REST_SECONDS)
-        source.failures = min(source.failures + 1, 16)
+            late[0].forget_late()
 
     def _has_turn(self, now: float) -> bool:
         """Return whether one more peer may be asked; end the longest transfer for it if that has had its turn."""
@@ -216,18 +243,17 @@ class Fetch:
         transfer = self._expected(source) if source is not None else None
         if source is None or transfer is None or (transfer.piece, len(transfer.content)) != (piece, offset):
             return None
-        source.transfer, source.late = transfer, None
+        source.resume(transfer)
         end, size = offset + len(block), self._sizes[piece]
         fits = total_bytes == size if self._is_exact else 0 < total_bytes <= size
         if not block or not fits or end > total_bytes:
-            source.holds &= ~(1 << piece)
+            source.hold(source.holds & ~(1 << piece))
             self._rest(source, now)
             return None
-        transfer.content += block
-        transfer.asked_at = None
+        transfer.add(block)
         if end < total_bytes:
             return None
-        source.transfer, source.rests_until = None, now
+        source.end(now)
         self._checking |= 1 << piece
         return Whole(peer, piece, transfer.content)
 
@@ -247,7 +273,7 @@ class Fetch:
         """Record that a piece from `peer` was right, and is stored."""
         self.drop(piece)
         if (source := self._sources.get(peer)) is not None:
-            source.failures = 0
+            source.served()
 
     def drop(self, piece: int) -> None:
         """Stop fetching a piece: it is here."""
@@ -257,7 +283,7 @@ class Fetch:
         self._checking &= ~bit
         for source, transfer in self._under_way():
             if transfer.piece == piece:
-                source.transfer = None
+                source.end(source.rests_until)
 
     def refuse(self, peer: PeerId, piece: int) -> None:
         """Record that a piece from `peer` had wrong bytes: that peer is never asked again."""

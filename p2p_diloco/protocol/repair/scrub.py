@@ -1,4 +1,4 @@
-"""Check that the bytes in memory are still right, by comparing contents with other peers at equal chain digests.
+"""Checks that the bytes in memory are right, by comparing contents with other peers at equal chain digests.
 
 Memory can fail. A peer that differs from another first computes from its own checkpoint and entries what its bytes
 should be. That decides between two peers, and repairs the bytes without help from others. If the disk does not reach
@@ -8,16 +8,16 @@ other bytes overrules the peer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.protocol.actions import CompareContent
-from p2p_diloco.protocol.repair.majority import Voices
+from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.wire.messages import ContentReply, SignedContent
 
 WITNESSES = 2
 
-_Said = tuple[Digest, Digest] | None
+_Digests = tuple[Digest, Digest] | None
 """Chain and content digest of a span, as reported by a peer."""
 
 
@@ -25,45 +25,61 @@ class Scrub:
     """Compares the bytes that this peer and others hold. A state machine without I/O.
 
     Args:
-        num_spans: number of spans of each fragment.
         answer_seconds: time that an answer may take.
         pause_seconds: time after a comparison that differed before the same peer is asked again.
     """
 
-    def __init__(self, *, num_spans: Sequence[int], answer_seconds: float, pause_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        num_spans: Sequence[int],
+        answer_seconds: float,
+        pause_seconds: float,
+        damaged: Mapping[SpanId, bool] | None = None,
+    ) -> None:
         self._num_spans = tuple(num_spans)
         self._answer_seconds = answer_seconds
         self._pause_seconds = pause_seconds
-        self._asked: dict[tuple[int, PeerId], float] = {}
+        self._asked_until: dict[tuple[int, PeerId], float] = {}
         self._paused: dict[tuple[int, PeerId], float] = {}
-        self._said: dict[tuple[int, PeerId], tuple[tuple[Digest, Digest], ...]] = {}
+        self._reported: dict[tuple[int, PeerId], tuple[tuple[Digest, Digest], ...]] = {}
         self._kept: dict[tuple[int, PeerId], tuple[CompareContent, float]] = {}
         """The last answer of each peer whose tips were ahead of ours, and when it came."""
         self._witnesses: dict[int, set[PeerId]] = {}
-        self._accusers: dict[SpanId, dict[PeerId, _Said]] = {}
-        self._rebuilding: set[SpanId] = set()
-        self._rebuilt: set[SpanId] = set()
+        self._accusers: dict[SpanId, dict[PeerId, _Digests]] = {}
+        self._has_disk_answered: dict[SpanId, bool] = {}
+        """Spans that the disk was asked about since the scrub began."""
         self._unsettled: set[SpanId] = set()
+        self.damaged = dict(damaged or {})
+        """Spans that stay unchanged until they are replaced, and whether the disk is being asked about each."""
 
     def begin_again(self) -> None:
         """Begin a new scrub: discard results and compare contents again. Differences stay noted as unsettled."""
         self._unsettled = set(self._accusers)
-        for forgotten in (self._witnesses, self._accusers, self._paused, self._rebuilding, self._rebuilt, self._kept):
+        for forgotten in (self._witnesses, self._accusers, self._paused, self._has_disk_answered, self._kept):
             forgotten.clear()
 
     def moved(self, span: SpanId) -> None:
-        """Note that a span's bytes were replaced, and discard earlier results about it."""
+        """Discard earlier results about a span: its bytes are replaced."""
         self._witnesses.pop(span.fragment, None)
         self._accusers.pop(span, None)
-        self._rebuilding.discard(span)
-        self._rebuilt.discard(span)
+        self._has_disk_answered.pop(span, None)
+
+    def replaced(self, span: SpanId) -> None:
+        """Note that the bytes of a span were replaced: it is not damaged any more."""
+        self.moved(span)
+        self.damaged.pop(span, None)
+
+    def damage(self, span: SpanId, *, is_disk_asked: bool) -> None:
+        """Note that a span is damaged, and whether the disk is being asked about it."""
+        self.damaged[span] = is_disk_asked
 
     def limit_to(self, peers: Collection[PeerId]) -> None:
         """Discard the results of all other peers: they were asked when no better ones were known."""
         for seen in self._witnesses.values():
             seen.intersection_update(peers)
 
-    def is_verified(self, donors: Collection[PeerId], namers: Voices | None = None) -> bool:
+    def is_verified(self, donors: Collection[PeerId], quorum: Quorum | None = None) -> bool:
         """Return whether enough others hold the same bytes of every fragment.
 
         Enough are two of `donors` (or the only one), or more than half of the electorate, whatever two donors report.
@@ -72,7 +88,7 @@ class Scrub:
         seen = [self._witnesses.get(fragment, set()) for fragment in range(len(self._num_spans))]
         return all(
             len(peers.intersection(donors)) >= needed
-            or (namers is not None and not namers.is_few and namers.are_enough(peers))
+            or (quorum is not None and not quorum.is_few and quorum.are_enough(peers))
             for peers in seen
         )
 
@@ -81,9 +97,9 @@ class Scrub:
         seen, key = self._witnesses.get(fragment, ()), (fragment, donor)
         if donor in seen or len(seen) >= WITNESSES:
             return False
-        if max(self._asked.get(key, 0.0), self._paused.get(key, 0.0)) > now:
+        if max(self._asked_until.get(key, 0.0), self._paused.get(key, 0.0)) > now:
             return False
-        self._asked[key] = now + self._answer_seconds
+        self._asked_until[key] = now + self._answer_seconds
         return True
 
     def ask_again(self, fragment: int) -> None:
@@ -91,19 +107,18 @@ class Scrub:
         self._paused = {key: until for key, until in self._paused.items() if key[0] != fragment}
 
     def is_contested(self, fragment: int) -> bool:
-        """Return whether any peer holds other bytes of a fragment."""
         return any(span.fragment == fragment for span in self._accusers)
 
     def take(self, sender: PeerId, reply: ContentReply) -> CompareContent | None:
         """Return the comparison of a peer's digests with ours; None if they were not requested."""
         key = (reply.fragment, sender)
-        if self._asked.pop(key, None) is None:
+        if self._asked_until.pop(key, None) is None:
             return None
         return self._compare(sender, sender, reply.fragment, reply.digests)
 
-    def compare_signed(self, answer: SignedContent, carrier: PeerId) -> CompareContent:
+    def compare_signed(self, answer: SignedContent, relay: PeerId) -> CompareContent:
         """Return the comparison of digests that were signed by a peer without a link."""
-        return self._compare(answer.voter, carrier, answer.fragment, answer.digests)
+        return self._compare(answer.voter, relay, answer.fragment, answer.digests)
 
     def keep(self, question: CompareContent, now: float) -> None:
         """Keep an answer about tips that this peer has not reached yet."""
@@ -129,69 +144,66 @@ class Scrub:
         ]
         for key, question in reached:
             del self._kept[key]
-            self._said[fragment, question.peer] = question.digests
+            self._reported[fragment, question.peer] = question.digests
         return [question for _, question in reached]
 
     def _compare(
         self, peer: PeerId, link: PeerId, fragment: int, digests: tuple[tuple[Digest, Digest], ...]
     ) -> CompareContent:
-        self._said[fragment, peer] = digests
+        self._reported[fragment, peer] = digests
         return CompareContent(peer=peer, link=link, fragment=fragment, digests=digests)
 
     def compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float, voices: Voices
+        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float, quorum: Quorum
     ) -> tuple[list[SpanId], list[SpanId]]:
         """Note the result of a comparison at equal chain digests.
 
         Returns:
-            The spans to rebuild from this peer's disk, and the rebuilt spans that a majority of `voices` overrules.
+            The spans to rebuild from this peer's disk, and the rebuilt spans that a majority of `quorum` overrules.
         """
         differing = list(differing)
-        said = self._said.pop((fragment, peer), ())
+        digests = self._reported.pop((fragment, peer), ())
         if not differing and num_equal == self._num_spans[fragment]:
             self._witnesses.setdefault(fragment, set()).add(peer)
         if differing:
             self._paused[fragment, peer] = now + self._pause_seconds
         rebuild, overruled = [], []
         for span in differing:
-            self.accuse(span, peer, said[span.index] if span.index < len(said) else None)
-            if span not in self._rebuilt:
-                if span not in self._rebuilding:
-                    self._rebuilding.add(span)
-                    rebuild.append(span)
-            elif self.overrulers(span, voices):
+            self.accuse(span, peer, digests[span.index] if span.index < len(digests) else None)
+            if span not in self._has_disk_answered:
+                self._has_disk_answered[span] = False
+                rebuild.append(span)
+            elif self._has_disk_answered[span] and self.overrulers(span, quorum):
                 overruled.append(span)
         return rebuild, overruled
 
-    def accuse(self, span: SpanId, peer: PeerId, said: _Said) -> None:
+    def accuse(self, span: SpanId, peer: PeerId, digests: _Digests) -> None:
         """Note that a peer holds other bytes at the same chain digest."""
-        self._accusers.setdefault(span, {})[peer] = said
+        self._accusers.setdefault(span, {})[peer] = digests
 
     def accusers(self, span: SpanId) -> list[PeerId]:
-        """Return the peers that hold other bytes of a span than this one."""
         return sorted(self._accusers.get(span, {}))
 
-    def overrulers(self, span: SpanId, voices: Voices) -> list[PeerId]:
+    def overrulers(self, span: SpanId, quorum: Quorum) -> list[PeerId]:
         """Return a majority that agrees on other bytes than ours; empty if there is none."""
-        said = self._accusers.get(span, {})
-        for what in said.values():
-            agreeing = [peer for peer in sorted(said) if said[peer] == what]
-            if what is not None and voices.are_enough(agreeing):
+        accusers = self._accusers.get(span, {})
+        for what in accusers.values():
+            agreeing = [peer for peer in sorted(accusers) if accusers[peer] == what]
+            if what is not None and quorum.are_enough(agreeing):
                 return agreeing
         return []
 
     def rebuilt(self, span: SpanId) -> bool:
         """Note that the disk has answered about a span. Return False if it was not asked since the scrub began."""
-        if span not in self._rebuilding:
+        if self._has_disk_answered.get(span) is not False:
             return False
-        self._rebuilding.discard(span)
-        self._rebuilt.add(span)
+        self._has_disk_answered[span] = True
         return True
 
     def forget_rebuild(self, span: SpanId) -> None:
         """Note that the span moved on while the disk was asked. If it differs again, the disk is asked again."""
-        self._rebuilding.discard(span)
+        if self._has_disk_answered.get(span) is False:
+            del self._has_disk_answered[span]
 
     def is_unsettled(self, span: SpanId) -> bool:
-        """Return whether a span also differed in the previous scrub."""
         return span in self._unsettled

@@ -1,9 +1,9 @@
-"""Content digests that a voter signs for one requester, so that other peers can carry them.
+"""Content digests that a voter signs for one requester, so that other peers can relay them.
 
 A joiner may have links to a few members only, and takes only a state that more than half of the electorate named. So it
 asks voters that it has no link to through the peers that it has links to. Those can withhold an answer, but not change
-it. In a large grid no peer has links to all voters. A carrier without a link to the voter passes the question to a
-member that should have one; that member passes it to the voter or drops it.
+it. In a large grid no peer has links to all voters. A relay without a link to the voter passes the question to a member
+that should have one; that member passes it to the voter or drops it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,43 @@ from dataclasses import dataclass
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.protocol.wire.messages import SignedContent, SignedContentRequest
 
-FIRST_CARRIERS = 2
-"""Number of linked peers that carry a question at first. It doubles each time that no answer arrives, up to all."""
+FIRST_RELAYS = 2
+"""Number of linked peers that relay a question at first. It doubles each time that no answer arrives, up to all."""
 LATE_ANSWERS = 4.0
-"""Time for which an answer is carried, as a multiple of the time after which a question is repeated."""
+"""Time for which an answer is relayed, as a multiple of the time after which a question is repeated."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Asked:
+@dataclass(slots=True)
+class _Question:
     """A question to a voter.
 
     Attributes:
-        nonce: its number.
-        first_at: when it was first sent with that number.
-        times: how often it was sent.
+        first_at: when it was first sent with this number.
         again_at: when to send it again.
-        all_at: when it had been sent through all carriers.
+        times: how often it was sent.
+        all_at: when it had been sent through all relays.
     """
 
     nonce: int
     first_at: float
-    times: int
     again_at: float
+    times: int = 0
     all_at: float = math.inf
 
+    def renumber(self, nonce: int, now: float) -> None:
+        """Give it another number: a relay may have kept an old answer."""
+        self.nonce, self.first_at = nonce, now
 
-class FarVoters:
+    def send(self, relays: Sequence[PeerId], now: float, again_at: float) -> list[PeerId]:
+        """Return the relays to send it through now, and note that it is sent."""
+        num, first = min(FIRST_RELAYS << min(self.times, 16), len(relays)), self.nonce % len(relays)
+        self.times, self.again_at = self.times + 1, again_at
+        if num == len(relays):
+            self.all_at = min(self.all_at, now)
+        return [*relays[first:], *relays[:first]][:num]
+
+
+class IndirectVoters:
     """Asks voters without a link through other peers, and keeps their signed answers. A state machine without I/O.
 
     Args:
@@ -64,58 +75,61 @@ class FarVoters:
         self._num_spans = tuple(num_spans)
         self._answer_seconds = answer_seconds
         self._pause_seconds = pause_seconds
-        self._asked: dict[tuple[int, PeerId], _Asked] = {}
+        self._questions: dict[tuple[int, PeerId], _Question] = {}
         self._rests_until: dict[tuple[int, PeerId], float] = {}
         self._signed: dict[PeerId, tuple[bool, float]] = {}
         self.rosters: dict[PeerId, tuple[Digest, float]] = {}
         """The roster that each voter has signed to be in force, and when that arrived."""
 
     def ask(
-        self, fragments: Iterable[int], voters: Iterable[PeerId], carriers: Sequence[PeerId], now: float
+        self, fragments: Iterable[int], voters: Iterable[PeerId], relays: Sequence[PeerId], now: float
     ) -> list[tuple[PeerId, SignedContentRequest]]:
-        """Return the questions to send now, each with its carrier. A question keeps its number until it is answered."""
-        questions: list[tuple[PeerId, SignedContentRequest]] = []
-        for fragment, voter in [(fragment, voter) for fragment in fragments for voter in voters]:
-            key = (fragment, voter)
-            asked = self._asked.get(key)
-            if not carriers or now < (asked.again_at if asked is not None else self._rests_until.get(key, -math.inf)):
+        """Return the questions to send now, each with its relay. A question keeps its number until it is answered."""
+        sent: list[tuple[PeerId, SignedContentRequest]] = []
+        for key in [(fragment, voter) for fragment in fragments for voter in voters]:
+            question = self._questions.get(key)
+            due_at = question.again_at if question is not None else self._rests_until.get(key, -math.inf)
+            if not relays or now < due_at:
                 continue
-            if asked is not None and now - asked.first_at > LATE_ANSWERS * self._answer_seconds * len(carriers):
-                asked.nonce, asked.first_at = self._draw_nonce(now), now  # a carrier may have kept an old answer
-            if asked is None:
-                asked = self._asked[key] = _Asked(nonce=self._draw_nonce(now), first_at=now, times=0, again_at=now)
-            request = SignedContentRequest(fragment=fragment, voter=voter, requester=self._me, nonce=asked.nonce)
-            num, first = min(FIRST_CARRIERS << min(asked.times, 16), len(carriers)), asked.nonce % len(carriers)
-            questions += [(carrier, request) for carrier in (*carriers[first:], *carriers[:first])[:num]]
-            asked.times, asked.again_at = asked.times + 1, now + self._answer_seconds
-            if num == len(carriers):
-                asked.all_at = min(asked.all_at, now)
-        return questions
+            if question is None:
+                question = self._questions[key] = _Question(self._draw_nonce(now), now, now)
+            elif now - question.first_at > LATE_ANSWERS * self._answer_seconds * len(relays):
+                question.renumber(self._draw_nonce(now), now)
+            fragment, voter = key
+            request = SignedContentRequest(fragment=fragment, voter=voter, requester=self._me, nonce=question.nonce)
+            sent += [(relay, request) for relay in question.send(relays, now, now + self._answer_seconds)]
+        return sent
 
     def have_all_been_asked(self, voters: Iterable[PeerId], now: float) -> bool:
-        """Return whether every question to these voters was answered, or has been sent through all carriers."""
+        """Return whether every question to these voters was answered, or has been sent through all relays."""
         done = {voter for voter, (_, at) in self._signed.items() if now - at <= self._pause_seconds}
-        done.update(voter for (_, voter), asked in self._asked.items() if now >= asked.all_at + self._answer_seconds)
+        sent = self._questions.items()
+        done.update(voter for (_, voter), question in sent if now >= question.all_at + self._answer_seconds)
         return done.issuperset(voters)
 
     def forget(self) -> None:
         """Forget all questions and answers: the clock was far ahead, so their times lie in the future."""
-        for table in (self._asked, self._rests_until, self._signed, self.rosters):
+        for table in (self._questions, self._rests_until, self._signed, self.rosters):
             table.clear()
 
     def expects(self, answer: SignedContent) -> bool:
-        """Return whether a carried answer has the number of a pending question and the right length."""
-        asked = self._asked.get((answer.fragment, answer.voter))
-        fits = asked is not None and len(answer.digests) in (0, self._num_spans[answer.fragment])
-        return fits and asked is not None and asked.nonce == answer.nonce
+        """Return whether a relayed answer has the number of a pending question and the right length."""
+        question = self._questions.get((answer.fragment, answer.voter))
+        if question is None or question.nonce != answer.nonce:
+            return False
+        return len(answer.digests) in (0, self._num_spans[answer.fragment])
 
     def take(self, answer: SignedContent, now: float) -> float:
         """Note an answer that is expected and correctly signed. Return when its question was first sent."""
         key = (answer.fragment, answer.voter)
         self._rests_until[key] = now + self._pause_seconds
         self._signed[answer.voter] = (bool(answer.digests), now)
+        self.note_roster(answer, now)
+        return self._questions.pop(key).first_at
+
+    def note_roster(self, answer: SignedContent, now: float) -> None:
+        """Note the roster that a voter has signed to be in force, whether its digests count or not."""
         self.rosters[answer.voter] = (answer.roster, now)
-        return self._asked.pop(key).first_at
 
     def signed(self, since: float, *, holds: bool) -> list[PeerId]:
         """Return voters that have signed, at `since` or later, that they hold the state, or that they do not."""
@@ -123,11 +137,10 @@ class FarVoters:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Carried:
+class _Relayed:
     """A question that this peer has forwarded.
 
     Attributes:
-        nonce: its number.
         at: when it was last forwarded.
         times: how many earlier ones the same sender had forwarded.
         awaited: peers that have not answered it, and when it was sent to each.
@@ -139,53 +152,53 @@ class _Carried:
     awaited: dict[PeerId, float]
 
 
-class Carrier:
-    """Carries questions for others, one at a time per sender, requester, voter and fragment.
+class Relay:
+    """Relays questions for others, one at a time per sender, requester, voter and fragment.
 
     A state machine without I/O.
     """
 
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
-        self._carried: dict[tuple[PeerId, PeerId, int], dict[PeerId, _Carried]] = {}
+        self._relayed: dict[tuple[PeerId, PeerId, int], dict[PeerId, _Relayed]] = {}
         self._most = 64
 
-    def carry(
+    def forward(
         self, sender: PeerId, question: SignedContentRequest, ways: Sequence[PeerId], now: float
     ) -> PeerId | None:
         """Return the peer to forward a question to, each time the next of `ways`; None if none, or asked too often."""
         key = (question.voter, question.requester, question.fragment)
-        before = self._carried.get(key, {}).get(sender)
+        before = self._relayed.get(key, {}).get(sender)
         if not ways or (before is not None and now < before.at + self._seconds):
             return None
         self._forget_old(now)
         times = before.times + 1 if before is not None else 0
         to = ways[(question.nonce + times) % len(ways)]
         awaited = before.awaited if before is not None and before.nonce == question.nonce else {}
-        carried = _Carried(nonce=question.nonce, at=now, times=times, awaited={**awaited, to: now})
-        self._carried.setdefault(key, {})[sender] = carried
+        relayed = _Relayed(nonce=question.nonce, at=now, times=times, awaited={**awaited, to: now})
+        self._relayed.setdefault(key, {})[sender] = relayed
         return to
 
-    def bring(self, sender: PeerId, answer: SignedContent, now: float) -> list[PeerId]:
+    def bring_back(self, sender: PeerId, answer: SignedContent, now: float) -> list[PeerId]:
         """Return the peers to forward an answer to: once from each peer that the question was sent to.
 
         If the question was repeated, the answer to the first one may still arrive. An answer may also be forged, which
         only the requester can detect.
         """
         waiting = []
-        for peer, carried in self._carried.get((answer.voter, answer.requester, answer.fragment), {}).items():
-            went_at = carried.awaited.get(sender, -math.inf)
-            if carried.nonce == answer.nonce and now < went_at + LATE_ANSWERS * self._seconds:
-                del carried.awaited[sender]
+        for peer, relayed in self._relayed.get((answer.voter, answer.requester, answer.fragment), {}).items():
+            went_at = relayed.awaited.get(sender, -math.inf)
+            if relayed.nonce == answer.nonce and now < went_at + LATE_ANSWERS * self._seconds:
+                del relayed.awaited[sender]
                 waiting.append(peer)
         return waiting
 
     def _forget_old(self, now: float) -> None:
-        if len(self._carried) < self._most:
+        if len(self._relayed) < self._most:
             return
         late = now - LATE_ANSWERS * self._seconds
-        for key, senders in list(self._carried.items()):
-            self._carried[key] = {peer: carried for peer, carried in senders.items() if carried.at > late}
-            if not self._carried[key]:
-                del self._carried[key]
-        self._most = max(64, 2 * len(self._carried))
+        for key, senders in list(self._relayed.items()):
+            self._relayed[key] = {peer: relayed for peer, relayed in senders.items() if relayed.at > late}
+            if not self._relayed[key]:
+                del self._relayed[key]
+        self._most = max(64, 2 * len(self._relayed))
