@@ -150,3 +150,11 @@ def test_an_answer_about_tips_ahead_is_compared_once_they_are_reached() -> None:
     assert page.due(0, [D]) == [], "once is enough"
     assert page.compared(A, 0, 1, [], 3.0, ALL) == ([], [])
     assert page.is_verified([A])
+
+
+def test_a_repeated_answer_of_the_disk_does_not_let_it_be_asked_again() -> None:
+    page = scrub()
+    assert say(page, A, b"one") == ([SPAN], [])
+    assert page.rebuilt(SPAN)
+    page.forget_rebuild(SPAN)
+    assert say(page, B, b"other") == ([], [])

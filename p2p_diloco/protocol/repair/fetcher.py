@@ -449,9 +449,8 @@ class Fetcher:
         A donor of a whole span that answers so is shunned once it is late.
         """
         fetch, head = self._fetches.get(span), self._chains.heads.get(span)
-        if fetch is None or fetch.want is Want.SPAN or not fetch.is_asked_of(donor):
-            return False
-        if head is None or head.digest != parent:
+        is_asked = fetch is not None and fetch.want is Want.ENTRY and fetch.is_asked_of(donor)
+        if not is_asked or head is None or head.digest != parent:
             return False
         self.drop(span)
         return True

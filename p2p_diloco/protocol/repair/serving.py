@@ -113,13 +113,12 @@ class Serving:
 
         They must have been able to for a while: a peer that has just become ready has not published its line's share.
         """
-        may_drop = self.has_state and not follows and self._others_serve(now)
-        return self._replaceable.note(may_drop, now) >= self._rules.silence_seconds
+        return self._replaceable.note(self._may_drop(now, follows), now) >= self._rules.silence_seconds
 
-    def _others_serve(self, now: float) -> bool:
+    def _may_drop(self, now: float, follows: bool) -> bool:
         """Return whether a ready reducer has bandwidth to spare, or several members are ready and none fetches here."""
         roster, alive = self._membership.book.in_force, self._membership.alive(now)
-        if roster is None or roster.k == 0:
+        if not self.has_state or roster is None or roster.k == 0 or follows:
             return False
         beats = [(member, alive[member.peer]) for member in roster.members if member.peer in alive]
         ready = [(member, beat) for member, beat in beats if beat.ready and member.trains]

@@ -224,12 +224,12 @@ class Verifier:
             donors: peers to fetch it from.
         """
         mine, is_damaged = self._chains.heads.get(span), span in self._scrub.damaged
-        if head is not None and (mine is None or head.digest != mine.digest):
-            if is_damaged and mine is not None:
-                return [RebuildSpan(span=span)]  # the log moved on meanwhile
-            if not is_damaged:
-                self._scrub.forget_rebuild(span)  # it has moved on; the next comparison asks again
-                return []
+        has_moved_on = head is not None and (mine is None or head.digest != mine.digest)
+        if has_moved_on and not is_damaged:
+            self._scrub.forget_rebuild(span)  # the next comparison asks again
+            return []
+        if has_moved_on and mine is not None:
+            return [RebuildSpan(span=span)]
         if not is_damaged and not self._scrub.rebuilt(span):
             return []
         if mine is not None and head is not None and state is not None:
