@@ -1,4 +1,4 @@
-"""`python -m gauges`: measure a checkout. `python -m gauges mutants`: see how many planted mistakes its tests find."""
+"""Measure a checkout. `picture` draws it; `mutants` shows how many planted mistakes its tests find."""
 
 from __future__ import annotations
 

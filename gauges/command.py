@@ -1,4 +1,4 @@
-"""The commands of `python -m gauges`: print the measures of a checkout, or try out mutants in it."""
+"""The commands of `python -m gauges`: print the measures of a checkout, draw it, or try out mutants in it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code."""
     if arguments[:1] == ["mutants"]:
         return _try_mutants(arguments[1:])
+    if arguments[:1] == ["picture"]:
+        return _draw_picture(arguments[1:])
     parser = _parser("python -m gauges", "Print the size and shape of a checkout, and the ways through its code.")
     parser.add_argument("--ways", action="store_true", help="list the modules of each way")
     parser.add_argument("--no-run", action="store_true", help="run nothing: no ways, only what the files show")
     chosen = parser.parse_args(arguments)
     measured = Tree(chosen.tree).measure()
-    ways = {} if chosen.no_run else ways_of(chosen.tree)
+    ways = {} if chosen.no_run else _joined(ways_of(chosen.tree))
     print("\n".join(table(measured, ways)))
     for name, modules in ways.items() if chosen.ways else ():
         print(f"\n{name}: {' '.join(modules)}")
@@ -35,15 +37,19 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def ways_of(tree: Path) -> dict[str, list[str]]:
-    """Return the modules of each way through the package of a checkout, recorded in another process."""
+def ways_of(tree: Path) -> dict[str, list[list[str]]]:
+    """Return the modules of each way through the package of a checkout, stage by stage; recorded in another process."""
     command = [sys.executable, "-P", str(PROJECT / "gauges" / "ways.py")]
     environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
         raise SystemExit("the ways could not be recorded, see above; --no-run leaves them out")
-    ways: dict[str, list[str]] = json.loads(ended.stdout)
+    ways: dict[str, list[list[str]]] = json.loads(ended.stdout)
     return ways
+
+
+def _joined(ways: dict[str, list[list[str]]]) -> dict[str, list[str]]:
+    return {name: [module for stage in stages for module in stage] for name, stages in ways.items()}
 
 
 def table(measured: dict[str, Any], ways: dict[str, list[str]]) -> Iterator[str]:
@@ -102,6 +108,17 @@ def _try_mutants(arguments: Sequence[str]) -> int:
     counts = Counter(outcome.outcome for outcome in outcomes)
     print(f"{len(outcomes)} mutants: " + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES))
     _write(chosen.json, [{**outcome._asdict(), "mutant": outcome.mutant._asdict()} for outcome in outcomes])
+    return 0
+
+
+def _draw_picture(arguments: Sequence[str]) -> int:
+    from gauges.picture import page  # imports the package, which another checkout may not have
+
+    chosen = _parser("python -m gauges picture", "Draw the rooms and the ways into docs/house.md.").parse_args(
+        arguments
+    )
+    text = page(Tree(chosen.tree), ways_of(chosen.tree))
+    (chosen.tree / "docs" / "house.md").write_text(text, encoding="utf-8")
     return 0
 
 

@@ -140,8 +140,10 @@ class Recorder:
         sys.setprofile(None)
         threading.setprofile(None)
 
-    def take(self, *ways: str) -> dict[str, list[str]]:
+    def take(self, *ways: str) -> dict[str, list[list[str]]]:
         """Return the modules of these ways, stage by stage in the order of their first calls; begin all ways anew.
+
+        A module is listed in the first stage that calls it.
 
         Raises:
             LookupError: a stage had no call.
@@ -150,11 +152,13 @@ class Recorder:
         missing = [f"{place[0]}: {self._stages[place]}" for place in places if place not in self._found]
         if missing:
             raise LookupError("\n".join(["stages without a call; name the functions that do this now:", *missing]))
-        found: dict[str, dict[str, None]] = {}
-        for place in places:
-            found.setdefault(place[0], {}).update(dict.fromkeys(module for module, _ in self._found[place]))
+        found: dict[str, list[list[str]]] = {way: [] for way in ways}
+        for way, number in places:
+            before = {module for stage in found[way] for module in stage}
+            modules = dict.fromkeys(module for module, _ in self._found[way, number])
+            found[way].append([module for module in modules if module not in before])
         self._found = {}
-        return {way: list(modules) for way, modules in found.items()}
+        return found
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if event not in ("call", "return"):
@@ -212,10 +216,10 @@ class _Loop:
 
 
 class Recording(NamedTuple):
-    """All calls in order, and the modules of each way."""
+    """All calls in order, and the modules of each way, stage by stage."""
 
     calls: list[Call]
-    ways: dict[str, list[str]]
+    ways: dict[str, list[list[str]]]
 
 
 def record() -> Recording:

@@ -44,19 +44,18 @@ from p2p_diloco.config.run_file import (
 from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.learnt_model import RUN_FILE, load_source, start_of
 from p2p_diloco.peer.own_model import OwnModel, check_description, describe_model, island_of
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan, read_founding
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.planning.rounds import Conditions, choose_rounds, read_conditions
 from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.inner_state import Stateful
-from p2p_diloco.training.own_files import own_files, own_tensors
-from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.export_files import Provenance, own_files, own_tensors
 from p2p_diloco.training.ranks import RANK_SECONDS, RankLost
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0

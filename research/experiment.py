@@ -80,7 +80,7 @@ def run_named_experiment(options: ExperimentOptions) -> int:
     device = str(choose_device(options.device))
     check_target(options.json)
     keep, tuned = _file_to_keep(options), Path(options.tuned)
-    progress = _Progress(sys.stderr)
+    progress = Progress(sys.stderr)
 
     def play(experiment: Experiment) -> Table:
         return run_experiment(experiment, text=options.data, keep=keep, device=device, heard=progress.heard)
@@ -158,7 +158,7 @@ def _check(options: ExperimentOptions) -> None:
         raise ConfigError(f"--inner-rate is {options.inner_rate:g}; expected more than 0 and less than 1")
 
 
-class _Progress:
+class Progress:
     """Progress line on a terminal; no output elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:

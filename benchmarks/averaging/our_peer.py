@@ -20,7 +20,7 @@ from benchmarks.staged_peer import StagedPeer
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.last_round import state_digest
+from p2p_diloco.peer.ending import state_digest
 from p2p_diloco.peer.run_plan import RunPlan, plan_tensors
 from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.training.model import model_shape

@@ -18,9 +18,9 @@ from benchmarks.averaging.figures import (
 from benchmarks.averaging.our_run import check_codec
 from benchmarks.averaging.systems import OURS, systems_against
 from benchmarks.commands.document import bench_document
-from benchmarks.ended_politely import ended_politely
 from benchmarks.interleaved import Spread
 from benchmarks.machine import describe_machine
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans

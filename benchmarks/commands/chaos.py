@@ -20,9 +20,9 @@ from benchmarks.chaos.faults import KINDS, draw_faults, kinds_named
 from benchmarks.chaos.figures import figures_of
 from benchmarks.chaos.play import QUIET_LAST_ROUNDS, ChaosPlan, Disks, play, seconds_to_start
 from benchmarks.commands.document import bench_document
-from benchmarks.ended_politely import ended_politely
 from benchmarks.machine import describe_machine
 from benchmarks.star_network import StarNetwork
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.run_plan import plan_run

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.commands.document import bench_document
-from benchmarks.ended_politely import ended_politely
 from benchmarks.footprint.figures import (
     GOAL_BYTES_PER_PARAMETER,
     GOAL_CONSTANT_BYTES,
@@ -21,6 +20,7 @@ from benchmarks.footprint.figures import (
 from benchmarks.footprint.play import FootprintPlan, measure_footprints
 from benchmarks.footprint.shapes import shape_of
 from benchmarks.machine import describe_machine
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import count_named

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.commands.document import bench_document
-from benchmarks.ended_politely import ended_politely
 from benchmarks.interleaved import Spread
 from benchmarks.machine import describe_machine
 from benchmarks.state.transfer import Transfer, TransferPlan, document_of, figures_of, measure_transfers
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from benchmarks.averaging.our_run import check_codec
 from benchmarks.commands.document import bench_document
-from benchmarks.ended_politely import ended_politely
 from benchmarks.training.figures import TORCHFT, Row, Setting, document_of, processor_left
 from benchmarks.training.our_run import MODEL, RunShape
 from benchmarks.training.play import Played, TrainingPlan, play_training
 from benchmarks.training.systems import systems_against
 from benchmarks.training.torchft_environment import install_torchft, torchft_interpreter
 from benchmarks.training.uplinks import parse_uplinks
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.cli.figures_file import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans

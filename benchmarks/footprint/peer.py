@@ -18,10 +18,10 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.memory.heap import share_one_arena
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.processor import wake_politely
 from p2p_diloco.peer.start import PeerResult, run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus

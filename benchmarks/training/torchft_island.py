@@ -35,7 +35,7 @@ class OpenLoop(InnerLoop):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The AdamW optimiser."""
-        return self._optimizers[0]
+        return self.optimizers[0]
 
 
 class TorchftIsland:

@@ -10,8 +10,9 @@ from p2p_diloco.config.invite import is_invite, parse_invite
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding
+from p2p_diloco.storage.run_folder import ARCHIVE_FOLDER, BOOTSTRAP_FOLDER
 
-BOOTSTRAP_FOLDER, ARCHIVE_FOLDER, EXPORTS_FOLDER = "bootstrap", "archive", "exports"
+EXPORTS_FOLDER = "exports"
 
 
 def request_bootstrap(

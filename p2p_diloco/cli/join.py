@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glob import glob
 from pathlib import Path
 
 from p2p_diloco.cli.flags import PeerFlags, SettingsFlags, Surroundings, settings_of
@@ -9,6 +10,7 @@ from p2p_diloco.cli.peer_process import run_trainer
 from p2p_diloco.cli.rank_group import ranks_to_start, run_ranks
 from p2p_diloco.cli.rank_process import place_among_ranks
 from p2p_diloco.config.invite import parse_invite
+from p2p_diloco.config.manifest import STANDARD_LIBRARY
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.peer_plan import PeerPlan, read_founding
 
@@ -39,7 +41,8 @@ def request_join(
     own = settings_of(settings, around.without_overrides())
     founding = read_founding(found, key_path, around.overrides)
     data = founding.signed.manifest.data
-    if data.share and own.data is None:
+    is_here = data.share or (data.path != STANDARD_LIBRARY and glob(str(Path(data.path).expanduser())))
+    if own.data is None and is_here:
         own = own.model_copy(update={"data": data.path})  # of this user's own file, so it may be opened
     return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
 

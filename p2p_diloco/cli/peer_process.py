@@ -125,8 +125,8 @@ def check_folder(folder: Path) -> None:
 
 
 async def _run(plan: PeerPlan, output: PeerOutput, island: Island | None) -> int:
+    from p2p_diloco.peer.ending import StopRequest
     from p2p_diloco.peer.start import run_peer
-    from p2p_diloco.peer.stop import StopRequest
 
     stop = StopRequest()
     loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from p2p_diloco.cli.ended_politely import ended_politely
 from p2p_diloco.config.new_file import check_new_folder
 from p2p_diloco.config.own_command import own_command
 from p2p_diloco.errors import StateError
@@ -35,15 +36,18 @@ def tokenize(folder: Path, options: TokenizeOptions) -> int:
         StateError: the folder cannot be written.
     """
     check_new_folder(folder)
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
-    try:
-        made = tokenize_text(options, draft, report=print)
-        samples = _samples(draft)
-        draft.rename(folder)
-    except OSError as error:
-        raise StateError(f"cannot write {folder}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    place = folder.resolve()  # of a link, its target: a folder cannot be moved over a link
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    with ended_politely():
+        try:
+            draft.mkdir(parents=True)  # first: a place that cannot be written must not cost hours
+            made = tokenize_text(options, draft, report=print)
+            samples = _samples(draft)
+            draft.rename(place)
+        except OSError as error:
+            raise StateError(f"cannot write {folder}: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
     _print_table(made)
     for sentence in _sentences(made, options):
         print(sentence)

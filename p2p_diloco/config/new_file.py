@@ -88,11 +88,13 @@ def check_new_folder(path: Path) -> None:
     """Check up front that `write_new_folder` can write to `path`.
 
     Raises:
-        ConfigError: it is a file, is not empty, or is the current directory.
+        ConfigError: it is a file or a broken link, is not empty, or is the current directory.
         StateError: it cannot be read.
     """
     try:
         if not path.exists():
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a link to {os.readlink(path)}, which does not exist; name a new folder")
             return
         if not path.is_dir():
             raise ConfigError(f"{path} is a file; name a new folder")

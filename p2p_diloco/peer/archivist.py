@@ -23,8 +23,7 @@ from p2p_diloco.peer.learnt_model import learnt_model
 from p2p_diloco.peer.peer_plan import ExportPlan
 from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.peer.run_text import keep_tokenizer, open_fetched_text, open_run_text
-from p2p_diloco.peer.shared_text import SharedText
+from p2p_diloco.peer.run_text import SharedText, keep_tokenizer, open_fetched_text, open_run_text
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.rate import counted

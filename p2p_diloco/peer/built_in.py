@@ -20,6 +20,7 @@ from p2p_diloco.peer.local_spans import LocalSpans, describe_device, spans_for
 from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.run_text import (
+    ArrivingText,
     first_position,
     keep_tokenizer,
     open_fetched_text,
@@ -27,7 +28,6 @@ from p2p_diloco.peer.run_text import (
     open_run_text,
     open_stream,
 )
-from p2p_diloco.peer.shared_text import ArrivingText
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
@@ -36,7 +36,7 @@ from p2p_diloco.storage.trace import Trace
 from p2p_diloco.text.corpus_files import list_byte_files
 from p2p_diloco.text.data import Batches, BatchStream, Text
 from p2p_diloco.training.inner_loop import InnerLoop, choose_device
-from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end, trained
+from p2p_diloco.training.parameters import Buffers, LocalParameters, lay_end_to_end, trained
 from p2p_diloco.training.precision import choose_precision
 from p2p_diloco.training.rank_parameters import RankParameters
 from p2p_diloco.training.rank_steps import RankBatches, RankSteps, needs_shards
@@ -103,6 +103,7 @@ class BuiltInTraining(Training):
         else:
             stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
+        Buffers(model.module).begin_with(self.buffers)
         # Wrappers of several ranks change the model, so a copy without values is evaluated.
         evaluated = model if self._island is None else model.skeleton()
         self._make_watch = lambda text: HeldOutWatch(plan, evaluation_of(plan, evaluated, text, model.module))

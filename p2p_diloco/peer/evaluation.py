@@ -16,9 +16,13 @@ from p2p_diloco.outer.state import SpanState
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.text.data import Text
 from p2p_diloco.training.evaluation import AnchorEvaluation, Slice, WholeEvaluation
 from p2p_diloco.training.text_model import TextModel
+
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,55 @@ class HeldOutWatch:
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: [anchor_slice(self._plan, states, each) for each in part]
         )
+
+
+class Evaluations:
+    """Measures the held-out loss now and then, and reports it.
+
+    Args:
+        measure: returns the losses of the current state, or None if they are not measured.
+        is_whole: returns whether this peer holds all spans.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[], Awaitable[HeldOutLoss | None]],
+        engine: PeerEngine,
+        reporter: StatusReporter,
+        *,
+        now: Callable[[], float],
+        is_whole: Callable[[], bool],
+    ) -> None:
+        self._measure = measure
+        self._engine = engine
+        self._reporter = reporter
+        self._now = now
+        self._is_whole = is_whole
+
+    async def run(self, pause_seconds: float) -> None:
+        """Measure until cancelled, with a pause after each measurement."""
+        while True:
+            has_measured = await self.measure()
+            await asyncio.sleep(pause_seconds if has_measured else LOOK_SECONDS)
+
+    async def measure(self) -> bool:
+        """Measure once, unless this peer is paused or lacks spans; return whether it did."""
+        engine = self._engine
+        if not engine.serves_state or not self._is_whole() or engine.membership.is_paused:
+            return False
+        measured = await self._measure()
+        if measured is None:
+            return False
+        self._reporter.anchor_loss, self._reporter.local_loss = measured.anchor, measured.local
+        self._reporter.report(
+            "evaluation",
+            f"held-out loss {measured.anchor:.4f} (shared model), {measured.local:.4f} (own model)",
+            anchor_loss=measured.anchor,
+            local_loss=measured.local,
+            round=engine.rules.clock.round_at(self._now()),
+            tokens=engine.progress.tokens,
+        )
+        return True
 
 
 def anchor_slice(plan: RunPlan, states: Mapping[SpanId, SpanState], wanted: Slice) -> Vector:

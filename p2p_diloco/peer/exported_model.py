@@ -23,11 +23,9 @@ from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, exported_files
 from p2p_diloco.training.config_files import config_files
+from p2p_diloco.training.export_files import Provenance, as_markdown, card_table, own_files, tensor_bytes
 from p2p_diloco.training.hugging_face import ADAPTER, LoraShape, load_folder
 from p2p_diloco.training.llama import llama_files
-from p2p_diloco.training.own_files import own_files
-from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
-from p2p_diloco.training.tensor_bytes import tensor_bytes
 from p2p_diloco.training.text_model import logits_of
 from p2p_diloco.wording import first_line, install_line
 

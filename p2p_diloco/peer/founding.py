@@ -70,6 +70,12 @@ def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:
     return {span: fragments[span.fragment][place.start : place.stop] for span, place in plan.places.items()}
 
 
+def read_buffers(plan: RunPlan, path: Path) -> dict[str, Tensor]:
+    """Return what a file that `read_tensors` has read holds besides the run's tensors: buffers, and frozen tensors."""
+    with safe_open(_tensors_file(path), framework="pt") as file:
+        return {name: file.get_tensor(name) for name in sorted(set(file.keys()) - plan.shapes.keys())}
+
+
 def read_tensors(plan: RunPlan, path: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the run's tensors by name, float32, from a safetensors file or the folder of an export.
 

@@ -24,8 +24,8 @@ from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic, write_traf
 from p2p_diloco.guest.pause_rule import RUNS, PauseRules, Situation, Verdict, judge, month_of
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Clocks
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.status.reporter import OwnerStatus, StatusReporter
 from p2p_diloco.storage.archive import DiskRules, DiskUse, Saving, judge_disk
 from p2p_diloco.transport.link import Transport

@@ -1,8 +1,7 @@
 """The agreed state of a run at one peer: spans, to which a separate thread applies entries.
 
 Neither the event loop nor training processes whole vectors for this. A peer without a model, such as a bootstrap while
-it is a member, uses `HeldState`; `TrainedState` adds the model.
-"""
+it is a member, uses `HeldState`; `TrainedState` adds the model."""
 
 from __future__ import annotations
 

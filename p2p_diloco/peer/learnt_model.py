@@ -19,7 +19,7 @@ from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.peer.evaluation import anchor_slice
-from p2p_diloco.peer.founding import EXPORTED_TENSORS, read_tensors
+from p2p_diloco.peer.founding import EXPORTED_TENSORS, read_buffers, read_tensors
 from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.storage.checkpoint import CHECKPOINTS, CheckpointFolder
@@ -28,9 +28,9 @@ from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.text.token_shards import TOKENIZER_FILE
 from p2p_diloco.text.tokenizer_files import TokenizerFiles, decode_tokenizer
 from p2p_diloco.training.evaluation import Slice
+from p2p_diloco.training.export_files import tensor_bytes
 from p2p_diloco.training.model import model_of
 from p2p_diloco.training.parameters import plain_name, trained
-from p2p_diloco.training.tensor_bytes import tensor_bytes
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 RUN_FILE = "run.toml"
@@ -48,7 +48,8 @@ class LearntModel:
         rounds: number of rounds up to the latest whose update is included; 0: the initial model.
         refused: a sentence for each newer checkpoint that was refused.
         tokenizer: the files of its tokenizer; None if each byte is a token.
-        buffers: the model's buffers as this peer saved them last, by name; none if it does not train.
+        buffers: the model's buffers as this peer saved them last, by name; none if it does not train. Of an export of
+            a user's own model, also its frozen tensors.
     """
 
     plan: RunPlan
@@ -102,12 +103,15 @@ def load_source(source: Path, run: str | None, named: str) -> LearntModel:
             f"and found it with p2p-diloco bootstrap {RUN_FILE} --start {source}"
         )
     plan = plan_run(read_run_toml(source / RUN_FILE))
-    return LearntModel(plan=plan, parameters=dict(read_tensors(plan, source)), rounds=0)
+    parameters = dict(read_tensors(plan, source))
+    # Other kinds have none, or tensors under other names.
+    buffers = read_buffers(plan, source) if plan.manifest.model.kind in ("own", "python") else {}
+    return LearntModel(plan=plan, parameters=parameters, rounds=0, buffers=buffers)
 
 
 def start_of(learnt: LearntModel) -> tuple[bytes, str]:
     """Return the file of initial values of a run that continues this one, and its SHA-256 for the manifest."""
-    content = tensor_bytes(learnt.parameters, {"run": learnt.manifest.digest().hex()})
+    content = tensor_bytes({**learnt.buffers, **learnt.parameters}, {"run": learnt.manifest.digest().hex()})
     return content, sha256(content).hex()
 
 
@@ -136,14 +140,22 @@ def load_learnt_model(state_directory: Path, run: str | None = None, *, needs_to
         )
         raise StateError(broken) if refused else _no_checkpoint(state_directory)
     rounds = max(0, *(state.head.round + 1 for state in states.values()))
-    return replace(learnt_model(plan, folder if needs_tokenizer else None, states, rounds), refused=refused)
+    return replace(learnt_model(plan, folder, states, rounds, needs_tokenizer=needs_tokenizer), refused=refused)
 
 
-def learnt_model(plan: RunPlan, folder: Path | None, states: Mapping[SpanId, SpanState], rounds: int) -> LearntModel:
+def learnt_model(
+    plan: RunPlan,
+    folder: Path | None,
+    states: Mapping[SpanId, SpanState],
+    rounds: int,
+    *,
+    needs_tokenizer: bool = True,
+) -> LearntModel:
     """Return the model whose anchor is in `states`.
 
     Args:
-        folder: the run's folder of a peer, with the tokenizer of a run that has one; None: it is not needed.
+        folder: the run's folder of a peer, with its buffers and the tokenizer of a run that has one; None: none.
+        needs_tokenizer: whether that tokenizer is loaded.
         rounds: number of rounds up to the latest whose update is included.
     Raises:
         StateError: the tokenizer is missing, or another one.
@@ -160,7 +172,7 @@ def learnt_model(plan: RunPlan, folder: Path | None, states: Mapping[SpanId, Spa
             for name, shape in plan.shapes.items()
         },
         rounds=rounds,
-        tokenizer=_tokenizer_of(folder, plan) if folder is not None else None,
+        tokenizer=_tokenizer_of(folder, plan) if folder is not None and needs_tokenizer else None,
         buffers=saved_buffers(folder) if folder is not None else {},
     )
 

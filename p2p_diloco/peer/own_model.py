@@ -18,16 +18,15 @@ from p2p_diloco.config.manifest import ModelSection, RunManifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
-from p2p_diloco.peer.island import Island, RankInner, plan_text
+from p2p_diloco.peer.island import Island, RankInner, RankModels, described, plan_text
 from p2p_diloco.peer.local_spans import describe_device, spans_for
-from p2p_diloco.peer.rank_models import RankModels, described
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
 from p2p_diloco.peer.training_thread import rest_seconds
 from p2p_diloco.storage.inner_state import InnerState, Stateful
-from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.parameters import (
+    Buffers,
     LocalParameters,
     first_not_finite,
     is_embedding,
@@ -266,6 +265,7 @@ class OwnModel(Training):
     def open(self, host: TrainingHost) -> TrainedState:
         """Create the state of this model in a run."""
         plan = host.plan
+        self._buffers.begin_with(self.buffers)
         parameters: LocalParameters
         inner: InnerState
         if self.island is None:

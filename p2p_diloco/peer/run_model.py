@@ -94,7 +94,7 @@ def describe_source(
             raise ConfigError(f"set the context length of {section.source}, such as --model.context 256")
         values = {"code": code_digest(section.source), "vocabulary": in_text}
         model = _python(section.model_copy(update=values), None, founds=True)
-    check_text_model(model, section.source)
+    notes += check_text_model(model, section.source)
     return values | describe_model(model.module, section.ignored), notes
 
 

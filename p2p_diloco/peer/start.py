@@ -30,14 +30,13 @@ from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.outer.vector import Vector
 from p2p_diloco.peer.archivist import check_archivist
-from p2p_diloco.peer.founding import read_start
+from p2p_diloco.peer.ending import StopRequest, result_before
+from p2p_diloco.peer.founding import read_buffers, read_start
 from p2p_diloco.peer.guest_watch import GuestWatch
 from p2p_diloco.peer.network import Libp2pNetwork
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.session import PeerSession, SessionParts
-from p2p_diloco.peer.stop import StopRequest
-from p2p_diloco.peer.waiting import result_before
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import EVENTS_FILE
@@ -45,7 +44,15 @@ from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
 from p2p_diloco.storage.identity import PORT_FILE, load_or_create_identity, lock_identity
-from p2p_diloco.storage.run_folder import ADDRESSES_FILE, MANIFEST_FILE, ROSTERS_FILE, RunFolder, run_folder
+from p2p_diloco.storage.run_folder import (
+    ADDRESSES_FILE,
+    ARCHIVE_FOLDER,
+    BOOTSTRAP_FOLDER,
+    MANIFEST_FILE,
+    ROSTERS_FILE,
+    RunFolder,
+    run_folder,
+)
 from p2p_diloco.storage.text_copy import OwnText, TextStore, open_own_text, text_folder
 from p2p_diloco.transport.libp2p import ADVICE
 from p2p_diloco.transport.link import Lane, Transport
@@ -268,6 +275,8 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
         run.manifest.model.start is None or founding.start.exists() or not _has_founded(plan.settings, founding)
     ):
         start = read_start(run, founding.start)
+        if plan.training is not None and run.manifest.model.start is not None:
+            plan.training.buffers = read_buffers(run, founding.start)
     elif run.manifest.model.is_own_loop and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(
             f'"{run.manifest.name}" trains its own model; found it from the training loop of the model '
@@ -284,12 +293,15 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
 def _check_unchanged(plan: PeerPlan, founding: Founding) -> None:
     """Refuse a run file that was edited after the run was founded here: it would silently found another run.
 
-    A run has one organiser, name and time of writing; a file that differs in these is of another run.
+    A run has one organiser, name and time of writing; a file that differs in these is of another run. A bootstrap peer
+    or an archivist of this machine may have founded it.
     """
     new, state, identity = founding.signed.manifest, plan.settings.state_directory, plan.settings.identity_file
     if identity.exists():
         new = founding.by(load_or_create_identity(identity).peer).signed.manifest
-    for path in sorted(state.glob(f"*/{MANIFEST_FILE}")):
+    machine = state.parent if state.name in (BOOTSTRAP_FOLDER, ARCHIVE_FOLDER) else state
+    folders = (state, machine, machine / BOOTSTRAP_FOLDER, machine / ARCHIVE_FOLDER)
+    for path in sorted(path for folder in dict.fromkeys(folders) for path in folder.glob(f"*/{MANIFEST_FILE}")):
         try:
             old = decode_kept_manifest(path.read_bytes(), path, "").manifest
         except (OSError, StateError):
@@ -297,7 +309,9 @@ def _check_unchanged(plan: PeerPlan, founding: Founding) -> None:
         is_same = (old.organiser, old.name, old.created) == (new.organiser, new.name, new.created)
         has_begun = (path.parent / ROSTERS_FILE).exists() or any(path.parent.glob(CHECKPOINTS))
         if is_same and has_begun and (changed := changed_keys(old, new)):
-            raise _edited_run(old, changed, path.parent, holds_learnt=plan.keeps_state)
+            is_own = path.parent.parent == state
+            holds_learnt = plan.keeps_state if is_own else path.parent.parent.name != BOOTSTRAP_FOLDER
+            raise _edited_run(old, changed, path.parent, holds_learnt=holds_learnt)
 
 
 def _edited_run(

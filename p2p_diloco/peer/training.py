@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
@@ -15,7 +15,7 @@ from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.peer.evaluation import HeldOutLoss
 from p2p_diloco.peer.held_state import HeldState
 from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.peer.shared_text import SharedText
+from p2p_diloco.peer.run_text import SharedText
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.span.replica import SpanDamaged
 from p2p_diloco.training.parameters import LocalParameters
@@ -62,6 +62,7 @@ class Training(ABC):
         owns_process: whether this peer may change process-wide settings such as the allocator.
         reads_text: whether it trains on the run's text; a user's own loop has its own data.
         evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
+        buffers: those of the run that this peer founds a continuation of, by name; taken over when the state is opened.
     """
 
     model: nn.Module | None = None
@@ -69,6 +70,7 @@ class Training(ABC):
     owns_process = False
     reads_text = False
     evaluate_seconds = 0.0
+    buffers: Mapping[str, Tensor] = {}
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Check the requirements before anything is started; called in a thread that may block.

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.training.buffers import Buffers
-from p2p_diloco.training.parameters import first_not_finite
+from p2p_diloco.training.parameters import Buffers, first_not_finite
 from p2p_diloco.training.shards import is_sharded, local_part, with_part
 from p2p_diloco.wording import first_line
 

@@ -22,6 +22,8 @@ from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to
 from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, CertifiedRoster
 from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file
 
+BOOTSTRAP_FOLDER, ARCHIVE_FOLDER = "bootstrap", "archive"
+"""Folders in a trainer's state directory for the peers of the same machine that do not train."""
 MANIFEST_FILE = "manifest.json"
 ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"

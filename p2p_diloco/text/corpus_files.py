@@ -6,26 +6,35 @@ import glob
 import os
 import sysconfig
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, sha256
 from p2p_diloco.rate import counted
 from p2p_diloco.text.token_shards import is_shard_folder
-from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed
+from p2p_diloco.text.unpacked import HEAD_BYTES, is_packed, why_no_text
 
+_FINGERPRINT_PIECES = 1024
+_FINGERPRINT_PIECE_BYTES = 16_384
 _STDLIB_EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
-def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None] | None = None) -> tuple[Path, ...]:
+def list_corpus_files(
+    path: str | Path | None,
+    skip: Callable[[Path, str], None] | None = None,
+    on_hidden: Callable[[Path], None] = lambda place: None,
+) -> tuple[Path, ...]:
     """Return the non-empty files that `path` names, sorted by relative name.
 
     Args:
         path: a file, a folder (all files under it except hidden ones), a glob (`**` matches folders), or None for the
             source of the running Python's standard library.
         skip: called with what a folder holds that is no readable file, and why; None: that is an error.
+        on_hidden: called with each hidden file and folder in a folder.
     Raises:
         ConfigError: the path does not exist, all its files are empty, or a link in it leads nowhere.
     """
@@ -35,11 +44,11 @@ def list_corpus_files(path: str | Path | None, skip: Callable[[Path, str], None]
     if Path(text).is_file():
         found = [Path(text)]
     elif Path(text).is_dir():
-        found = _sorted_files(Path(text), skip=skip)
+        found = _sorted_files(Path(text), skip=skip, on_hidden=on_hidden)
     elif os.path.lexists(text):
         raise ConfigError(f"text {text} {_why_no_file(Path(text))}; expected a file, a folder or a glob")
     elif glob.has_magic(text):
-        found = _matching_files(text, skip)
+        found = _matching_files(text, skip, on_hidden)
     else:
         raise ConfigError(f"text {text} does not exist; expected a file, a folder or a glob such as 'books/**/*.txt'")
     files = tuple(file for file in found if file.stat().st_size > 0)
@@ -61,6 +70,8 @@ def list_byte_files(path: str | Path | None) -> tuple[Path, ...]:
                 head = opened.read(HEAD_BYTES)
         except OSError as error:
             raise ConfigError(f"text {file} cannot be read ({error.strerror}); make it readable") from None
+        if (why := why_no_text(head)) is not None:
+            raise ConfigError(f"{file} {why[0]}; {why[1]}")
         if is_packed(head):
             raise ConfigError(
                 f"{file} is compressed or a table, and without a tokenizer a run trains on the bytes as they are; "
@@ -69,7 +80,9 @@ def list_byte_files(path: str | Path | None) -> tuple[Path, ...]:
     return files
 
 
-def _matching_files(pattern: str, skip: Callable[[Path, str], None] | None) -> list[Path]:
+def _matching_files(
+    pattern: str, skip: Callable[[Path, str], None] | None, on_hidden: Callable[[Path], None]
+) -> list[Path]:
     """Return the files that a pattern matches, and those in folders that its last part matches."""
     found: list[Path] = []
     for place in map(Path, sorted(set(glob.glob(pattern, recursive=True)))):
@@ -78,7 +91,7 @@ def _matching_files(pattern: str, skip: Callable[[Path, str], None] | None) -> l
         elif not place.is_dir():
             _refuse(place, _why_no_file(place), skip)
         elif "**" not in pattern:
-            found += _sorted_files(place, skip=skip)
+            found += _sorted_files(place, skip=skip, on_hidden=on_hidden)
     return found
 
 
@@ -97,7 +110,11 @@ def _stdlib_files() -> tuple[Path, ...]:
 
 
 def _sorted_files(
-    root: Path, *, excluded: frozenset[str] = frozenset(), skip: Callable[[Path, str], None] | None = None
+    root: Path,
+    *,
+    excluded: frozenset[str] = frozenset(),
+    skip: Callable[[Path, str], None] | None = None,
+    on_hidden: Callable[[Path], None] = lambda place: None,
 ) -> list[Path]:
     """Return the files under `root`, sorted by relative POSIX name so that all platforms agree.
 
@@ -114,6 +131,8 @@ def _sorted_files(
         status = os.stat(folder)
         is_new = (status.st_dev, status.st_ino) not in seen
         seen.add((status.st_dev, status.st_ino))
+        for name in (name for name in (*subfolders, *names) if is_new and name[0] == "."):
+            on_hidden(Path(folder, name))
         # In place, so that os.walk skips these folders: site-packages may have a hundred thousand files.
         subfolders[:] = [name for name in sorted(subfolders) if is_new and name not in excluded and name[0] != "."]
         for file in (Path(folder, name) for name in names if is_new and not name.startswith(".")):
@@ -134,7 +153,8 @@ class MappedFiles:
     """Concatenated files as one read-only text of bytes.
 
     A file is opened for each read, which costs some microseconds: a map of a file that becomes shorter kills the
-    process (SIGBUS), and shows other bytes once the file is overwritten.
+    process (SIGBUS), and shows other bytes once the file is overwritten. A new modification time, as a backup or a copy
+    sets it, is compared by the fingerprint.
 
     Args:
         is_arriving: the files have their lengths, but their bytes are still being fetched.
@@ -154,6 +174,20 @@ class MappedFiles:
     def file_sizes(self) -> tuple[int, ...]:
         """Bytes of each file, in order."""
         return tuple(size for size, _ in self._stamps)
+
+    @cached_property
+    def fingerprint(self) -> Digest:
+        """Digest over the sizes and 1,024 evenly spread pieces of 16 KiB: a text of up to 16 MiB is covered fully.
+
+        The bound keeps the start fast even with a terabyte of text.
+        """
+        sizes = np.array(self.file_sizes, dtype="<i8").tobytes()
+        pieces = min(_FINGERPRINT_PIECES, -(-self.num_bytes // _FINGERPRINT_PIECE_BYTES))
+        starts = (self.num_bytes * index // pieces for index in range(pieces))
+        return sha256(
+            sizes,
+            *(self.read(start, min(start + _FINGERPRINT_PIECE_BYTES, self.num_bytes)).tobytes() for start in starts),
+        )
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return a copy of bytes `start` to `stop`, which may span several files.
@@ -180,14 +214,25 @@ class MappedFiles:
                 found = self._stamp(os.fstat(opened.fileno()))
                 opened.seek(start)
                 piece = opened.read(stop - start)
+            is_same = found == expected or (found[0] == expected[0] and self._has_same_fingerprint())
         except OSError as error:
             raise ConfigError(f"text {file} cannot be read ({error}); make it readable and start again") from error
-        if found != expected or len(piece) < stop - start:
+        if not is_same or len(piece) < stop - start:
             raise ConfigError(
-                f"text {file} has another size or modification time than when training began ({expected[0]} bytes "
-                f"then, {found[0]} now); put the run's text back and start again"
+                f"text {file} is not what it was when training began ({expected[0]} bytes then, {found[0]} now); put "
+                "the run's text back and start again"
             )
         return piece
+
+    def _has_same_fingerprint(self) -> bool:
+        """Return whether the files are what they were when the fingerprint was taken; if so, take their new times."""
+        if "fingerprint" not in vars(self):
+            return False
+        now = MappedFiles(self._files)
+        is_same = now.fingerprint == self.fingerprint
+        if is_same:
+            self._stamps = now._stamps
+        return is_same
 
     def _stamp(self, found: os.stat_result) -> tuple[int, int]:
         return found.st_size, 0 if self._is_arriving else found.st_mtime_ns

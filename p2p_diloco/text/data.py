@@ -28,8 +28,6 @@ MIN_CORPUS_BYTES = 16_384
 _STRIDE_BYTES = 327_680
 """The end of each stretch of about this length is held out, so that the held-out text resembles the rest. The end of a
 sorted folder would cover other topics."""
-_FINGERPRINT_PIECES = 1024
-_FINGERPRINT_PIECE_BYTES = 16_384
 _STREAM_DOMAIN = b"p2p-diloco batch stream 1"
 
 
@@ -86,17 +84,8 @@ class Corpus:
 
     @property
     def fingerprint(self) -> Digest:
-        """Digest over the sizes and 1,024 evenly spread pieces of 16 KiB: a text of up to 16 MiB is covered fully.
-
-        The bound keeps the start fast even with a terabyte of text.
-        """
-        sizes = np.array(self._files.file_sizes, dtype="<i8").tobytes()
-        pieces = min(_FINGERPRINT_PIECES, -(-self.num_bytes // _FINGERPRINT_PIECE_BYTES))
-        starts = (self.num_bytes * index // pieces for index in range(pieces))
-        return sha256(
-            sizes,
-            *(self.read(start, min(start + _FINGERPRINT_PIECE_BYTES, self.num_bytes)).tobytes() for start in starts),
-        )
+        """The digest of `MappedFiles`."""
+        return self._files.fingerprint
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return a copy of bytes `start` to `stop` of the whole text."""

@@ -19,18 +19,24 @@ from typing import Any, NamedTuple
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.unpacked import PACKED_SUFFIXES, unpacked, why_no_text
-from p2p_diloco.wording import first_line, install_line
+from p2p_diloco.wording import first_line, format_bytes, install_line
 
 PIECE_CHARACTERS = 1 << 18
 """Maximum length of the pieces that a long document is tokenised in."""
 CONTEXT_CHARACTERS = 1 << 8
 """Length of the text before a piece that is tokenised with it, so that its tokens are those of the whole document."""
+LONGEST_VALUE = 1 << 30
+"""Maximum length of a line of records, and of a JSON value over several lines: these are read as a whole."""
 _MOST_NAMES, _LONGEST_NAME = 8, 40
+_SURE_CHARACTERS = 4
 _SHORTEST_GUESSED, _LONGEST_GUESSED = 1 << 11, 1 << 15
 _INSTALL = f"install the extra: {install_line('hf')}"
 _JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".jsonlines", ".jl", ".json"})
-_ABOUT_OTHERS = frozenset({"_metadata", "_common_metadata"})
-"""Parquet files about the other files of a folder."""
+_ABOUT_OTHERS = re.compile(r"_(SUCCESS|metadata|common_metadata|(started|committed)_\d+)")
+"""Names of files about the other files of a folder, as Parquet and Spark write them."""
+_RECORDS = re.compile(rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"')
+"""The first bytes of JSON records; Spark and others write them to files without a suffix."""
+_DELTA_LOG = "_delta_log"
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -40,7 +46,12 @@ _MARKS = (
 )
 _WIDE = ("utf-16", "utf-32")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_NEVER_IN_TEXT = re.compile(rb"[\0-\x06\x0e-\x19\x1c-\x1f]")
 _MIDDLE_OF_LINE = re.compile(r"(?<=\S) (?=\S)")
+_CR_ALONE = re.compile(rb'(?:"[^"]*"|[^"\r\n\0])*\r[^\n\0]')
+"""A first line of a table that ends as those of old Macs do; UTF-16 has a NUL there."""
+_BEFORE_VALUES = " \t\r\n\N{ZERO WIDTH NO-BREAK SPACE}"
+"""The last is the mark of a file that was put behind another."""
 _BETWEEN_VALUES = re.compile(r"[ \t\r\n,]*")
 
 
@@ -86,23 +97,34 @@ class Reader:
         Raises:
             ConfigError: it cannot be read, or a record has no text.
         """
-        if path.name in _ABOUT_OTHERS:
+        if _DELTA_LOG in path.parts:
+            raise ConfigError(
+                f"{path.parent} is of a Delta table, whose files also hold rows that were deleted; write its newest "
+                "version as Parquet, and name that"
+            )
+        if _ABOUT_OTHERS.fullmatch(path.name):
+            self.skipped["files about others, such as _SUCCESS"] += 1
             return
         self.files += 1
         kind = Path(path.stem if path.suffix.lower() in PACKED_SUFFIXES else path.name).suffix.lower()
         blocks = self._blocks(path)
         first = next(blocks, b"")
-        if first.startswith(b"PAR1") or kind == ".parquet":
-            yield from self.records(self._parquet_rows(path), f"record {{}} of {path}")
-            return
         if (why := why_no_text(first)) is not None and not self._encoding_of(first).startswith(_WIDE):
             self.bad(str(path), *why)
             return
+        if first.startswith(b"PAR1") or kind == ".parquet":
+            yield from self.records(self._parquet_rows(path), f"record {{}} of {path}")
+            return
+        if not self._encoding_of(first).startswith("utf-8") and _is_utf8(first):
+            self.bad(str(path), f"is UTF-8, against --encoding {self.encoding}", "read such files alone, without it")
+            return
         blocks = chain((first,), blocks)
+        kind = ".json" if not kind and _RECORDS.match(first) else kind
         if kind in _JSON_SUFFIXES:
             yield from self._numbered(self._json_records(self._lines(blocks, path), kind == ".json", path))
         elif kind in (".csv", ".tsv"):
-            yield from self._numbered(self._table_rows(self._lines(blocks, path), path, kind == ".tsv"))
+            end = "\r" if _CR_ALONE.match(first) else "\n"
+            yield from self._numbered(self._table_rows(self._lines(blocks, path, end), path, kind == ".tsv"))
         else:
             yield from self._cut(self._decoded(blocks, path), str(path))
 
@@ -170,25 +192,36 @@ class Reader:
             yield text
             position += len(block)
 
-    def _lines(self, blocks: Iterator[bytes], path: Path) -> Iterator[str]:
-        """Yield the lines of a file with their ends, LF or CR LF; a line of another encoding is one error."""
+    def _lines(self, blocks: Iterator[bytes], path: Path, end: str = "\n") -> Iterator[str]:
+        """Yield the lines of a file with their ends; a line of another encoding is one error."""
         first = next(blocks, b"")
         encoding = self._encoding_of(first)
+        lines: Iterator[Any]
         if encoding.startswith(_WIDE):
-            yield from _split(self._decoded(chain((first,), blocks), path), "\n")
-            return
-        first = first.removeprefix(codecs.BOM_UTF8)
-        for number, line in enumerate(_split(chain((first,), blocks), b"\n"), 1):
+            lines = _split(self._decoded(chain((first,), blocks), path), end)
+        else:
+            lines = _split(chain((first.removeprefix(codecs.BOM_UTF8),), blocks), end.encode())
+        for number, line in enumerate(lines, 1):
+            where = f"line {number} of {path}"
+            if line is None:
+                self.bad(
+                    where,
+                    f"is too long (more than {format_bytes(LONGEST_VALUE)})",
+                    "write each record on a line of its own",
+                )
+                continue
             try:
-                yield line.decode(encoding)
+                yield line if isinstance(line, str) else line.decode(encoding)
             except UnicodeError as error:
                 start = getattr(error, "start", 0)
                 what = f"is not {encoding.upper()} at its byte {start:,}"
-                self.bad(f"line {number} of {path}", what, self._likeliest(line, start, encoding))
+                self.bad(where, what, self._likeliest(line, start, encoding))
 
     def _likeliest(self, found: bytes, start: int, encoding: str) -> str:
         """Return what to do about bytes around `start` that are of another encoding."""
         near = found[max(0, start - _SHORTEST_GUESSED) : start + _LONGEST_GUESSED]
+        if _NEVER_IN_TEXT.search(near):
+            return "it holds bytes that no text has, so take it out of the text"
         text = near.decode("utf-8", "replace")
         num_broken = text.count("\N{REPLACEMENT CHARACTER}")
         if sum(character > "\x7f" for character in text) > 2 * num_broken:
@@ -205,37 +238,51 @@ class Reader:
 
     # -- records
 
-    def _json_records(self, lines: Iterator[str], may_be_one: bool, path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield the objects of JSON lines, of which some may share a line, or of one array."""
-        for number, line in enumerate(lines, 1):
-            where = f"line {number} of {path}"
+    def _json_records(self, lines: Iterable[str], may_be_one: bool, path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield the objects of JSON lines, of which some may share a line, or of values over several lines."""
+        numbered = enumerate(lines, 1)
+        for number, line in numbered:
             try:
-                for record in _values_of_line(line):
-                    if may_be_one and isinstance(record, list):
-                        yield from ((f"record {place} of {path}", each) for place, each in enumerate(record, 1))
-                    else:
-                        yield where, record
+                records = [*_values(line)]
             except (ValueError, RecursionError) as error:
                 if may_be_one:
-                    yield from self._json_document(chain((line,), lines), path)
+                    rest = (each for _, each in numbered)
+                    yield from self._json_document(chain(["\n"] * (number - 1), (line,), rest), path)
                     return
-                self.bad(where, f"is not JSON ({first_line(error)})", "expected one JSON object per line")
+                what = f"is not JSON ({first_line(error)})"
+                self.bad(f"line {number} of {path}", what, "expected one JSON object per line")
+                continue
+            if may_be_one and len(records) == 1 and isinstance(records[0], list):
+                yield from ((f"record {place} of {path}", each) for place, each in enumerate(records[0], 1))
+            else:
+                yield from ((f"line {number} of {path}", each) for each in records)
             may_be_one = may_be_one and not line.strip()
 
     def _json_document(self, lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield the records of a file that is one value over several lines."""
+        """Yield the records of values over several lines, or else, where bad ones are skipped, of each line."""
+        whole, length = list[str](), 0
+        for line in lines:
+            whole.append(line)
+            length += len(line)
+            if length > LONGEST_VALUE:
+                what = f"is not JSON lines, and too long for one value (more than {format_bytes(LONGEST_VALUE)})"
+                self.bad(str(path), what, "write each record on a line of its own")
+                return
         try:
-            value = json.loads("".join(lines))
+            values = [*_values("".join(whole))]
         except (ValueError, RecursionError) as error:
-            self.bad(str(path), f"is not JSON ({first_line(error)})", "expected records, one per line or in one array")
+            if not self.skip_bad:
+                what = f"is not JSON ({first_line(error)})"
+                self.bad(str(path), what, "expected records, one per line or in one array")
+            yield from self._json_records(whole, False, path)
             return
-        records = value if isinstance(value, list) else [value]
+        records = values[0] if len(values) == 1 and isinstance(values[0], list) else values
         yield from ((f"record {place} of {path}", each) for place, each in enumerate(records, 1))
 
     def _table_rows(self, lines: Iterator[str], path: Path, is_tabs: bool) -> Iterator[tuple[str, Any]]:
         """Yield the rows of a table with a header."""
-        csv.field_size_limit(1 << 30)
-        header = next(lines, "")
+        csv.field_size_limit(LONGEST_VALUE)
+        header = next((line for line in lines if line.strip()), "")
         counts = {mark: header.count(mark) for mark in ("\t" if is_tabs else ",", ";", "\t", "|")}
         delimiter = max(counts, key=lambda mark: counts[mark])
         rows = csv.DictReader(chain((header,), lines), delimiter=delimiter, strict=True)
@@ -353,26 +400,39 @@ def shown(names: Iterable[Any]) -> str:
 
 
 def _split(chunks: Iterable[Any], end: Any) -> Iterator[Any]:
-    """Yield lines with their ends, of text or bytes."""
+    """Yield lines with their ends, of text or bytes; None for one that is longer than `LONGEST_VALUE`."""
     waiting: list[Any] = []
+    length = 0
     for chunk in chunks:
         *whole, rest = chunk.split(end)
         for line in whole:
-            waiting += [line, end]
-            yield end[:0].join(waiting)
-            waiting = []
-        if rest:
-            waiting.append(rest)
-    if waiting:
-        yield end[:0].join(waiting)
+            is_too_long = length + len(line) > LONGEST_VALUE
+            yield None if is_too_long else end[:0].join([*waiting, line, end])
+            waiting, length = [], 0
+        length += len(rest)
+        waiting.append(rest)
+        if length > LONGEST_VALUE:
+            waiting.clear()
+    if length:
+        yield end[:0].join(waiting) if length <= LONGEST_VALUE else None
 
 
-def _values_of_line(line: str) -> Iterator[Any]:
-    decoder, place = json.JSONDecoder(), len(line) - len(line.lstrip())
-    while place < len(line):
-        value, place = decoder.raw_decode(line, place)
+def _is_utf8(first: bytes) -> bool:
+    """Return whether the first bytes of a file can only be UTF-8: other encodings hardly ever give such sequences."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeError:
+        return False
+    return sum(character > "\x7f" for character in text) >= _SURE_CHARACTERS
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text."""
+    decoder, place = json.JSONDecoder(), len(text) - len(text.lstrip(_BEFORE_VALUES))
+    while place < len(text):
+        value, place = decoder.raw_decode(text, place)
         yield value
-        gap = _BETWEEN_VALUES.match(line, place)
+        gap = _BETWEEN_VALUES.match(text, place)
         place = gap.end() if gap is not None else place
 
 
@@ -410,6 +470,8 @@ def _kind(value: Any) -> str:
 
 
 def _remedy(column: str, value: Any) -> str:
+    if isinstance(value, dict) and "0" in value:
+        return "write one record per line, as pandas does with to_json(orient='records', lines=True)"
     if isinstance(value, dict) and value:
         return f"name a column in it, such as --column {column}.{shown([next(iter(value))])}"
     return "expected text, or chat messages with role and content"

@@ -113,7 +113,8 @@ def _chosen(wanted: str | None, names: Sequence[str], form: str, what: str, defa
 
 
 def _with_column(rows: Any, column: str) -> Any:
-    """Return the rows with only the column that is read, so that no images are decoded."""
+    """Return the rows with only the column that is read, so that no images are decoded, as plain objects."""
+    rows = rows.with_format(None)  # a saved dataset may have another, such as tensors of some columns
     names = rows.column_names or []
     wanted = column if column in names else column.partition(".")[0]
     if names and wanted not in names:

@@ -20,7 +20,7 @@ from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.text.documents import Piece, Reader
 from p2p_diloco.text.hub import HUB, Rows, is_saved_dataset, open_dataset
 from p2p_diloco.text.token_shards import INDEX_FILE, TOKENIZER_FILE, Shard, ShardIndex, Source
-from p2p_diloco.text.tokenizer import PROBE, TextTokenizer, find_tokenizer
+from p2p_diloco.text.tokenizer import CHAT_DATE, PROBE, TextTokenizer, find_tokenizer, read_tokenizer
 from p2p_diloco.text.tokenizer_files import TokenizerFiles
 from p2p_diloco.wording import first_line
 
@@ -32,6 +32,7 @@ UNIT_TOKENS = 1 << 11
 MOST_VOCABULARY = 1 << 24
 _BATCH_CHARACTERS, _BATCH_PIECES = 1 << 21, 256
 
+Named = TypeVar("Named", str, Path)
 Found = TypeVar("Found")
 
 
@@ -112,7 +113,8 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
     """
     split = [_weight_of(source) for source in options.sources]
     _check(options, [name for name, _ in split])
-    tokenizer = TextTokenizer(_found(options.tokenizer, find_tokenizer), options.tokenizer)
+    path = _found(options.tokenizer, find_tokenizer)
+    tokenizer = TextTokenizer(_found(path, read_tokenizer), options.tokenizer)
     files, end = _with_end(tokenizer.files, options.end_token)
     if files.vocabulary > MOST_VOCABULARY:
         raise ConfigError(
@@ -123,7 +125,7 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
     )
     writer = _Writer(folder, np.dtype("<u2" if files.vocabulary <= 1 << 16 else "<u4"))
     making = _Making(options=options, tokenizer=tokenizer, end=end, reader=reader, writer=writer, report=report)
-    making.check_tokenizer()
+    making.check_tokenizer(path)
     sources, all_taken = [], []
     for number, (name, weight) in enumerate(split):
         taken = making.take(name, f"s{number}")
@@ -141,6 +143,8 @@ def tokenize_text(options: TokenizeOptions, folder: Path, report: Callable[[str]
         sources=tuple(sources),
         held_out=writer.finish("held-out"),
     )
+    if tokenizer.dates:
+        reader.skipped[f"today's date in a chat, which became {CHAT_DATE:%d %b %Y}"] = tokenizer.dates
     (folder / TOKENIZER_FILE).write_bytes(raw)
     (folder / INDEX_FILE).write_bytes(index.encode())
     return Tokenized(index=index, taken=tuple(all_taken), skipped=reader.skipped)
@@ -167,7 +171,7 @@ def _check(options: TokenizeOptions, names: Sequence[str]) -> None:
         raise ConfigError(f"--encoding is {options.encoding}; expected one such as latin-1, cp1252 or utf-16") from None
 
 
-def _found(name: str, find: Callable[[str], Found]) -> Found:
+def _found(name: Named, find: Callable[[Named], Found]) -> Found:
     """Look for a source or a tokenizer.
 
     Raises:
@@ -203,8 +207,15 @@ class _Making:
     writer: _Writer
     report: Callable[[str], None]
 
-    def check_tokenizer(self) -> None:
-        """Refuse a tokenizer that cannot encode every text, before anything is read."""
+    def check_tokenizer(self, path: Path) -> None:
+        """Before a text is read, refuse a tokenizer that cannot encode each, and say what else is odd about it."""
+        if difference := self.tokenizer.difference(path):
+            self.report(
+                f"{difference}, which gives these tokens and is exported; for those of the class, name what "
+                f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained('FOLDER') writes"
+            )
+        if changed := self.tokenizer.changed():
+            self.report(f"this tokenizer does not give every text back, so a model will not write it either: {changed}")
         lost, why = self.tokenizer.lost()
         if lost:
             shown = " ".join(lost[:8]) + (" …" if len(lost) > 8 else "")
@@ -242,7 +253,11 @@ class _Making:
         if name.startswith(HUB) or is_saved_dataset(Path(place)):
             rows = open_dataset(name.removeprefix(HUB) if name.startswith(HUB) else place, reader.column)
             return Taken(name=f"{HUB}{rows.name}"), reader.records(_read(rows), f"record {{}} of {rows.name}")
-        files = list_corpus_files(name, (lambda path, why: reader.bad(str(path), why)) if reader.skip_bad else None)
+        files = list_corpus_files(
+            name,
+            (lambda path, why: reader.bad(str(path), why)) if reader.skip_bad else None,
+            lambda _: reader.skipped.update(["hidden files and folders"]),
+        )
         return Taken(name=name), (piece for file in files for piece in reader.file(file))
 
     def _units_of(self, pieces: Iterator[Piece], taken: Taken) -> Iterator[_Unit]:
@@ -356,6 +371,6 @@ class _Writer:
         written = self._written.setdefault(stem, [])
         raw = np.array(ids, dtype=self._dtype).tobytes()
         name = f"{stem}-{len(written):05}.bin"
-        self._folder.mkdir(parents=True, exist_ok=True)  # only now, when there is something to write
+        self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / name).write_bytes(raw)
         written.append(Shard(name=name, tokens=len(ids), sha256=sha256(raw).hex()))

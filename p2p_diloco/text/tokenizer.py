@@ -6,6 +6,8 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,25 @@ from p2p_diloco.text.tokenizer_files import (
     exported_files,
     read_tokenizer_folder,
 )
-from p2p_diloco.wording import first_line, install_line
+from p2p_diloco.wording import first_line, format_bytes, install_line
 
 _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
-
 """Files that a `tokenizer.json` can be made from."""
 PROBE = "".join(map(chr, range(0x21, 0x7F))) + "éßñøŁЖяλאبहकไทქ漢字한。€∑→—“😀"
 """Characters of many scripts, of which each must leave a token."""
+_SPACED = "if One:\n\tTwo  three,\n\n4.\n"
+CHAT_DATE = datetime(2024, 7, 26, tzinfo=UTC)
+"""The date that templates get instead of today's, because the same chats must always give the same tokens. Llama's name
+it themselves where they cannot ask."""
+_REPLACED = "".join(f"|replace('%{code}','{CHAT_DATE.strftime('%' + code)}')" for code in "aAbBdFHIjmMpSTyY")
+_FIXED_DATE = f"{{% macro strftime_now(form) %}}{{{{ form{_REPLACED} }}}}{{% endmacro %}}\n"
+"""Goes before a template: transformers takes no function for it."""
+_TEXTS = ("Hello world", "  two  spaces", " a", "in 2024, 12345", "a\n\n  b\n", "\tif x:\r\n", "I'M, can't", PROBE, "")
+"""Texts on which rules of tokenizers differ."""
 _NOTHING = "\U0010fffd"
 """A character that no vocabulary has, nor bytes that mean anything."""
+_MOST_BYTES = 1 << 28
+"""Length of a lone file that can be a tokenizer; one of a model's weights is longer."""
 _INSTALL = f"install the extra: {install_line('hf')}"
 
 
@@ -37,6 +49,7 @@ class TextTokenizer:
         files: its files, with the ids that are used.
         first, last: ids that it adds before and after a text.
         unknown: id of what it cannot express; None: none.
+        dates: number of chats whose template asks for today's date, and got `CHAT_DATE`.
     Raises:
         ConfigError: the files are no tokenizer.
     """
@@ -47,6 +60,7 @@ class TextTokenizer:
         except ImportError:
             raise ConfigError(f"tokenising needs transformers; {_INSTALL}") from None
         self.files = files
+        self.dates = 0
         try:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in exported_files(files, None).items():
@@ -103,13 +117,18 @@ class TextTokenizer:
         if not self._auto.chat_template:
             raise ValueError("this tokenizer has none; take a tokenizer of a chat model")
         try:
-            return str(self._auto.apply_chat_template(messages, tokenize=False))
+            template = self._auto.get_chat_template()
+            if "strftime_now" in template:
+                template, self.dates = _FIXED_DATE + template, self.dates + 1
+            return str(self._auto.apply_chat_template(messages, chat_template=template, tokenize=False))
         except Exception as error:  # a template raises any
             raise ValueError(first_line(error)) from None
 
     def lost(self) -> tuple[str, str]:
         """Return characters that it cannot encode or leaves out, of many scripts, and why; empty if there are none."""
-        (nothing,) = self.encode([("", _NOTHING)])
+        nothing: list[int] = []
+        with suppress(ValueError):
+            (nothing,) = self.encode([("", _NOTHING)])
         lost, why = "", ""
         for character in PROBE:
             try:
@@ -122,6 +141,31 @@ class TextTokenizer:
                 lost, why = lost + character, why or "they leave no tokens"
         return lost, why
 
+    def changed(self) -> str:
+        """Return what becomes of `_SPACED` if it is another text; empty if it stays, but for a space before it."""
+        try:
+            text = self.decode(self.encode([("", _SPACED)])[0])
+        except ValueError:
+            return ""
+        return "" if text.removeprefix(" ") == _SPACED else f"{json.dumps(_SPACED)} becomes {json.dumps(text)}"
+
+    def difference(self, path: Path) -> str:
+        """Return how the class of transformers that its folder names encodes otherwise; empty if it does not.
+
+        Such a class may build a tokenizer of its own from the vocabulary, with other rules than `tokenizer.json`.
+        """
+        import transformers
+
+        special = [f"a {token}b" for token in self._auto.all_special_tokens]
+        try:
+            own = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            text = next(text for text in (*_TEXTS, *special) if own(text).input_ids != self._auto(text).input_ids)
+        except (
+            Exception
+        ):  # they are the same, or the library cannot load the class and so nobody uses it: it raises any
+            return ""
+        return f"{type(own).__name__} of transformers encodes {json.dumps(text)} otherwise than {TOKENIZER}"
+
     def _added(self) -> tuple[list[int], list[int]]:
         """Return what it adds before and after a text."""
         whole, bare = (self._fast.encode("a", add_special_tokens=added).ids for added in (True, False))
@@ -129,19 +173,26 @@ class TextTokenizer:
         return whole[:start], whole[start + len(bare) :]
 
 
-def find_tokenizer(place: str) -> TokenizerFiles:
-    """Return the files of a tokenizer: a `tokenizer.json`, a folder with one, or a model's on the hub.
+def find_tokenizer(place: str) -> Path:
+    """Return the place of a tokenizer on this machine: a folder, or a lone file; a model's on the hub is fetched.
+
+    Raises:
+        ConfigError: it cannot be fetched.
+    """
+    path = Path(os.path.expanduser(place.removeprefix(HUB)))
+    if place.startswith(HUB) and not path.exists():
+        return fetch_tokenizer(place.removeprefix(HUB), (*FILES_OF_TOKENIZER, *_OLDER_FILES))
+    return path.parent if path.is_file() and path.name == TOKENIZER else path
+
+
+def read_tokenizer(path: Path) -> TokenizerFiles:
+    """Return the files of a tokenizer in a folder, or a `tokenizer.json` of another name.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
     """
-    path = Path(os.path.expanduser(place.removeprefix(HUB)))
-    if place.startswith(HUB) and not path.exists():
-        path = fetch_tokenizer(place.removeprefix(HUB), (*FILES_OF_TOKENIZER, *_OLDER_FILES))
     if path.is_file():
-        if path.name != TOKENIZER:
-            return _cleaned(TokenizerFiles({TOKENIZER: _text_of(path)}), path)
-        path = path.parent
+        return _cleaned(TokenizerFiles({TOKENIZER: _text_of(path)}), path)
     if not path.is_dir():
         raise ConfigError(
             f"there is no tokenizer at {path}; expected tokenizer.json, a folder with it, or hf: and the id of a model"
@@ -183,6 +234,8 @@ def _converted(folder: Path) -> TokenizerFiles:
 
 def _text_of(path: Path) -> str:
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it is longer than {format_bytes(_MOST_BYTES)}; expected {TOKENIZER}")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the tokenizer {path} ({first_line(error)})") from None

@@ -7,6 +7,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ _LARGEST_WINDOW_LOG = 31
 """zstd with long windows, as archives of forums are published."""
 _NO_TEXT = (
     (re.compile(rb"PK\x03\x04|7z\xbc\xaf\x27|Rar!\x1a\x07"), "is an archive", "unpack it and name the files in it"),
+    (
+        re.compile(rb"\x04\x22\x4d\x18|\x1f\x9d|\xff\x06\0\0sNaPpY"),
+        "is compressed in no form that is read",
+        "unpack it",
+    ),
+    (re.compile(rb"version https://git-lfs"), "is a pointer of Git LFS", "fetch the file itself with git lfs pull"),
+    (re.compile(rb"WARC/\d"), "is a web archive", "extract its texts first, for example with trafilatura"),
+    (re.compile(rb"\{\\rtf\d"), "is RTF", "save it as plain text first"),
     (re.compile(rb".{257}ustar[\0 ]", re.DOTALL), "is an archive", "unpack it and name the files in it"),
     (re.compile(rb"%PDF-\d\.\d"), "is a PDF", "extract its text first, for example with pdftotext"),
     (re.compile(rb"ARROW1\0|\xff\xff\xff\xff..\0\0", re.DOTALL), "is an Arrow table", "name its folder, after hf:"),
@@ -34,11 +43,13 @@ def why_no_text(head: bytes) -> tuple[str, str] | None:
 def is_packed(head: bytes) -> bool:
     """Return whether a file with these first bytes holds its text in another form: compressed, a table, or UTF-16."""
     forms = rb"\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PAR1|\xff\xfe|\xfe\xff"
-    return re.match(forms, head) is not None or why_no_text(head) is not None
+    return re.match(forms, head) is not None
 
 
 def unpacked(path: Path) -> Iterator[bytes]:
     """Yield the content of a file in blocks, decompressed if its first bytes are those of a compressed file.
+
+    No block is longer than `BLOCK_BYTES`, however small a file is that holds gigabytes.
 
     Raises:
         ConfigError: its name promises a compressed file and it is none, or reading it needs a package.
@@ -46,42 +57,64 @@ def unpacked(path: Path) -> Iterator[bytes]:
         EOFError, ValueError: its compressed data end too early, or are damaged.
     """
     with path.open("rb") as raw:
-        head = raw.read(BLOCK_BYTES)
-        make = _decompressor_of(head, path.suffix.lower())
-        if make is None and path.suffix.lower() in PACKED_SUFFIXES and head:
+        block = raw.read(BLOCK_BYTES)
+        make = _decompressor_of(block, path.suffix.lower())
+        if make is None and path.suffix.lower() in PACKED_SUFFIXES and block and why_no_text(block) is None:
             raise ConfigError(f"{path} is not compressed, against its name; rename it without {path.suffix}")
-        unpack = make() if make is not None else None
-        is_begun = False
-        block = head
-        while block:
-            if unpack is None or make is None:
+        if make is None:
+            while block:
                 yield block
                 block = raw.read(BLOCK_BYTES)
-                continue
-            is_begun = True
+            return
+        unpack = make()
+        while True:
             try:
-                content = unpack.decompress(block)
+                content = unpack.decompress(block, BLOCK_BYTES)
             except (zlib.error, lzma.LZMAError, OSError, _zstd_error()) as error:
                 raise ValueError(first_line(error)) from None
             if content:  # bzip2 gives nothing before a whole block of it, and the first bytes say what a file is
                 yield content
-            block = b""
             if unpack.eof:  # another stream may follow, or zeros that fill up the file
-                block, unpack, is_begun = unpack.unused_data, make(), False
-            block = block if is_begun else block.lstrip(b"\0")
-            while not block and (more := raw.read(BLOCK_BYTES)):
-                block = more if is_begun else more.lstrip(b"\0")
-        if is_begun:
-            raise EOFError("it ends within its compressed data")
+                block, unpack = unpack.unused_data.lstrip(b"\0"), make()
+                while not block and (more := raw.read(BLOCK_BYTES)):
+                    block = more.lstrip(b"\0")
+                if not block:
+                    return
+                continue
+            block = raw.read(BLOCK_BYTES) if unpack.needs_input else b""
+            if unpack.needs_input and not block and not content:
+                raise EOFError("it ends within its compressed data")
+
+
+class _Gzip:
+    """Decompresses gzip with the interface of the other decompressors."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(31)
+
+    def decompress(self, block: bytes, max_length: int) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail + block, max_length)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._stream.unconsumed_tail
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
 
 
 def _decompressor_of(head: bytes, suffix: str) -> Callable[[], Any] | None:
     if head.startswith(b"\x1f\x8b"):
-        return lambda: zlib.decompressobj(31)
+        return _Gzip
     if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P)", head):
         return bz2.BZ2Decompressor
     if head.startswith(b"\xfd7zXZ\0") or (suffix == ".lzma" and head.startswith(b"]\0\0")):
-        return lzma.LZMADecompressor
+        return partial(lzma.LZMADecompressor, memlimit=1 << _LARGEST_WINDOW_LOG)
     if re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", head):
         zstd = _zstd()
         options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}

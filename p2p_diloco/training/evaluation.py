@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from p2p_diloco.outer.fragments import Fragment
 from p2p_diloco.text.data import Text, held_out_windows
-from p2p_diloco.training.buffers import Buffers
 from p2p_diloco.training.model import DecoderModel, ModelShape, rotary_tables, token_loss
-from p2p_diloco.training.parameters import trained
+from p2p_diloco.training.parameters import Buffers, trained
 from p2p_diloco.training.text_model import TextModel, WithLoss
 
 EVALUATION_TOKENS = 6144

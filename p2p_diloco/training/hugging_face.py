@@ -30,6 +30,11 @@ _REFUSED = frozenset(
 """Keys of a configuration that make transformers load code, kernels or files; a joiner refuses them."""
 ADAPTER = ".default."
 """peft's name of the adapter in the names of its parameters, which its files leave out."""
+_OF_TEXT_PART = {
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?!lm_head)": "model.",
+    r"^(?:model\.)?language_model\.lm_head": "lm_head",
+}
+"""Names of the text part in the weights of a model that also sees or hears, and its names as a model of its own."""
 _MOST_LAYERS = 1 << 16
 _INSTALL = f"install the extra: {install_line('hf')}"
 
@@ -163,6 +168,7 @@ def hugging_face_model(
                     dtype=dtype,
                     use_safetensors=True,
                     trust_remote_code=False,
+                    key_mapping=_OF_TEXT_PART,
                     output_loading_info=True,
                 )
                 _check_loaded(weights, report)

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.rate import counted
 from p2p_diloco.text.data import Batches
-from p2p_diloco.training.blocks import Recompute, recompute_blocks
-from p2p_diloco.training.buffers import Buffers
-from p2p_diloco.training.micro_batch import free_unused, is_out_of_memory
+from p2p_diloco.training.micro_batch import Recompute, free_unused, is_out_of_memory, recompute_blocks
 from p2p_diloco.training.model import DecoderModel
 from p2p_diloco.training.muon import Muon
-from p2p_diloco.training.parameters import first_not_finite, trained
+from p2p_diloco.training.parameters import Buffers, first_not_finite, trained
 from p2p_diloco.training.precision import Precision, choose_precision
 from p2p_diloco.training.rank_steps import RankSteps
 from p2p_diloco.training.shards import local_part, whole_tensor
@@ -193,12 +191,12 @@ class InnerLoop:
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision.scales)
         self._report = report
         self._progress = 0.0
-        self._optimizers = _optimizers(self._text_model, rule)
+        self.optimizers = _optimizers(self._text_model, rule)
         self._optimizer_steps = 0
 
     def call_before_update(self, call: Callable[[], None]) -> None:
         """Call this before each change of the parameters."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.register_step_pre_hook(lambda *_: call())
 
     def step(self) -> InnerStep:
@@ -209,7 +207,7 @@ class InnerLoop:
         """
         batch = self.stream.next_batch()
         loss = self._gradients(batch)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             self._scaler.unscale_(optimizer)
         norm = float(whole_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.rule.gradient_clip)))
         if self._ranks is not None:
@@ -334,11 +332,11 @@ class InnerLoop:
         return f"{trouble}; start more ranks with --shards always, or join a run with a smaller model or context"
 
     def _drop_gradients(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, step: InnerStep) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = step.learning_rate * group["rate"]
             self._scaler.step(optimizer)
@@ -363,11 +361,11 @@ class InnerLoop:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all optimisers, so that their state is saved and checked like that of one."""
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def clear_state(self) -> None:
         """Begin anew, with the warm-up too: the moments may hold what made θ not finite."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.state.clear()
         self._optimizer_steps = 0
         self._buffers.clear_state()
@@ -375,7 +373,7 @@ class InnerLoop:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a restart would lose: optimisers, position in the warm-up, and buffers."""
         states, groups, first = {}, [], 0
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             kept = optimizer.state_dict()
             states.update({first + at: state for at, state in kept["state"].items()})
             groups.append(kept["param_groups"])
@@ -386,7 +384,7 @@ class InnerLoop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore such a state."""
         first = 0
-        for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
+        for optimizer, groups in zip(self.optimizers, state["groups"], strict=True):
             stop = first + sum(len(group["params"]) for group in optimizer.param_groups)
             own = {at - first: kept for at, kept in state["state"].items() if first <= at < stop}
             optimizer.load_state_dict({"state": own, "param_groups": groups})

@@ -14,9 +14,8 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.tokenizer_files import NUM_BYTES, TokenizerFiles, exported_files
 from p2p_diloco.training.config_files import config_files
+from p2p_diloco.training.export_files import Provenance, as_markdown, card_table, tensor_bytes
 from p2p_diloco.training.model import NORM_EPSILON, ROTARY_BASE, ModelShape
-from p2p_diloco.training.provenance import Provenance, as_markdown, card_table
-from p2p_diloco.training.tensor_bytes import tensor_bytes
 
 
 def llama_files(

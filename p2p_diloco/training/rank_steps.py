@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.text.data import Batches
-from p2p_diloco.training.blocks import blocks_of
+from p2p_diloco.training.micro_batch import blocks_of
 from p2p_diloco.training.ranks import Ranks
 from p2p_diloco.training.text_model import TextModel, WithLoss
 

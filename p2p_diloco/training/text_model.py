@@ -110,8 +110,10 @@ def logits_of(module: nn.Module, tokens_BT: Tensor) -> Tensor | None:
     return logits if is_usual and len(logits) == len(tokens_BT) else None
 
 
-def check_text_model(model: TextModel, name: str) -> None:
+def check_text_model(model: TextModel, name: str) -> tuple[str, ...]:
     """Refuse a model that a run would train in vain. Call it once the model is built, before its first step.
+
+    Return a sentence about parameters on which its loss does not depend, such as those of a vision tower.
 
     Its values must be finite, its loss of a window must be a finite number with a gradient, and an output must not
     depend on later tokens: such a model only learns to copy what it has to predict. A module whose forward pass gives
@@ -142,6 +144,27 @@ def check_text_model(model: TextModel, name: str) -> None:
         raise ConfigError(f"the loss of {name} is {found}; expected one finite number that has a gradient")
     _check_order(model, window_1T[:, :-1], name)
     model.module.train()
+    used, all_trained = _leaves_of(loss), trained(model.module)
+    unused = [key for key, parameter in all_trained.items() if parameter not in used]
+    if not unused:
+        return ()
+    return (
+        f"the loss of a text does not depend on {len(unused)} of {len(all_trained)} tensors, such as {unused[0]}, so "
+        "they are exchanged without being trained (an expert that this window did not reach may be among them)",
+    )
+
+
+def _leaves_of(loss: Tensor) -> set[Tensor]:
+    """Return the tensors that would get a gradient from a loss."""
+    nodes, leaves, found = [loss.grad_fn], set(), set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        leaves |= {node.variable} if hasattr(node, "variable") else set()
+        nodes += [following for following, _ in node.next_functions]
+    return leaves
 
 
 @torch.no_grad()

@@ -30,13 +30,29 @@ def test_a_trainer_may_found_a_run(run_file: Path) -> None:
     assert plan.founding.signed.manifest.name == "dawn"
 
 
-def test_the_founder_of_a_run_that_shares_its_text_opens_the_path_of_its_own_file(run_file: Path) -> None:
-    shared = {"data.path": "/texts/words.txt", "data.share": True, "data.files": "0" * 64}
-    around = Surroundings(overrides=shared, environment={})
-    for given, opened in ((None, "/texts/words.txt"), ("/copy", "/copy")):
-        settings = SettingsFlags(data=given)
-        plan = request_join(None, found=run_file, key_path=None, settings=settings, flags=PeerFlags(), around=around)
-        assert plan.settings.data == opened
+SHARED = {"data.path": "/texts/words.txt", "data.share": True, "data.files": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "opened"),
+    [
+        (SHARED, None, "/texts/words.txt"),
+        (SHARED, "/copy", "/copy"),
+        ({"data.path": "words.txt"}, None, "words.txt"),
+        ({"data.path": "word*"}, None, "word*"),
+        ({"data.path": "words.txt"}, "/copy", "/copy"),
+        ({"data.path": "/texts/words.txt"}, None, None),
+        ({"data.path": "stdlib"}, None, None),
+    ],
+)
+def test_the_founder_opens_the_path_of_its_own_file(
+    values: dict[str, object], given: str | None, opened: str | None, run_file: Path
+) -> None:
+    run_file.with_name("words.txt").touch()
+    run_file.with_name("stdlib").mkdir()
+    around, settings = Surroundings(overrides=values, environment={}), SettingsFlags(data=given)
+    plan = request_join(None, found=run_file, key_path=None, settings=settings, flags=PeerFlags(), around=around)
+    assert plan.settings.data == opened
 
 
 def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

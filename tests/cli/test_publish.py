@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from p2p_diloco.cli.app import main
-from p2p_diloco.training.own_files import own_files
-from p2p_diloco.training.provenance import Provenance
+from p2p_diloco.training.export_files import Provenance, own_files
 
 Captured = pytest.CaptureFixture[str]
 WORDS = ["publish", "out", "ada/night"]

@@ -125,3 +125,11 @@ def test_a_disk_that_fails_halfway_leaves_no_folder(tmp_path: Path, monkeypatch:
         "folder"
     )
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", ["nowhere", "folder"])
+def test_a_link_that_leads_nowhere_is_not_a_new_folder(tmp_path: Path, target: str) -> None:
+    """One that leads to itself neither."""
+    (tmp_path / "folder").symlink_to(target)
+    with pytest.raises(ConfigError, match=rf"folder is a link to {target}, which does not exist; name a new folder"):
+        check_new_folder(tmp_path / "folder")

@@ -52,7 +52,7 @@ def recorded(folder: Path, run: Callable[[], object], *stages: Stage) -> list[st
     """Return the modules of a way of these stages."""
     with Recorder(folder, {"way": stages}) as recorder:
         run()
-    return recorder.take("way")["way"]
+    return [module for stage in recorder.take("way")["way"] for module in stage]
 
 
 def test_on_a_way_are_a_root_and_its_callers_and_what_it_calls(tmp_path: Path, package: SimpleNamespace) -> None:
@@ -91,4 +91,10 @@ def test_ways_that_were_taken_begin_anew(tmp_path: Path, package: SimpleNamespac
         package.run(package.Vector())
         recorder.take("way")
         package.run(package.Beat())
-    assert recorder.take("way") == {"way": ["loop", "rules/count"]}
+    assert recorder.take("way") == {"way": [["loop", "rules/count"]]}
+
+
+def test_a_module_is_listed_in_the_first_stage_that_calls_it(tmp_path: Path, package: SimpleNamespace) -> None:
+    with Recorder(tmp_path, {"way": [Stage((ENGINE, "begin")), Stage((LOOP, "run"))]}) as recorder:
+        package.run(package.Vector())
+    assert recorder.take("way") == {"way": [["loop", "rules/engine"], ["clock"]]}

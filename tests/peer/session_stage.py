@@ -16,9 +16,9 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import PeerId
 from p2p_diloco.peer import built_in, held_state, session
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Clocks, ExportPlan, Founding, PeerPlan
 from p2p_diloco.peer.session import PeerSession, SessionParts
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.status.event_log import TOPICS, PeerEvent
 from p2p_diloco.status.reporter import StatusReporter

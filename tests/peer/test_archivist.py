@@ -23,13 +23,13 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.peer.archivist import Agreement, Archivist, ArchivistParts, check_archivist
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.exported_model import files_of, provenance_of
 from p2p_diloco.peer.learnt_model import load_learnt_model
 from p2p_diloco.peer.own_model import describe_model
 from p2p_diloco.peer.peer_plan import ExportPlan
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.peer.shared_text import SharedText
-from p2p_diloco.peer.stop import StopRequest
+from p2p_diloco.peer.run_text import SharedText
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.storage.archive import Archive

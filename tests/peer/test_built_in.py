@@ -13,7 +13,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.peer.built_in import BuiltInTraining, build_steps
 from p2p_diloco.peer.island import Island
-from p2p_diloco.training.blocks import Recompute
+from p2p_diloco.training.micro_batch import Recompute
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.text_model import decoder_text_model
 

@@ -34,12 +34,12 @@ from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, format_peer_id
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.outer.vector import Vector
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
 from p2p_diloco.peer.network import Libp2pNetwork
 from p2p_diloco.peer.peer_plan import ExportPlan, PeerPlan, read_founding
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.peer.start import run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.checkpoint import CheckpointFolder, save_checkpoint
 from p2p_diloco.storage.identity import load_or_create_identity
@@ -453,6 +453,27 @@ def test_the_same_file_goes_on_with_its_run_and_another_state_directory_founds_a
     Path("run.toml").write_text(edited(Path("run.toml").read_text(), "outer.momentum", "0.9"))
     assert "(outer.momentum from 0.3 to 0.9)" in started()
     assert started("another") == NoNetwork.TEXT, "nothing has been learnt there"
+
+
+@pytest.mark.parametrize(
+    ("founder", "state", "continues"),
+    [
+        ("state/bootstrap", "state", "--continue STATE"),
+        ("state/archive", "state", "--continue state/archive"),
+        ("state", "state/bootstrap", "--continue state "),
+        ("state/bootstrap", "state/archive", "--continue STATE"),
+    ],
+)
+def test_an_edited_run_is_not_founded_beside_another_peer_of_this_machine(
+    founder: str, state: str, continues: str
+) -> None:
+    write_key_file(Path("organiser.key"), ORGANISER)
+    kept(PLAN, make_start(PLAN), founder)
+    Path("run.toml").write_text(edited(format_run_toml(PLAN.manifest), "outer.momentum", "0.9"))
+    error = started(state)
+    assert f"after the run began in {founder} (outer.momentum from 0.3 to 0.9)" in error
+    assert continues in error
+    assert started("another") == NoNetwork.TEXT
 
 
 def test_a_run_is_not_founded_again_by_another_identity() -> None:

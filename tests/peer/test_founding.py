@@ -27,9 +27,9 @@ from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.training.export_files import Provenance
 from p2p_diloco.training.model import build_model
 from p2p_diloco.training.parameters import LocalParameters
-from p2p_diloco.training.provenance import Provenance
 
 FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, counts=True)
 

@@ -22,9 +22,9 @@ from p2p_diloco.guest.control_file import Control, new_number, read_control, wri
 from p2p_diloco.guest.month_ledger import MonthTraffic, read_traffic, write_traffic
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import format_peer_id
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Clocks, PeerPlan
 from p2p_diloco.peer.start import PeerResult, Refused, run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.testing.network import MemoryTransport
 
 

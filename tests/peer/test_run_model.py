@@ -26,8 +26,8 @@ from p2p_diloco.peer.founding import genesis_digest, make_start, read_start
 from p2p_diloco.peer.learnt_model import LearntModel, build_learnt_model, learnt_model
 from p2p_diloco.peer.run_model import build_run_model, describe_source
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.training.export_files import Provenance
 from p2p_diloco.training.parameters import trained
-from p2p_diloco.training.provenance import Provenance
 from p2p_diloco.training.sampling import continue_text
 
 ORIGIN = Provenance(run_name="models", run="ab" * 32, text=None, rounds=3, cycles=0.75)
@@ -88,6 +88,39 @@ def test_the_founder_starts_from_new_or_from_loaded_weights(llama: Path) -> None
     assert not torch.equal(own["lm_head.weight"], trained(fresh.module)["lm_head.weight"])
     start = make_start(plan)
     assert sum(map(len, start.values())) == plan.num_parameters
+
+
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SEES = {"vision_config": {**VISION, "image_size": 56, "patch_size": 14}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tower"),
+    [
+        ("gemma3", SEES),
+        ("llava", {"vision_config": {**SEES["vision_config"], "model_type": "clip_vision_model"}}),
+        ("idefics3", SEES),
+        ("qwen2_audio", {"audio_config": {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2}}),
+    ],
+)
+def test_the_text_part_of_a_model_that_sees_or_hears_is_loaded(
+    kind: str, tower: dict[str, Any], tmp_path: Path
+) -> None:
+    transformers = needs("transformers")
+    text = {
+        **SMALL,
+        "num_key_value_heads": 2,
+        "model_type": {"gemma3": "gemma3_text", "qwen2_audio": "qwen2"}.get(kind, "llama"),
+    }
+    config = transformers.AutoConfig.for_model(kind, text_config=text, **tower)
+    torch.manual_seed(1)
+    whole = transformers.AutoModelForMultimodalLM.from_config(config)
+    whole.save_pretrained(tmp_path / kind)
+    own = {tuple(tensor.flatten()[:4].tolist()) for tensor in whole.state_dict().values() if tensor.ndim == 2}
+    model = build_run_model(plan_for(tmp_path / kind, weights="loaded"), None, founds=True)
+    loaded = [tensor for tensor in trained(model.module).values() if tensor.ndim == 2]
+    assert loaded
+    assert all(tuple(tensor.flatten()[:4].tolist()) in own for tensor in loaded)
 
 
 def test_an_exported_model_has_the_logits_of_the_run(llama: Path, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.peer import built_in
 from p2p_diloco.peer.built_in import LAST_STEP_SECONDS
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Clocks
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.span import known_answer
 from p2p_diloco.storage import checkpoint
 from p2p_diloco.storage.inner_state import INNER_FILE

@@ -11,8 +11,8 @@ import torch
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.peer import shared_text
-from p2p_diloco.peer.shared_text import ArrivingText, SharedText
+from p2p_diloco.peer import run_text
+from p2p_diloco.peer.run_text import ArrivingText, SharedText
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES, FileList
 from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
 from p2p_diloco.text.data import BatchStream, open_corpus
@@ -172,7 +172,7 @@ def test_a_peer_that_keeps_a_trace_waits_for_the_whole_text(text: Text) -> None:
 
 
 def test_pieces_that_hold_no_whole_stretch_are_not_enough(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_text, "FIRST_BYTES", 1)
+    monkeypatch.setattr(run_text, "FIRST_BYTES", 1)
     text.list_arrives()
     stream = text.stream()
     text.arrives(2)

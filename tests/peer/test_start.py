@@ -27,6 +27,7 @@ from p2p_diloco.errors import ConfigError, DaemonEnded, FrameError, NetworkError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.peer import network, start
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.own_model import OwnModel, describe_model
 from p2p_diloco.peer.peer_plan import Clocks, Founding, PeerPlan
 from p2p_diloco.peer.start import (
@@ -37,7 +38,6 @@ from p2p_diloco.peer.start import (
     nothing_left_if_refused,
     run_peer,
 )
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.training import Training
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.messages import ManifestReply, ManifestRequest, decode_message, encode_message
@@ -114,7 +114,7 @@ class PeerStage:
 
 
 @pytest.fixture(autouse=True)
-def _addresses_of_the_memory_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def addresses_of_the_memory_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the memory transport addresses in libp2p's form, so that invites can hold them."""
 
     def listen_addresses(self: MemoryTransport) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from session_stage import Watcher, run_stage
-from test_start import PeerStage, _addresses_of_the_memory_network, shared_by  # noqa: F401  # a fixture
+from test_start import PeerStage, addresses_of_the_memory_network, shared_by  # noqa: F401  # a fixture
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.node.text_upload import TextUpload
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.start import run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.protocol.files.fetch import Fetch
 
 CAP_BITS = 300e3

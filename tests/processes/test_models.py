@@ -80,12 +80,17 @@ def test_three_islands_train_a_llama_on_a_text_that_only_one_of_them_has(machine
     assert plain == ["model.embed_tokens.weight", "lm_head.weight"]
 
 
-def test_islands_continue_from_weights_and_adapt_them_with_lora(machines: Machines) -> None:
+def write_base(machines: Machines) -> None:
+    """Write a model with random weights into the folder `base`."""
     transformers = needs("transformers")
-    needs("peft")
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(machines.folder / "llama")
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(machines.folder / "base")
+
+
+def test_islands_continue_from_weights_and_adapt_them_with_lora(machines: Machines) -> None:
+    needs("peft")
+    write_base(machines)
     sent: dict[str, int] = {}
     for kind, values in {"weights": [], "lora": ["--model.lora_rank", "8", "--inner.learning_rate", "0.002"]}.items():
         words = ["--model", "hf:base", "--model.weights", "loaded", "--data.path", "tokens", *values, *ROUNDS]
@@ -108,24 +113,29 @@ def test_islands_continue_from_weights_and_adapt_them_with_lora(machines: Machin
     assert sent["lora"] < sent["weights"] / 5
 
 
-@pytest.mark.parametrize("words", [[], ["--model", "hf:llama", "--data.path", "tokens"]])
-def test_a_run_with_half_the_rate_continues_where_the_other_ended(machines: Machines, words: list[str]) -> None:
-    machines.run("new", *words, "--inner.learning_rate", "0.004", *ROUNDS)
-    flags = [*(["--data", "tokens"] if words else []), "--evaluate-seconds", "5", "--until-round"]
+@pytest.mark.parametrize("kind", ["built-in", "weights", "lora"])
+def test_a_run_with_half_the_rate_continues_where_the_other_ended(machines: Machines, kind: str) -> None:
+    model, text, flags = [], [], ["--evaluate-seconds", "5", "--until-round"]
+    if kind != "built-in":
+        model, text, flags = ["--model", "hf:llama"], ["--data.path", "tokens"], ["--data", "tokens", *flags]
+    if kind == "lora":
+        needs("peft")
+        write_base(machines)
+        model = ["--model", "hf:base", "--model.weights", "loaded", "--model.lora_rank", "8"]
+        flags = ["--model", "base", *flags]
+    machines.run("new", *model, *text, "--inner.learning_rate", "0.004", *ROUNDS)
     machines.start("ann", "join", "--found", "run.toml", *flags, "16")
     wait_for_end(machines, ["ann"])
     last = machines.status("ann").anchor_loss
     shutil.rmtree(machines.folder / "llama")  # nobody needs it any more
     machines.run("export", "out", "--state-directory", str(machines.state("ann")))
     for source, names, rounds in ((str(machines.state("ann")), ["bob", "cay"], "30"), ("out", ["dan"], "16")):
-        machines.run("new", f"{names[0]}.toml", "--continue", source, "--inner.learning_rate", "0.002", *words[2:])
+        machines.run("new", f"{names[0]}.toml", "--continue", source, "--inner.learning_rate", "0.002", *text)
         machines.start(names[0], "join", "--found", f"{names[0]}.toml", *flags, rounds)
         for name in names[1:]:
             machines.start(name, "join", machines.invite(names[0]), *flags, rounds)
         wait_for_end(machines, names)
         first, end = first_loss(machines, names[0]), machines.status(names[-1]).anchor_loss
-        print(
-            f"{words[1:2]} {source}: the old run ends with {last:.4f}, the new one goes from {first:.4f} to {end:.4f}"
-        )
+        print(f"{kind} from {source}: the old run ends with {last:.4f}, the new one goes from {first:.4f} to {end:.4f}")
         assert first == pytest.approx(last, rel=0.01)
         assert end <= first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch import nn
 
 import p2p_diloco
 from p2p_diloco.peer.start import MOST_RESTARTS
@@ -102,6 +105,46 @@ def loops(tmp_path: Path) -> Iterator[Loops]:
     loops = Loops(tmp_path, until_round=90)
     yield loops
     loops.close()
+
+
+def trained_loop(run: Path, rate: float, **ends: Any) -> list[float]:
+    """Found a run of a model with BatchNorm and train it; return the shared model's first and last held-out loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 1))
+    numbers = 3 * torch.rand(4096, 8)
+    batches = itertools.cycle(numbers.split(64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    p2p_diloco.new_run(run, model, rounds={"round_seconds": 1.0, "fragments": 2}, **ends)
+
+    def held_out(swarm: p2p_diloco.Swarm) -> float:
+        with swarm.anchor(), torch.no_grad():
+            loss = nn.functional.mse_loss(model.eval()(numbers), numbers.sum(dim=1, keepdim=True)).item()
+            model.train()
+        return loss
+
+    settings = {"state_directory": run.with_suffix(""), "host_maddrs": "/ip4/127.0.0.1/tcp/0", "no_port_mapping": True}
+    with p2p_diloco.found(run, model, optimizer, until_round=12, settings=settings) as swarm:
+        first = held_out(swarm)
+        for batch in batches:
+            nn.functional.mse_loss(model(batch), batch.sum(dim=1, keepdim=True)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+            if not swarm.step(tokens=len(batch)):
+                break
+        last = held_out(swarm)
+        swarm.export(run.with_suffix(".export"))
+    return [first, last]
+
+
+def test_a_loop_continues_with_half_the_rate_where_the_other_ended(tmp_path: Path) -> None:
+    first, last = trained_loop(tmp_path / "old.toml", 0.002)
+    assert last < 0.2 * first
+    for number, source in enumerate(("old", "old.export")):
+        begin, end = trained_loop(tmp_path / f"new{number}.toml", 0.001, continue_from=tmp_path / source)
+        print(f"from {source}: the old run ends with {last:.4f}, the new one goes from {begin:.4f} to {end:.4f}")
+        assert begin == pytest.approx(last, rel=0.01)
+        assert end < begin
 
 
 def end_together(loops: Loops, names: list[str]) -> None:

@@ -76,7 +76,7 @@ def test_progress_is_for_terminals() -> None:
     outcome = Outcome(name="row", seed=0, loss=1.5, tokens=1, bytes_sent_per_parameter=1.0, seconds=1.0)
     screen, pipe = Terminal(), io.StringIO()
     for stream in (screen, pipe):
-        progress = experiment._Progress(stream)
+        progress = experiment.Progress(stream)
         progress.heard(outcome, 3)
         progress.clear()
     assert "row: 1.5000; 3 trials left" in screen.getvalue()

@@ -24,9 +24,9 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest
 from p2p_diloco.peer.built_in import BuiltInTraining
+from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.peer_plan import Founding, PeerPlan
 from p2p_diloco.peer.start import run_peer
-from p2p_diloco.peer.stop import StopRequest
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.signing import SigningKey

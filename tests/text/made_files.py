@@ -33,6 +33,7 @@ class Kind(NamedTuple):
         refusal: pattern of the sentence that refuses it.
         options: options of `tokenize` that it needs.
         skipped: how much is left out with `--skip-bad`, if it is refused without.
+        left_out: how much is left out without, and counted.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
     refusal: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
     skipped: int = 0
+    left_out: int = 0
 
 
 def lines(texts: list[Any] = DOCUMENTS, **changes: Any) -> str:
@@ -129,10 +131,11 @@ def not_utf8(path: Path) -> None:
     parquet.write_table(pa.table({"text": raw}), path)
 
 
-def saved_dataset(path: Path) -> None:
+def saved_dataset(path: Path, **form: Any) -> None:
     import datasets
 
-    datasets.Dataset.from_dict({"text": DOCUMENTS}).save_to_disk(str(path))
+    made = datasets.Dataset.from_dict({"text": DOCUMENTS, "label": [*range(len(DOCUMENTS))]})
+    made.with_format(**form).save_to_disk(str(path))
 
 
 def with_configurations(path: Path) -> None:
@@ -169,6 +172,7 @@ KINDS = [
     Kind("packed-without-saying.jsonl", writes(gzip.compress(RAW))),
     Kind("docs.txt.gz", writes(gzip.compress(TEXT.encode())), [TEXT]),
     Kind("bom.jsonl", writes(b"\xef\xbb\xbf" + RAW)),
+    Kind("two-marked-files.jsonl", writes(b"\xef\xbb\xbf" + RAW + b"\xef\xbb\xbf" + RAW), DOCUMENTS * 2),
     Kind("utf16.jsonl", writes(lines(ensure_ascii=False).encode("utf-16"))),
     Kind("blank-lines.jsonl", writes(b"\n\n" + RAW.replace(b"\n", b"\n\n  \n"))),
     Kind("crlf.jsonl", writes(RAW.replace(b"\n", b"\r\n"))),
@@ -178,6 +182,7 @@ KINDS = [
     Kind("array.json", writes(json.dumps([{"text": text} for text in DOCUMENTS]))),
     Kind("pretty-array.json", writes(json.dumps([{"text": text} for text in DOCUMENTS], indent=2))),
     Kind("array-after-lines.json", writes("\n\n" + json.dumps([{"text": text} for text in DOCUMENTS]))),
+    Kind("pretty-objects.json", writes("\n".join(json.dumps({"text": text}, indent=1) for text in DOCUMENTS))),
     Kind("one-object.json", writes(json.dumps({"text": TEXT}, indent=1)), [TEXT]),
     Kind("other-column.jsonl", writes(RAW.replace(b'"text"', b'"body"')), options={"column": "body"}),
     Kind("dotted-column.jsonl", writes(RAW.replace(b'"text"', b'"a.b"')), options={"column": "a.b"}),
@@ -192,14 +197,17 @@ KINDS = [
         writes(lines([[{"from": "human", "value": "How far?"}, {"from": "gpt", "value": "As far as 漢字."}]] * 30)),
         [f"{CHAT_TEXT}"] * 30,
     ),
-    Kind("without-text.jsonl", writes(lines([None, "", *DOCUMENTS, None]))),
-    Kind("lone-surrogates.jsonl", writes(SURROGATE * 60), ["broken \ufffd emoji"] * 60),
+    Kind("without-text.jsonl", writes(lines([None, "", *DOCUMENTS, None])), left_out=3),
+    Kind("lone-surrogates.jsonl", writes(SURROGATE * 60), ["broken \ufffd emoji"] * 60, left_out=60),
     Kind("pairs.jsonl", writes('{"text": "whole \\ud83d\\ude00"}\n' * 60), ["whole 😀"] * 60),
     Kind("table.csv", writes(table(","))),
     Kind("table.tsv", writes(table("\t"))),
     Kind("table.csv.gz", writes(gzip.compress(table(",").encode()))),
+    Kind("blank-lines.csv", writes("\n\r\n" + table(","))),
     Kind("semicolons.csv", writes(table(";"))),
     Kind("crlf-in-cells.csv", writes("text,id\r\n" + '"a\r\n\r\nb",1\r\n' * 60), ["a\r\n\r\nb"] * 60),
+    Kind("cr.csv", writes('"a ""name""",text\r' + '1,"a\r\n\nb\rc"\r' * 60), ["a\r\n\nb\rc"] * 60),
+    Kind("crlf-after-cr.csv", writes('id,text\r\n1,"a\rb"\r\n' + "2,c\r\n" * 60), ["a\rb", *["c"] * 60]),
     Kind("docs.jl", writes(RAW)),
     Kind("padded.jsonl.xz", writes(lzma.compress(RAW[:999]) + b"\0" * 64 + lzma.compress(RAW[999:]) + b"\0" * 4)),
     Kind("marked.txt.bz2", writes(bz2.compress(b"\xef\xbb\xbf" + MIXED.encode())), [MIXED]),
@@ -213,10 +221,11 @@ KINDS = [
         "null-above.jsonl",
         writes("".join(json.dumps({"a": {"b": each}}) + "\n" for each in DOCUMENTS) + '{"a": null}'),
         options={"column": "a.b"},
+        left_out=1,
     ),
     Kind("begins-as-pdf.txt", writes("%PDF-output is a text.\n" * 300), ["%PDF-output is a text.\n" * 300]),
     Kind("docs.parquet", parquet(text=DOCUMENTS)),
-    Kind("nulls.parquet", parquet(text=[None, *DOCUMENTS, ""], meta=[{"a": 1}] * 62)),
+    Kind("nulls.parquet", parquet(text=[None, *DOCUMENTS, ""], meta=[{"a": 1}] * 62), left_out=2),
     Kind("nested.parquet", parquet(meta=[{"b": text} for text in DOCUMENTS]), options={"column": "meta.b"}),
     Kind("chat.parquet", parquet(text=[CHAT] * 30), [CHAT_TEXT] * 30),
     Kind("parquet-without-saying", parquet(text=DOCUMENTS)),
@@ -237,11 +246,26 @@ KINDS = [
     Kind("no-suffix", writes(TEXT), [TEXT]),
     Kind("year=2024", folder(docs__jsonl=writes(RAW))),
     Kind("mixed", folder(a__txt=writes(TEXT), b__jsonl=writes(RAW), c__txt=writes(b"")), [TEXT, *DOCUMENTS]),
-    Kind("hidden", folder(docs__jsonl=writes(RAW), __secret=writes("not read"))),
+    Kind("hidden", folder(docs__jsonl=writes(RAW), __secret=writes("not read")), left_out=1),
+    Kind(
+        "spark",
+        folder(
+            **{"part-00000": writes(RAW), "part-00001.gz": writes(gzip.compress(b"\n" + RAW)), "_SUCCESS": writes(b"")},
+            **{
+                "part-2.c000.snappy__parquet": parquet(text=DOCUMENTS),
+                "_committed_1": writes('{"added":["part-00000"]}'),
+            },
+            **{"__part-00000.crc": writes(b"crc\0")},
+        ),
+        DOCUMENTS * 3,
+        left_out=2,
+    ),
     Kind("loop", folder(docs__jsonl=writes(RAW), again=links("."), up=links("../loop"))),
     Kind("linked-folder", folder(docs__jsonl=writes(RAW), more=links("../loop-target")), [*DOCUMENTS, "linked"]),
     Kind("saved", saved_dataset),
     Kind("hf:saved", saved_dataset),
+    Kind("saved-as-tables", lambda path: saved_dataset(path, type="pandas")),
+    Kind("saved-without-text", lambda path: saved_dataset(path, type="torch", columns=["label"])),
     Kind("hf:configs:en", with_configurations),
     Kind("hf:configs:de[test]", with_configurations, [text.upper() for text in DOCUMENTS[:40]]),
     # what is refused
@@ -295,6 +319,13 @@ KINDS = [
     ),
     Kind("text.jsonl", writes(TEXT), refusal="line 1 of .*text.jsonl is not JSON"),
     Kind("cut-array.json", writes(json.dumps([{"text": "a"}] * 9)[:-9]), refusal=r"is not JSON \(.*expected records"),
+    Kind(
+        "garbage-on-line-2.json",
+        writes(b"\n" + RAW.replace(b"\n", b" and more\n", 1)),
+        refusal=r"is not JSON \(Expecting value: line 2 column \d+ .*expected records",
+        skipped=1,
+    ),
+    Kind("cut-line-1.json", writes(RAW[:20] + b"\n" + RAW), refusal=r"is not JSON \(.*expected records", skipped=1),
     Kind("nan.jsonl", writes('{"text": NaN}\n' + lines()), refusal="line 1 of .* has the number nan", skipped=1),
     Kind("number.jsonl", writes(lines() + '{"text": 7}\n'), refusal="line 61 of .* has the number 7", skipped=1),
     Kind(
@@ -326,13 +357,38 @@ KINDS = [
         writes(LATIN.encode("latin-1")),
         refusal=r"latin-1.txt is not UTF-8 at byte 2; it looks like \S+: if it is, add --encoding",
     ),
+    *(
+        Kind(
+            name, writes(raw), refusal="is UTF-8, against --encoding cp1252; read such", options={"encoding": "cp1252"}
+        )
+        for name, raw in (("utf8.txt", TEXT), ("utf8.jsonl", lines(ensure_ascii=False)))
+    ),
+    Kind("by-columns.json", writes('{"text": {"0": "a", "1": "b"}}'), refusal=r"to_json\(orient='records', lines=True"),
     Kind("late.txt", writes(b"a" * 100_000 + b"\xff"), refusal="late.txt is not UTF-8 at byte 100,000"),
     Kind("cut-character.txt", writes("aé".encode()[:-1]), refusal="is not UTF-8 at byte 1"),
     Kind("utf16-without-mark.txt", writes("ab\n".encode("utf-16-le") * 99), refusal="NUL bytes; if it is UTF-16"),
-    Kind("picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="picture.png is not UTF-8 at byte 0"),
+    Kind(
+        "picture.png", writes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), refusal="not UTF-8 at byte 0; it holds bytes that no"
+    ),
     Kind("docs.zip", zipped, refusal="docs.zip is an archive; unpack it"),
+    Kind("docs.txt.lz4", writes(b"\x04\x22\x4d\x18"), refusal="is compressed in no form that is read; unpack it"),
+    Kind("pages.warc.gz", writes(gzip.compress(b"WARC/1.0\r\n")), refusal="is a web archive; extract its texts first"),
+    Kind("letter.rtf", writes("{\\rtf1 Hello}"), refusal="letter.rtf is RTF; save it as plain text"),
+    *(
+        Kind(
+            f"pointer.{end}",
+            writes("version https://git-lfs.github.com/spec/v1\n"),
+            refusal="is a pointer of Git LFS; ",
+        )
+        for end in ("txt", "parquet", "jsonl.gz")
+    ),
     Kind("paper.pdf", writes(b"%PDF-1.7\n%\xe2\xe3"), refusal="paper.pdf is a PDF; extract its text first"),
     Kind("docs.tar.gz", writes(gzip.compress(b"a" * 257 + b"ustar\0")), refusal="docs.tar.gz is an archive; unpack it"),
+    Kind(
+        "delta",
+        folder(_delta_log=folder(a__json=writes("{}")), **{"part-0__parquet": parquet(text=DOCUMENTS)}),
+        refusal="_delta_log is of a Delta table, whose files also hold rows that were deleted; write its newest",
+    ),
     Kind("broken", folder(a__txt=writes(TEXT), b__txt=links("nowhere")), refusal="b.txt is a link to nowhere"),
     Kind("broken-link.txt", links("nowhere"), refusal="broken-link.txt is a link to nowhere, which does not exist"),
     Kind("pipe", os.mkfifo, refusal="pipe is no regular file"),

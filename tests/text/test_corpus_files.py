@@ -92,8 +92,6 @@ FORMS = {
     "bzip2": bz2.compress(b"text"),
     "xz": lzma.compress(b"text"),
     "parquet": b"PAR1",
-    "zip": b"PK\x03\x04",
-    "pdf": b"%PDF-1.7",
     "utf-16": b"\xff\xfea\0",
 }
 
@@ -108,6 +106,15 @@ def test_a_run_on_bytes_refuses_a_file_whose_text_is_in_another_form(tmp_path: P
         list_byte_files(tmp_path / "text")
     (tmp_path / "text" / "index.json").write_bytes(b"{}")
     assert path in list_byte_files(tmp_path / "text"), "shards of tokens may begin with any bytes"
+
+
+@pytest.mark.parametrize(
+    "head", [b"PK\x03\x04", b"%PDF-1.7", b"WARC/1.0", b"version https://git-lfs.github.com/spec/v1"]
+)
+def test_a_run_on_bytes_refuses_what_is_no_text(tmp_path: Path, head: bytes) -> None:
+    write_files(tmp_path, a=head)
+    with pytest.raises(ConfigError, match=r"a.txt is (an archive|a PDF|a web archive|a pointer of Git LFS); \w+"):
+        list_byte_files(tmp_path)
 
 
 def test_the_standard_library_excludes_tests_and_installed_packages() -> None:
@@ -167,14 +174,33 @@ def overwrite(path: Path) -> None:
     os.utime(path, ns=(1, 1))  # a second write within a tick of the clock would show the same time
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(("change", "size"), [(shorten, 2), (lengthen, 11), (replace, 4), (overwrite, 4)])
-def test_a_file_that_was_changed_is_named(tmp_path: Path, change: Callable[[Path], None], size: int) -> None:
+def test_a_file_that_was_changed_is_named(
+    tmp_path: Path, change: Callable[[Path], None], size: int, is_known: bool
+) -> None:
     (path,) = write_files(tmp_path, a=b"text")
     files = MappedFiles((path,))
+    assert not is_known or len(files.fingerprint) == 32
     assert files.read(0, 4).tobytes() == b"text"
     change(path)
-    with pytest.raises(ConfigError, match=rf"a\.txt has another size .* \(4 bytes then, {size} now\); put"):
+    with pytest.raises(ConfigError, match=rf"a\.txt is not what it was .* \(4 bytes then, {size} now\); put"):
         files.read(3, 4)
+
+
+def test_a_file_with_another_modification_time_is_the_same(tmp_path: Path) -> None:
+    """`touch`, a backup, and a copy over itself ended a peer."""
+    one, two = write_files(tmp_path, a=b"text", b=b"more")
+    files = MappedFiles((one, two))
+    assert len(files.fingerprint) == 32
+    for path in (one, two):
+        os.utime(path, ns=(1, 1))
+    assert files.read(0, 8).tobytes() == b"textmore"
+    overwrite(two)
+    os.utime(two, ns=(2, 2))
+    assert files.read(0, 4).tobytes() == b"text"
+    with pytest.raises(ConfigError, match=r"b\.txt is not what it was when training began"):
+        files.read(0, 8)
 
 
 def test_a_text_that_is_arriving_may_be_written_but_not_cut(tmp_path: Path) -> None:
@@ -183,7 +209,7 @@ def test_a_text_that_is_arriving_may_be_written_but_not_cut(tmp_path: Path) -> N
     replace(path)
     assert files.read(0, 4).tobytes() == b"TEXT"
     shorten(path)
-    with pytest.raises(ConfigError, match="has another size"):
+    with pytest.raises(ConfigError, match="is not what it was"):
         files.read(0, 4)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.text import data
+from p2p_diloco.text import corpus_files
+from p2p_diloco.text.corpus_files import MappedFiles
 from p2p_diloco.text.data import (
     MIN_CORPUS_BYTES,
     BatchStream,
@@ -86,13 +87,14 @@ def test_the_same_text_split_differently_has_another_fingerprint(tmp_path: Path)
 
 
 def test_a_fingerprint_reads_a_bounded_amount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_FINGERPRINT_PIECES", 4)
-    monkeypatch.setattr(data, "_FINGERPRINT_PIECE_BYTES", 100)
-    corpus = corpus_of(tmp_path, noise(50_000))
+    monkeypatch.setattr(corpus_files, "_FINGERPRINT_PIECES", 4)
+    monkeypatch.setattr(corpus_files, "_FINGERPRINT_PIECE_BYTES", 100)
+    (tmp_path / "text").write_bytes(noise(50_000))
+    files = MappedFiles((tmp_path / "text",))
     read: list[tuple[int, int]] = []
-    plain = corpus.read
-    monkeypatch.setattr(corpus, "read", lambda start, stop: (read.append((start, stop)), plain(start, stop))[1])
-    assert len(corpus.fingerprint) == 32
+    plain = files.read
+    monkeypatch.setattr(files, "read", lambda start, stop: (read.append((start, stop)), plain(start, stop))[1])
+    assert len(files.fingerprint) == 32
     assert read == [(0, 100), (12_500, 12_600), (25_000, 25_100), (37_500, 37_600)]
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_files import KINDS, Kind
+from made_files import KINDS, Kind, lines
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.text import documents
 from p2p_diloco.text.token_shards import TokenText, total_tokens
 from p2p_diloco.text.tokenize_text import TokenizeOptions, tokenize_text
+from p2p_diloco.text.unpacked import BLOCK_BYTES, unpacked
 
 tokenizers: Any = pytest.importorskip(
     "tokenizers", reason='pip install "p2p-diloco[hf]" brings it; make files runs this'
@@ -43,6 +47,7 @@ def test_a_file_gives_the_documents_that_another_reader_counts(tmp_path: Path, t
     expected = sum(len(each) + 1 for each in ids)  # with a token that ends each
     assert total_tokens(made.index.shards) == expected
     assert made.taken[0].documents == len(kind.documents)
+    assert sum(made.skipped.values()) == kind.left_out
     text = TokenText(tmp_path / "tokens")
     seen = [token for start, stop in (*text.held_out_parts, *text.train_parts) for token in text.read(start, stop)]
     assert sorted(seen) == sorted([token for each in ids for token in (*each, end)])
@@ -62,3 +67,33 @@ def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path, tokenizer: 
     made = tokenize_text(options_of(kind, tmp_path, tokenizer, skip_bad=True), tmp_path / "tokens", print)
     assert sum(made.skipped.values()) == kind.skipped
     assert made.taken[0].documents >= 59
+
+
+@pytest.mark.parametrize("form", ["gzip", "bz2", "lzma", "backports.zstd"])
+def test_a_small_file_that_holds_gigabytes_is_unpacked_in_small_pieces(tmp_path: Path, form: str) -> None:
+    """Here it holds 9 MB, twice."""
+    packed = pytest.importorskip(form).compress(bytes(9_000_000))
+    (tmp_path / "bomb").write_bytes(packed + packed)
+    lengths = [len(block) for block in unpacked(tmp_path / "bomb")]
+    assert (sum(lengths), max(lengths)) == (18_000_000, BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("name", ["docs.jsonl", "docs.json", "array.json", "pretty-array.json"])
+def test_a_value_that_would_fill_the_memory_is_named_and_the_next_is_read(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST_VALUE", 999)
+    texts = ["well" * 400, *map(str, range(2000))]
+    (tmp_path / "next.jsonl").write_text(lines(texts[1:]))
+    records = [{"text": text} for text in texts]
+    array = json.dumps(records[1:], indent=1) if name.startswith("pretty") else json.dumps(records)
+    whole = lines(texts) if name.startswith("docs") else array
+    (tmp_path / name).write_text(whole)
+    options = TokenizeOptions(sources=(str(tmp_path / "*.json*"),), tokenizer=str(tokenizer))
+    with pytest.raises(
+        ConfigError, match=rf"{name} is .*too long.* \(more than 999 B\); write each record on a line of its own"
+    ):
+        tokenize_text(options, tmp_path / "tokens", print)
+    made = tokenize_text(replace(options, skip_bad=True), tmp_path / "more tokens", print)
+    assert sum(made.skipped.values()) == 1
+    assert made.taken[0].documents == (4000 if name.startswith("docs") else 2000)

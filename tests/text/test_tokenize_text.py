@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -277,6 +278,62 @@ def test_a_tokenizer_that_leaves_characters_out_is_refused_by_name(tmp_path: Pat
         tokenize_text(options(made, source), tmp_path / "tokens", print)
     anyway = tokenize_text(options(made, source, skip_bad=True), tmp_path / "tokens", print)
     assert sum(anyway.skipped.values()) == 1, "the tokenizer, not a record"
+
+
+def test_a_class_that_encodes_otherwise_than_its_tokenizer_json_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    """That of Qwen splits numbers into digits, whatever the file says. What it saves says the same as the class."""
+    texts = [f"{number * 12345} is a number.\n" for number in range(400)]
+    source, config = write_lines(tmp_path / "docs.jsonl", texts), {"eos_token": "<|endoftext|>"}
+    made = variant(tokenizer, tmp_path / "made", lambda each: None)
+    (made / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "Qwen2Tokenizer"}))
+    needs("transformers").AutoTokenizer.from_pretrained(made).save_pretrained(tmp_path / "saved")
+    for place, expected in ((tokenizer, 0), (made, 1), (tmp_path / "saved", 0)):
+        printed: list[str] = []
+        tokenize_text(options(place, source), tmp_path / f"tokens of {place.name}", printed.append)
+        named = [line for line in printed if re.match(r"Qwen2Tokenizer .* encodes \"in 2024.* otherwise than", line)]
+        assert len(named) == expected, place
+
+
+def test_a_chat_template_that_asks_for_the_date_gives_the_same_tokens_every_day(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    made = variant(tokenizer, tmp_path / "made", lambda each: None)
+    template = "\nToday is {{ strftime_now('%d %b %Y') }}. {{ messages[0].content }}"
+    (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / "chats.jsonl").write_text('{"text": [{"role": "user", "content": "Hello"}]}\n' * 400)
+    tokens = tokenize_text(options(made, tmp_path / "chats.jsonl"), tmp_path / "tokens", print)
+    text = TokenText(tmp_path / "tokens")
+    assert decoded(text, text.train_parts).startswith("\nToday is 26 Jul 2024. Hello\nToday is")
+    assert tokens.skipped == {"today's date in a chat, which became 26 Jul 2024": 400}
+
+
+def test_a_tokenizer_that_changes_texts_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    """As those of BERT do: line ends and capitals are gone for good."""
+    source, printed = write_lines(tmp_path / "docs.jsonl"), list[str]()
+    made = variant(tokenizer, tmp_path / "made", lambda each: each.update(normalizer={"type": "Lowercase"}))
+    tokenize_text(options(tokenizer, source), tmp_path / "tokens", printed.append)
+    assert printed == []
+    tokenize_text(options(made, source), tmp_path / "more tokens", printed.append)
+    assert printed == [
+        "this tokenizer does not give every text back, so a model will not write it either: "
+        r'"if One:\n\tTwo  three,\n\n4.\n" becomes "if one:\n\ttwo  three,\n\n4.\n"'
+    ]
+
+
+def test_a_tokenizer_that_fails_on_what_it_does_not_know_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    model = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -1.0]], "byte_fallback": False}
+    made = variant(tokenizer, tmp_path / "made", lambda each: each.update(model=model, added_tokens=[]))
+    with pytest.raises(ConfigError, match=r"cannot encode \d+ of \d+ characters .* \(.*unk_id.*\); take one with"):
+        tokenize_text(options(made, write_lines(tmp_path / "docs.jsonl")), tmp_path / "tokens", print)
+
+
+def test_weights_are_not_read_as_a_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
+    with (tmp_path / "model.gguf").open("wb") as file:
+        file.truncate(1 << 29)
+    with pytest.raises(
+        ConfigError, match=r"cannot read the tokenizer .*model.gguf \(it is longer than 268.4 MB; expected"
+    ):
+        tokenize_text(options(tmp_path / "model.gguf", write_lines(tmp_path / "docs.jsonl")), tmp_path / "it", print)
 
 
 def test_an_export_has_the_files_of_a_tokenizer_but_for_what_names_code_or_this_machine(

@@ -15,8 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import plan_fragments
 from p2p_diloco.text.data import Corpus
-from p2p_diloco.training.blocks import blocks_of, recompute_blocks
 from p2p_diloco.training.evaluation import WholeEvaluation
+from p2p_diloco.training.micro_batch import blocks_of, recompute_blocks
 from p2p_diloco.training.model import MODEL_SIZES, ModelShape, build_model, token_loss
 from p2p_diloco.training.parameters import LocalParameters, sizes, trained
 from p2p_diloco.training.text_model import TextModel, decoder_text_model

@@ -160,7 +160,7 @@ def test_a_step_that_is_not_finite_changes_only_the_position(shape: ModelShape, 
 def test_a_large_gradient_is_clipped(shape: ModelShape, corpus: Corpus) -> None:
     seen: list[float] = []
     loop = loop_of(shape, corpus, dataclasses.replace(RULE, gradient_clip=0.01))
-    loop._optimizers[0].register_step_pre_hook(
+    loop.optimizers[0].register_step_pre_hook(
         lambda *_: seen.append(math.sqrt(sum(float((p.grad**2).sum()) for p in loop.model.parameters())))
     )
     assert loop.step().gradient_norm > 0.01
@@ -169,7 +169,7 @@ def test_a_large_gradient_is_clipped(shape: ModelShape, corpus: Corpus) -> None:
 
 def test_only_matrices_decay_and_the_embedding_has_its_own_rate(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus)
-    groups = loop._optimizers[0].param_groups
+    groups = loop.optimizers[0].param_groups
     assert [group["weight_decay"] for group in groups] == [RULE.weight_decay, 0.0, 0.0]
     assert [group["rate"] for group in groups] == [1.0, RULE.embedding_rate, 1.0]
     assert sum(parameter.numel() for group in groups for parameter in group["params"]) == shape.num_parameters
@@ -179,7 +179,7 @@ def test_only_matrices_decay_and_the_embedding_has_its_own_rate(shape: ModelShap
 
 def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(shape: ModelShape, corpus: Corpus) -> None:
     loop = loop_of(shape, corpus, dataclasses.replace(RULE, optimizer="muon", warmup_steps=0))
-    adamw, muon = loop._optimizers
+    adamw, muon = loop.optimizers
     assert isinstance(muon, Muon)
     by_muon = {id(parameter) for group in muon.param_groups for parameter in group["params"]}
     assert by_muon == {id(p) for name, p in loop.model.named_parameters() if name.startswith("blocks.") and p.ndim > 1}

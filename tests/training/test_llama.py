@@ -13,9 +13,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.training.export_files import Provenance
 from p2p_diloco.training.llama import llama_files
 from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.training.provenance import Provenance
 
 PROVENANCE = Provenance(run_name="night", run="ab" * 32, text="a text", rounds=12, cycles=6.0)
 

@@ -22,9 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.text.data import BatchStream, Corpus
-from p2p_diloco.training.blocks import Recompute
 from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.micro_batch import is_out_of_memory, most_windows, with_margin
+from p2p_diloco.training.micro_batch import Recompute, is_out_of_memory, most_windows, with_margin
 from p2p_diloco.training.model import ModelShape, build_model
 from p2p_diloco.training.text_model import TextModel, decoder_text_model
 

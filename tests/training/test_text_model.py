@@ -166,8 +166,15 @@ def of_layers(module: Layers, context: int = 12) -> TextModel:
 
 def test_a_model_that_can_be_trained_passes() -> None:
     module = Layers()
-    check_text_model(of_layers(module), "mine")
+    assert check_text_model(of_layers(module), "mine") == ()
     assert module.training
+
+
+def test_tensors_that_a_text_does_not_train_are_named() -> None:
+    module = Layers()
+    module.vision = nn.Linear(3, 2)
+    (note,) = check_text_model(of_layers(module), "mine")
+    assert note.startswith("the loss of a text does not depend on 2 of 3 tensors, such as vision.weight, so they are")
 
 
 @pytest.mark.parametrize("context", [4, 12, 500])

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from benchmarks.ended_politely import ended_politely
+from p2p_diloco.cli.ended_politely import ended_politely
 
 
 def tell(number: signal.Signals, tidied: list[int]) -> None:
@@ -15,6 +15,15 @@ def tell(number: signal.Signals, tidied: list[int]) -> None:
             signal.raise_signal(number)
         finally:
             tidied.append(number)
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        tell(signal.SIGHUP, tidied := [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert tidied == [signal.SIGHUP]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

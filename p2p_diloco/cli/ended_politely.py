@@ -1,4 +1,4 @@
-"""Signal handling for commands that start processes, so that none is left running."""
+"""Signal handling for commands that start processes or write drafts, so that none is left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from types import FrameType
 
 @contextmanager
 def ended_politely() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C inside the block, so that the caller can end what it has started."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C inside the block, so that the caller can tidy up; nohup stays in force."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""All peers stop at one boundary, or after a while without agreement."""
+"""A peer is asked to stop in three ways, and all peers stop at one boundary, or after a while without agreement."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 from small_run import peer_key, small_plan, start_states
 
+from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.last_round import (
+from p2p_diloco.peer.ending import (
     AGREE_SECONDS,
+    StopRequest,
     all_agree,
+    first_error_alone,
+    result_before,
     state_digest,
     wait_for_agreement,
+    wait_for_first,
     wait_until_over,
 )
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
@@ -174,3 +179,103 @@ def test_the_digest_covers_the_bytes_of_all_spans() -> None:
         vectors = {"anchor_N": state.anchor_N.copy(), "momentum_N": state.momentum_N.copy()}
         vectors[which][-1] = np.nextafter(vectors[which][-1], np.float32(1))
         assert state_digest(states | {span: SpanState(head=state.head, **vectors)}) != state_digest(states)
+
+
+def test_nothing_stops_without_a_request() -> None:
+    async def scene() -> None:
+        stop = StopRequest()
+        waits = [
+            asyncio.ensure_future(wait)
+            for wait in (stop.wait_for_leave(), stop.wait_for_stop(), stop.wait_for_last_round())
+        ]
+        await asyncio.wait(waits, timeout=3600)
+        assert not stop.is_leaving
+        assert not any(wait.done() for wait in waits)
+
+    run_virtual(scene())
+
+
+def test_the_first_ctrl_c_only_asks_to_leave() -> None:
+    async def scene() -> None:
+        stop = StopRequest()
+        stop.leave()
+        await stop.wait_for_leave()
+        hurry = asyncio.ensure_future(stop.wait_for_stop())
+        await asyncio.wait({hurry}, timeout=3600)
+        assert stop.is_leaving
+        assert not hurry.done()
+
+    run_virtual(scene())
+
+
+def test_the_second_ctrl_c_stops_at_once_even_without_a_first() -> None:
+    async def scene() -> None:
+        stop = StopRequest()
+        stop.stop_now()
+        await stop.wait_for_leave()
+        await stop.wait_for_stop()
+        assert stop.is_leaving
+
+    run_virtual(scene())
+
+
+def test_the_first_request_for_a_last_round_counts() -> None:
+    async def scene() -> None:
+        stop = StopRequest()
+        stop.end_after(7)
+        stop.end_after(9)
+        assert await stop.wait_for_last_round() == 7
+        assert not stop.is_leaving
+
+    run_virtual(scene())
+
+
+def test_the_first_to_end_ends_the_wait_and_the_others() -> None:
+    cancelled: list[str] = []
+
+    async def wait(name: str, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
+
+    async def scene() -> float:
+        await wait_for_first(wait("slow", 100.0), wait("quick", 2.0))
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(scene()) == pytest.approx(2.0, abs=0.01)
+    assert cancelled == ["slow"]
+
+
+def test_an_error_is_not_swallowed() -> None:
+    async def fail() -> None:
+        raise NetworkError("gone")
+
+    with pytest.raises(NetworkError, match="gone"):
+        run_virtual(wait_for_first(asyncio.sleep(10.0), fail()))
+
+
+@pytest.mark.parametrize(("seconds", "result"), [(1.0, "done"), (100.0, None)])
+def test_work_is_waited_for_until_the_end_comes(seconds: float, result: str | None) -> None:
+    ended: list[float] = []
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(seconds)
+            return "done"
+        finally:
+            ended.append(asyncio.get_running_loop().time())
+
+    assert run_virtual(result_before(work(), asyncio.sleep(2.0))) == result
+    assert ended == [pytest.approx(min(seconds, 2.0), abs=0.01)]
+
+
+def test_the_first_error_of_a_tree_is_raised() -> None:
+    leaf = NetworkError("the daemon died")
+    tree = BaseExceptionGroup("tasks", [BaseExceptionGroup("inner", [leaf, ValueError("later")])])
+    for raised in (tree, leaf):
+        with pytest.raises(NetworkError) as caught, first_error_alone():
+            raise raised
+        assert caught.value is leaf
