@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fetching import NEW, A, B, catch_up, content_of, hashed, mended, piece, quorum
 from made import SPAN, head_of
-from p2p_diloco.log import SpanHead
 
 from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.reports import TipReports
 from p2p_diloco.protocol.round.chain import ChainBook
