@@ -584,7 +584,7 @@ def test_the_founder_holds_the_state_until_it_drops_it() -> None:
     assert not any(engine.holds_needlessly(now) for now in (0.0, 100.0)), "it is the one member"
     engine.drop_state()
     assert engine.closed_heads(0.0) == ()
-    assert engine.repair.donors(0.0) == []
+    assert engine.repair.sources.donors(0.0) == []
 
 
 def test_the_engine_exposes_its_incarnation_and_run() -> None:

@@ -35,6 +35,7 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
 )
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Repair
@@ -338,7 +339,7 @@ def test_a_member_that_is_alone_becomes_ready_after_a_while() -> None:
 def test_a_leaving_peer_does_not_become_ready_again() -> None:
     page = repair()
     page.linked.clear()
-    page.membership.leaving = True
+    page.membership.local.leave(None)
     for now in (0.0, 5.0, 10.0, 15.0, 17.0):
         assert page.pump(now) == []
     assert not page.membership.ready
@@ -382,7 +383,7 @@ def test_an_archivist_follows_the_logs_keeps_what_it_holds_and_asks_for_no_place
             page.membership.take_heartbeat(ready(peer, sequence=int(now) + 2), now)
         assert not page.is_needless(now), "others hold the state too, but this peer keeps it"
     page.membership.set_ready(True)
-    assert page.membership.declaration(60.0) is None, "it never becomes a member"
+    assert page.membership.declarations.own_news(60.0) is None, "it never becomes a member"
 
 
 BOOTSTRAP = member(peer_id("boot"), trains=False, counts=False)
@@ -686,7 +687,7 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     page = Repair(
         rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B, C}, verify=verify
     )
-    membership.can_be_dialled = True
+    membership.local.set_conditions(Conditions(can_be_dialled=True))
     for peer in (B, C):
         membership.take_heartbeat(
             heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0

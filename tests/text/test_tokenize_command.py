@@ -25,7 +25,7 @@ def words(tokenizer: Path, folder: Path, place: str) -> list[str]:
 def test_a_signal_to_end_leaves_no_draft(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    make = command.tokenize_text
+    make, before = command.tokenize_text, signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted(*arguments: Any, **more: Any) -> None:
         make(*arguments, **more)
@@ -33,7 +33,10 @@ def test_a_signal_to_end_leaves_no_draft(
         signal.raise_signal(number)
 
     monkeypatch.setattr(command, "tokenize_text", interrupted)
-    assert main(words(tokenizer, tmp_path, "tokens")) == STOPPED
+    try:
+        assert main(words(tokenizer, tmp_path, "tokens")) == STOPPED
+    finally:
+        signal.signal(signal.SIGINT, before)  # pytest-xdist ignores Ctrl-C in its workers
     assert os.listdir(tmp_path) == ["in.txt"]
 
 
