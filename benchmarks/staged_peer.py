@@ -38,7 +38,7 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.round.round import newcomers_of
-from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
+from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey, is_signed_by

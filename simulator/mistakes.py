@@ -36,7 +36,8 @@ from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.round import exchange
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire import inclusion, roster
+from p2p_diloco.protocol.wire import entry as entry_module
+from p2p_diloco.protocol.wire import roster
 from p2p_diloco.protocol.wire.entry import Entry, next_head
 from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, vote_statement
@@ -340,12 +341,12 @@ def _half_is_enough() -> list[Patch]:
 @_mistake("counts-the-absent", "I8")
 def _counts_the_absent() -> list[Patch]:
     """An owner signs that every member of the roster was present."""
-    right = inclusion.build_entry
+    right = entry_module.build_entry
 
     def wrong(roster: Roster, *more: Any, **owner: Any) -> Entry | str:
         everybody = tuple(range(len(roster.members)))
         told: list[Any] = [
-            replace(one, present=everybody) if isinstance(one, inclusion.Inclusion) else one for one in more
+            replace(one, present=everybody) if isinstance(one, entry_module.Inclusion) else one for one in more
         ]
         return right(roster, *told, **owner)
 

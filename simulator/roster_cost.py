@@ -35,8 +35,7 @@ from p2p_diloco.protocol.wire.ballot import (
     check_proposal,
     propose,
 )
-from p2p_diloco.protocol.wire.entry import pack_included
-from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
+from p2p_diloco.protocol.wire.entry import NO_SIGNATURE, pack_included
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Declaration
 from p2p_diloco.protocol.wire.messages import RosterReply, decode_message, encode_message
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_statement, is_majority, vote_statement

@@ -17,7 +17,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.reach import Answer, Network, Reach, Standing, network_of
 from p2p_diloco.protocol.membership.reach_proofs import is_recent, place_of, provers_for
-from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
+from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import ReachProof
 from p2p_diloco.protocol.wire.messages import (
     MOST_HOST_BYTES,

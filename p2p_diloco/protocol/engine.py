@@ -34,10 +34,9 @@ from p2p_diloco.protocol.results import (
     SpanReduced,
 )
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
-from p2p_diloco.protocol.round.exchange import Exchange
+from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
 from p2p_diloco.protocol.round.influence import Agreement, Influence
 from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
-from p2p_diloco.protocol.round.round_driver import RoundDriver
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote

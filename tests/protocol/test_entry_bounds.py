@@ -36,9 +36,8 @@ from p2p_diloco.protocol.round.round import (
     gather_contributions,
     row_members,
 )
-from p2p_diloco.protocol.wire.entry import Entry, EntryRules, check_entry, next_head, pack_included
+from p2p_diloco.protocol.wire.entry import Entry, EntryRules, build_entry, check_entry, next_head, pack_included
 from p2p_diloco.protocol.wire.grid import Grid, fold_roster
-from p2p_diloco.protocol.wire.inclusion import build_entry
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
 from p2p_diloco.protocol.wire.roster import Roster
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from made import SPAN, head_of, ids, member, roster_of
 
 from p2p_diloco.log import RADIUS_BOUNDS, RADIUS_MOVED, within_reach
-from p2p_diloco.protocol.wire.entry import Entry, included_places
+from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry, included_places, join_inclusions, only_present
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
-from p2p_diloco.protocol.wire.inclusion import Inclusion, build_entry, join_inclusions, only_present
 
 ROSTER = roster_of(3)
 HEAD = head_of()

@@ -27,9 +27,9 @@ from p2p_diloco.protocol.round.round import (
     split_by_reducer,
     still_expected,
 )
+from p2p_diloco.protocol.wire.entry import build_entry
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.grid import fold_roster
-from p2p_diloco.protocol.wire.inclusion import build_entry
 from p2p_diloco.protocol.wire.messages import Opening
 from p2p_diloco.protocol.wire.roster import Roster
 

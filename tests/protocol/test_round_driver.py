@@ -9,8 +9,7 @@ from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.round.exchange import Exchange
-from p2p_diloco.protocol.round.round_driver import RoundDriver
+from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
 from p2p_diloco.protocol.wire.entry import EntryRules
 
 

@@ -38,8 +38,8 @@ from p2p_diloco.protocol.wire.ballot import (
     check_proposal,
     propose,
 )
+from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.grid import column_mates, row_mates
-from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
 from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_child, lead_order, vote_statement
 

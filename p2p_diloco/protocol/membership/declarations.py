@@ -14,7 +14,7 @@ from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.proposal import FRESH_CYCLES, SHARE_STEP, is_bootstrap_needed, is_outdated
 from p2p_diloco.protocol.membership.reach_proofs import ReachJudge, proofs_to_declare
 from p2p_diloco.protocol.wire.ballot import MOST_DECLARATION_BYTES, MOST_DECLARATIONS, declarations_bytes
-from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
+from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import Declaration, ReachProof
 from p2p_diloco.protocol.wire.roster import Roster
 

@@ -12,7 +12,7 @@ from p2p_diloco.protocol.repair.signed_content import Relay
 from p2p_diloco.protocol.repair.sources import Sources
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.inclusion import NO_SIGNATURE
+from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.protocol.wire.messages import (
     ContentRequest,

@@ -13,8 +13,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log import SpanHead, as_float32, balanced, weight_limit
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import Collection, MeanInputs, ReductionRules, rounding_seed
-from p2p_diloco.protocol.wire.entry import lies_within, places_in
-from p2p_diloco.protocol.wire.inclusion import Inclusion, too_few
+from p2p_diloco.protocol.wire.entry import Inclusion, lies_within, places_in, too_few
 from p2p_diloco.protocol.wire.messages import RowMean
 
 ROW_MEAN_SLACK = 1.05

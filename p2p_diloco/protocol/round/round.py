@@ -24,8 +24,8 @@ from p2p_diloco.log import (
     weight_limit,
 )
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.wire.entry import Inclusion, join_inclusions, only_present, too_few
 from p2p_diloco.protocol.wire.grid import Grid
-from p2p_diloco.protocol.wire.inclusion import Inclusion, join_inclusions, only_present, too_few
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.messages import Opening, SpanOffer, SpanVector
 from p2p_diloco.protocol.wire.roster import Roster
