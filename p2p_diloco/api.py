@@ -267,7 +267,7 @@ class Swarm:
         if isinstance(plan, RankPlan):
             return
         if self._island is not None:
-            self._island.on_lost = lambda: self._ask(lambda stop: stop.leave())
+            self._island.when_lost(lambda: self._ask(lambda stop: stop.leave()))
         self._thread = threading.Thread(target=self._run, args=(plan,), name="p2p_diloco", daemon=True)
         self._thread.start()
         self._running.wait()
@@ -324,7 +324,7 @@ class Swarm:
         Meanwhile, entries are still applied to the model.
         """
         end = time.monotonic() + self._own.seconds_to_rest()
-        while not self._ended.is_set() and (self._own.is_paused or time.monotonic() < end):
+        while not self._ended.is_set() and (self._own.pace.is_paused or time.monotonic() < end):
             state = self._own.state
             if state is not None and state.begin():
                 self._own.border()
@@ -423,7 +423,7 @@ class Swarm:
     def leave_alone(self) -> None:
         """Leave without the other ranks, as at the end of the process."""
         if self._island is not None:
-            self._island.is_over = True
+            self._island.give_up()
         self.leave()
 
     def __enter__(self) -> Self:

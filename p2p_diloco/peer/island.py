@@ -54,14 +54,13 @@ class Island:
     Attributes:
         is_over: rank 0 has left the run, or the island has failed.
         lost: why the island has ended: a rank is missing.
-        on_lost: called once on rank 0 when a rank is missing.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.is_over = False
         self.lost: RankLost | None = None
-        self.on_lost: Callable[[], None] = lambda: None
+        self._on_lost: Callable[[], None] = lambda: None
         self._parameters: RankParameters | None = None
         self._inner: InnerState | None = None
         self._model: nn.Module | None = None
@@ -81,6 +80,14 @@ class Island:
         """Name what this rank trains, the objects whose state it saves, and where."""
         self._model, self._tensors = model, tensors
         self._kept, self._state_directory = kept, state_directory
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Call this once on rank 0 when a rank is missing."""
+        self._on_lost = call
+
+    def give_up(self) -> None:
+        """Count this island as over, without the other ranks."""
+        self.is_over = True
 
     # -- calls
 
@@ -134,7 +141,7 @@ class Island:
 
     def hurry(self) -> None:
         """Wait for other ranks for seconds only from now on: an exception has ended the loop of this rank."""
-        self.ranks.timeout_seconds = min(self.ranks.timeout_seconds, HURRY_SECONDS)
+        self.ranks.wait_at_most(HURRY_SECONDS)
 
     def wait(self, event: Event, seconds: float) -> bool:
         """Wait on rank 0 until an event is set, while the other ranks are asked now and then whether they are there."""
@@ -208,7 +215,7 @@ class Island:
     def end(self, lost: RankLost) -> None:
         """End this island because a rank is missing."""
         self.lost, self.is_over = lost, True
-        self.on_lost()
+        self._on_lost()
 
     def _report_and_follow(self, report: Tensor) -> Any:
         self.ranks.send(report, 0)
