@@ -212,11 +212,9 @@ class BuiltInTraining(Training):
             self._opened().start()
 
     def stop_stepping(self) -> None:
-        """Stop making steps, but keep applying entries to θ."""
         self._opened().stop_training()
 
     def wait_until_idle(self) -> None:
-        """Wait until all submitted updates are in φ, m and θ."""
         self._opened().wait_until_idle()
 
     async def measure(self) -> HeldOutLoss | None:
@@ -232,7 +230,6 @@ class BuiltInTraining(Training):
         return await self._watch.measure(self.state)
 
     async def end(self) -> None:
-        """Stop the threads."""
         if self._watch is not None:
             self._watch.close()
         self._watch = self._arriving = None  # a later session opens its own
@@ -261,7 +258,6 @@ class RankOrder:
     has_shards: bool
 
     def to_json(self) -> str:
-        """Return it as JSON."""
         return json.dumps(asdict(self))
 
 

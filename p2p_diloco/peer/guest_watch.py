@@ -57,27 +57,21 @@ class Guest(Protocol):
     @property
     def checkpoint_bytes(self) -> int:
         """Size of a checkpoint."""
-        ...
 
     def set_paused(self, is_paused: bool) -> None:
         """Pause, or run again."""
-        ...
 
     def apply_limits(self, settings: PeerSettings) -> None:
         """Take over changed limits."""
-        ...
 
     def limit_saving(self, saving: Saving) -> None:
         """Write less to the disk, or all again."""
-        ...
 
     def go_offline(self) -> None:
         """Leave the network until the pause is over."""
-        ...
 
     def publish(self) -> None:
         """Publish the status now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

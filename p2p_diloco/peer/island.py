@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -46,6 +47,16 @@ _ERRORS: Mapping[str, type[P2PDilocoError]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """What this rank trains, the objects whose state it saves, and where."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]
+    kept: Mapping[str, Stateful]
+    state_directory: Path
+
+
 class Island:
     """The ranks of an island, as one of them sees it. For the training thread, unless noted otherwise.
 
@@ -61,12 +72,8 @@ class Island:
         self.is_over = False
         self.lost: RankLost | None = None
         self._on_lost: Callable[[], None] = lambda: None
-        self._parameters: RankParameters | None = None
-        self._inner: InnerState | None = None
-        self._model: nn.Module | None = None
-        self._kept: Mapping[str, Stateful] = {}
-        self._state_directory = Path()
-        self._tensors: Mapping[str, Tensor] = {}
+        self._planned: tuple[RankParameters, InnerState] | None = None
+        self._trained: _Trained | None = None
         self._asked_at = 0.0
 
     @property
@@ -78,8 +85,7 @@ class Island:
         self, model: nn.Module, tensors: Mapping[str, Tensor], kept: Mapping[str, Stateful], state_directory: Path
     ) -> None:
         """Name what this rank trains, the objects whose state it saves, and where."""
-        self._model, self._tensors = model, tensors
-        self._kept, self._state_directory = kept, state_directory
+        self._trained = _Trained(model=model, tensors=tensors, kept=kept, state_directory=state_directory)
 
     def when_lost(self, call: Callable[[], None]) -> None:
         """Call this once on rank 0 when a rank is missing."""
@@ -240,43 +246,41 @@ class Island:
             case Word.WAIT:
                 ranks.send(torch.zeros(1), 0)
             case Word.PLAN:
-                assert self._model is not None, "attach a model first"
-                plan = json.loads(order.text)
-                fragments = _fragments_of(plan["fragments"])
-                self._parameters = RankParameters(self._model, self._tensors, fragments, ranks)
-                self._inner = InnerState(self._state_directory / plan["folder"], self._kept, rank=ranks.rank)
+                own, plan = self._trained, json.loads(order.text)
+                assert own is not None, "attach a model first"
+                parameters = RankParameters(own.model, own.tensors, _fragments_of(plan["fragments"]), ranks)
+                inner = InnerState(own.state_directory / plan["folder"], own.kept, rank=ranks.rank)
+                self._planned = parameters, inner
             case Word.SAMPLE:
                 sample = self._sample()
                 assert sample is not None, "all ranks shard the same tensors"
                 ranks.send(sample, 0)
             case Word.WHOLE:
-                assert self._model is not None, "attach a model first"
-                gather_tensor(self._model.state_dict()[order.text], ranks)
+                assert self._trained is not None, "attach a model first"
+                gather_tensor(self._trained.model.state_dict()[order.text], ranks)
             case Word.SAVE:
-                ranks.gather_texts(self._save_inner(order.text))
+                ranks.gather_texts(_save_inner(self._inner, order.text))
             case Word.CLEAR:
-                assert self._inner is not None, "the plan comes first"
                 self._inner.clear()
             case Word.LABEL:
-                assert self._inner is not None, "the plan comes first"
                 ranks.gather_texts(json.dumps(_outcome(self._inner.label)))
             case Word.LOAD:
-                assert self._inner is not None, "the plan comes first"
                 ranks.gather_texts(_outcome(self._inner.load)[1])
             case _:
-                assert self._parameters is not None, "the plan comes first"
                 self._parameters.follow(order)
 
-    def _save_inner(self, label: str) -> str:
-        """Save the private state of this rank; return why that failed, or an empty text."""
-        assert self._inner is not None, "the plan comes first"
-        with suppress(OSError):  # saving reports it; on another machine than rank 0's, nothing has made the folder yet
-            self._inner.folder.mkdir(parents=True, exist_ok=True)
-        return str(_outcome(self._inner.save, label)[1])
+    @property
+    def _parameters(self) -> RankParameters:
+        assert self._planned is not None, "the plan comes first"
+        return self._planned[0]
+
+    @property
+    def _inner(self) -> InnerState:
+        assert self._planned is not None, "the plan comes first"
+        return self._planned[1]
 
     def restore(self) -> None:
         """Set θ of this rank, which is not rank 0, to its latest copy; see `LocalParameters.keep`."""
-        assert self._parameters is not None, "the plan comes first"
         self._parameters.restore()
 
     def whole_tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -379,7 +383,8 @@ class Island:
 
     def _sample(self) -> Tensor | None:
         """Return some elements of the first trained tensor that all ranks hold; None if there is none."""
-        whole = (tensor for tensor in self._tensors.values() if not is_sharded(tensor))
+        tensors = self._trained.tensors.values() if self._trained is not None else ()
+        whole = (tensor for tensor in tensors if not is_sharded(tensor))
         first = next(whole, None)
         return local_part(first).flatten()[:SAMPLED].cpu() if first is not None else None
 
@@ -440,6 +445,13 @@ def _raise_first(texts: Sequence[str]) -> None:
     for rank, text in enumerate(texts):
         if text:
             raise StateError(f"rank {rank}: {text}")
+
+
+def _save_inner(inner: InnerState, label: str) -> str:
+    """Save the private state of a rank; return why that failed, or an empty text."""
+    with suppress(OSError):  # saving reports it; on another machine than rank 0's, nothing has made the folder yet
+        inner.folder.mkdir(parents=True, exist_ok=True)
+    return str(_outcome(inner.save, label)[1])
 
 
 def _as_text(error: BaseException | None, rank: int = 0) -> str:

@@ -261,7 +261,6 @@ class OwnModel(Training):
             raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
 
     def open(self, host: TrainingHost) -> TrainedState:
-        """Create the state of this model in a run."""
         plan = host.plan
         self._buffers.begin_with(self._continued_buffers)
         parameters: LocalParameters

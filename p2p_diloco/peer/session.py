@@ -366,11 +366,10 @@ class PeerSession:
         assert self._node is not None, "entries come through the node"
         self._node.span_damaged(span, reason)
 
-    # -- limits of the machine's owner
+    # -- limits of the machine's owner: see `Guest`
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint."""
         return STATE_BYTES_PER_ELEMENT * sum(self._run.rules.span_elements.values())
 
     def set_paused(self, is_paused: bool) -> None:
@@ -379,7 +378,6 @@ class PeerSession:
         self._training.pace.set_paused(is_paused)
 
     def apply_limits(self, settings: PeerSettings) -> None:
-        """Take over changed caps, and the share of the device."""
         up, down = bytes_per_second(settings.max_upload), bytes_per_second(settings.max_download)
         transport, line = self._parts.transport, self._parts.line
         if (transport.limits.upload_bytes_per_second, transport.limits.download_bytes_per_second) != (up, down):
@@ -389,7 +387,6 @@ class PeerSession:
         self._training.pace.set_duty(settings.gpu_duty)
 
     def limit_saving(self, saving: Saving) -> None:
-        """Write less to the disk, or all again."""
         self._archive.limit_saving(saving)
 
     def go_offline(self) -> None:
@@ -397,7 +394,6 @@ class PeerSession:
         self._offline.set()
 
     def publish(self) -> None:
-        """Publish the status now."""
         if self._node is not None:
             self._publish(self._node)
 

@@ -70,7 +70,6 @@ class Pace:
         self.is_paused = is_paused
 
     def set_duty(self, share: float | None) -> None:
-        """Let steps use the device for this share of the time."""
         self.duty = share
 
     def rest_seconds(self, step_seconds: float) -> float:
@@ -161,11 +160,9 @@ class NoTraining(Training):
         self._held: HeldState | None = None
 
     def open(self, host: TrainingHost) -> HeldState:
-        """Create a state without a model."""
         self._held = HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)
         return self._held
 
     def wait_until_idle(self) -> None:
-        """Wait until all submitted updates are in φ and m."""
         assert self._held is not None, "open it first"
         self._held.wait_until_idle()
