@@ -92,7 +92,6 @@ class BuiltInTraining(Training):
             list_byte_files(settings.data)
 
     def open(self, host: TrainingHost) -> TrainedState:
-        """Build the model, its training thread and its evaluation."""
         plan, settings = host.plan, host.settings
         # The first optimiser of a process imports torch._dynamo, which takes seconds.
         text = "starting to train; PyTorch takes a few seconds to load its optimisers"

@@ -133,7 +133,6 @@ class _TrafficCount:
             await self.save()
 
     async def save(self) -> None:
-        """Save the month."""
         self._saved = self.month
         await asyncio.to_thread(write_traffic, self._folder, self._saved)
 
@@ -208,7 +207,6 @@ class GuestWatch:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict in force."""
         return self._verdict
 
     @property

@@ -78,7 +78,6 @@ class Island:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
         return self.ranks.leads
 
     def attach(

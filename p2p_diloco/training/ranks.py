@@ -97,7 +97,6 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
         return self.rank == 0
 
     def wait_at_most(self, seconds: float) -> None:
@@ -106,7 +105,6 @@ class Ranks:
 
     @property
     def others(self) -> range:
-        """All ranks but 0."""
         return range(1, self.count)
 
     # -- on rank 0
