@@ -623,7 +623,7 @@ class Swarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoop:
-    """What a user's loop brings to a run on this rank; see `join`."""
+    """A user's model, optimisers and options on this rank; see `join`."""
 
     model: nn.Module
     optimizer: Optimizers = None

@@ -49,7 +49,7 @@ _ERRORS: Mapping[str, type[P2PDilocoError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """What this rank trains, the objects whose state it saves, and where."""
+    """The model of this rank, the objects whose state it saves, and where."""
 
     model: nn.Module
     tensors: Mapping[str, Tensor]

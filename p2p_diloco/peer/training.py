@@ -54,7 +54,7 @@ class TrainingHost:
 
 
 class Pace:
-    """How the machine's owner limits steps. Set in the event loop, read by the training thread.
+    """Limits that the machine's owner sets on steps. Set in the event loop, read by the training thread.
 
     Attributes:
         is_paused: whether no steps may be made; θ still follows entries.
