@@ -197,10 +197,15 @@ def join(
         NetworkError: no peer answered in time.
         StateError: a rank is missing.
     """
-    plan = joiner_plan(
-        invite, model, optimizer, settings=settings, state=state, until_round=until_round, rank_timeout=rank_timeout
+    loop = OwnLoop(
+        model=model,
+        optimizer=optimizer,
+        settings=settings,
+        state=state,
+        until_round=until_round,
+        rank_timeout=rank_timeout,
     )
-    return start(plan, wait=wait, timeout=timeout, on_event=on_event)
+    return start(joiner_plan(invite, loop), wait=wait, timeout=timeout, on_event=on_event)
 
 
 def found(
@@ -225,10 +230,15 @@ def found(
         ConfigError: the run file, its key, the model or the settings are invalid, or the ranks have different models.
         StateError: a rank is missing.
     """
-    plan = founder_plan(
-        run, model, optimizer, settings=settings, state=state, until_round=until_round, rank_timeout=rank_timeout
+    loop = OwnLoop(
+        model=model,
+        optimizer=optimizer,
+        settings=settings,
+        state=state,
+        until_round=until_round,
+        rank_timeout=rank_timeout,
     )
-    return start(plan, on_event=on_event)
+    return start(founder_plan(run, loop), on_event=on_event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +277,7 @@ class Swarm:
         if isinstance(plan, RankPlan):
             return
         if self._island is not None:
-            self._island.on_lost = lambda: self._ask(lambda stop: stop.leave())
+            self._island.when_lost(lambda: self._ask(lambda stop: stop.leave()))
         self._thread = threading.Thread(target=self._run, args=(plan,), name="p2p_diloco", daemon=True)
         self._thread.start()
         self._running.wait()
@@ -324,7 +334,7 @@ class Swarm:
         Meanwhile, entries are still applied to the model.
         """
         end = time.monotonic() + self._own.seconds_to_rest()
-        while not self._ended.is_set() and (self._own.is_paused or time.monotonic() < end):
+        while not self._ended.is_set() and (self._own.pace.is_paused or time.monotonic() < end):
             state = self._own.state
             if state is not None and state.begin():
                 self._own.border()
@@ -423,7 +433,7 @@ class Swarm:
     def leave_alone(self) -> None:
         """Leave without the other ranks, as at the end of the process."""
         if self._island is not None:
-            self._island.is_over = True
+            self._island.give_up()
         self.leave()
 
     def __enter__(self) -> Self:
@@ -611,67 +621,42 @@ class Swarm:
             raise self._failure
 
 
-def joiner_plan(
-    invite: str,
-    model: nn.Module,
-    optimizer: Optimizers,
-    *,
-    settings: AnySettings,
-    state: OwnState,
-    until_round: int | None,
-    rank_timeout: float = RANK_SECONDS,
-) -> PeerPlan | RankPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoop:
+    """A user's model, optimisers and options on this rank; see `join`."""
+
+    model: nn.Module
+    optimizer: Optimizers = None
+    settings: AnySettings = None
+    state: OwnState = None
+    until_round: int | None = None
+    rank_timeout: float = RANK_SECONDS
+
+
+def joiner_plan(invite: str, loop: OwnLoop) -> PeerPlan | RankPlan:
     """Return the plan of `join` for this rank; from here on the model counts as in a run."""
-    return _plan_of(
-        lambda: parse_invite(invite), model, optimizer, settings, state, until_round=until_round, timeout=rank_timeout
-    )
+    return _plan_of(lambda: parse_invite(invite), loop)
 
 
-def founder_plan(
-    run: str | Path,
-    model: nn.Module,
-    optimizer: Optimizers,
-    *,
-    settings: AnySettings,
-    state: OwnState,
-    until_round: int | None,
-    rank_timeout: float = RANK_SECONDS,
-) -> PeerPlan | RankPlan:
+def founder_plan(run: str | Path, loop: OwnLoop) -> PeerPlan | RankPlan:
     """Return the plan of `found` for this rank; from here on the model counts as in a run."""
-    return _plan_of(
-        lambda: read_founding(_run_path(run)),
-        model,
-        optimizer,
-        settings,
-        state,
-        until_round=until_round,
-        timeout=rank_timeout,
-    )
+    return _plan_of(lambda: read_founding(_run_path(run)), loop)
 
 
-def _plan_of(
-    source: Callable[[], Founding | Invite],
-    model: nn.Module,
-    optimizer: Optimizers,
-    settings: AnySettings,
-    state: OwnState,
-    *,
-    until_round: int | None,
-    timeout: float,
-) -> PeerPlan | RankPlan:
-    _check_model(model)
-    island = island_of(model, timeout)
+def _plan_of(source: Callable[[], Founding | Invite], loop: OwnLoop) -> PeerPlan | RankPlan:
+    _check_model(loop.model)
+    island = island_of(loop.model, loop.rank_timeout)
     plan: PeerPlan | RankPlan | None = None
     try:
         with island.together() if island is not None else nullcontext():
-            own_settings = _settings_of(settings)
+            settings = _settings_of(loop.settings)
             found = source() if island is None or island.leads else None
-            training = OwnModel(model, _listed(optimizer), state, island)
+            training = OwnModel(loop.model, _listed(loop.optimizer), loop.state, island)
             if found is None:
-                plan = RankPlan(settings=own_settings, training=training)
+                plan = RankPlan(settings=settings, training=training)
             else:
-                plan = PeerPlan(settings=own_settings, source=found, training=training, until_round=until_round)
-        training.meet_ranks(own_settings.state_directory)
+                plan = PeerPlan(settings=settings, source=found, training=training, until_round=loop.until_round)
+        training.meet_ranks(settings.state_directory)
     except BaseException:
         if plan is not None:
             training.close(saves=False)

@@ -76,5 +76,4 @@ class SyntheticState(TrainedState):
             np.multiply(local_N, np.float32(-DELTA_SCALE), out=local_N)
             np.add(local_N, state.anchor_N, out=local_N)
             self.local.write(span, local_N)
-        self.counts.steps += STEPS
-        self.counts.tokens += TOKENS
+        self.meter.count(TOKENS, STEPS)

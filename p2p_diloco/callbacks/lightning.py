@@ -94,12 +94,10 @@ class SwarmCallback(Callback):
                 checkpoint["state_dict"] = {name: value.clone() for name, value in state.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the run."""
         self._trains = False
         self._training.end(pl_module, "shared" if self._shared else "own")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the run."""
         self._trains = False
         self._training.abandon()
 

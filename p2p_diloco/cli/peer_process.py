@@ -141,7 +141,7 @@ async def _run(plan: PeerPlan, output: PeerOutput, island: Island | None) -> int
             with contextlib.suppress(RuntimeError):  # the loop has just ended
                 loop.call_soon_threadsafe(partial(stop.leave, within_seconds=LOST_SECONDS))
 
-        island.on_lost = leave
+        island.when_lost(leave)
     question = QuotaQuestion(output.show, lambda: stop.is_leaving, line_from_terminal())
     plan = replace(plan, ask_quota=output.while_asking(question.ask))
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -264,7 +264,7 @@ def follow(island: Island, settings: PeerSettings) -> int:
 
     Ctrl-C and SIGTERM are for rank 0, which leaves the run and then tells this rank to end.
     """
-    from p2p_diloco.peer.rank_follower import KnownError, follow_rank_0
+    from p2p_diloco.peer.built_in import KnownError, follow_rank_0
     from p2p_diloco.training.ranks import RankLost
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,9 +13,9 @@ import torch
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.peer.evaluation import HeldOutLoss, HeldOutWatch, evaluation_of
-from p2p_diloco.peer.island import Island, RankInner, plan_text
+from p2p_diloco.peer.island import THE_END, TURN, Island, RankInner, plan_text
 from p2p_diloco.peer.local_spans import LocalSpans, describe_device, spans_for
 from p2p_diloco.peer.run_model import build_run_model
 from p2p_diloco.peer.run_plan import RunPlan, plan_run
@@ -60,6 +60,7 @@ class BuiltInTraining(Training):
     reads_text = True
 
     def __init__(self, *, evaluate_seconds: float = 30.0, founds: bool = False, island: Island | None = None) -> None:
+        super().__init__()
         self.evaluate_seconds = evaluate_seconds
         self._founds = founds
         self._island = island
@@ -91,7 +92,6 @@ class BuiltInTraining(Training):
             list_byte_files(settings.data)
 
     def open(self, host: TrainingHost) -> TrainedState:
-        """Build the model, its training thread and its evaluation."""
         plan, settings = host.plan, host.settings
         # The first optimiser of a process imports torch._dynamo, which takes seconds.
         text = "starting to train; PyTorch takes a few seconds to load its optimisers"
@@ -103,7 +103,7 @@ class BuiltInTraining(Training):
         else:
             stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
-        Buffers(model.module).begin_with(self.buffers)
+        Buffers(model.module).begin_with(self._continued_buffers)
         # Wrappers of several ranks change the model, so a copy without values is evaluated.
         evaluated = model if self._island is None else model.skeleton()
         self._make_watch = lambda text: HeldOutWatch(plan, evaluation_of(plan, evaluated, text, model.module))
@@ -130,6 +130,7 @@ class BuiltInTraining(Training):
         self._thread = TrainingThread(
             state=self.state,
             step=self._steps.step,
+            pace=self.pace,
             in_loop=host.in_loop,
             died=host.died,
             can_step=self._has_text,
@@ -209,20 +210,10 @@ class BuiltInTraining(Training):
         if self._island is None:  # otherwise it has started with the other ranks
             self._opened().start()
 
-    def set_paused(self, is_paused: bool) -> None:
-        """Make no steps while paused."""
-        self._opened().is_paused = is_paused
-
-    def set_duty(self, share: float | None) -> None:
-        """Let steps use the device for this share of the time."""
-        self._opened().duty = share
-
     def stop_stepping(self) -> None:
-        """Stop making steps, but keep applying entries to θ."""
         self._opened().stop_training()
 
     def wait_until_idle(self) -> None:
-        """Wait until all submitted updates are in φ, m and θ."""
         self._opened().wait_until_idle()
 
     async def measure(self) -> HeldOutLoss | None:
@@ -238,7 +229,6 @@ class BuiltInTraining(Training):
         return await self._watch.measure(self.state)
 
     async def end(self) -> None:
-        """Stop the threads."""
         if self._watch is not None:
             self._watch.close()
         self._watch = self._arriving = None  # a later session opens its own
@@ -267,7 +257,6 @@ class RankOrder:
     has_shards: bool
 
     def to_json(self) -> str:
-        """Return it as JSON."""
         return json.dumps(asdict(self))
 
 
@@ -302,3 +291,36 @@ def build_steps(
     if ranks is None or not ranks.has_shards:
         lay_end_to_end(model.module, plan.fragments)
     return Steps(loop, windows_at_once=settings.windows_at_once, report=report, ranks=ranks)
+
+
+class KnownError(P2PDilocoError):
+    """An error that rank 0 knows and reports."""
+
+
+def follow_rank_0(island: Island, settings: PeerSettings) -> None:
+    """Train with rank 0, session after session, until it has left.
+
+    Raises:
+        KnownError: the model cannot be trained on one of the ranks.
+        P2PDilocoError: this rank cannot go on, or another is missing.
+    """
+    while (order := island.await_training()) is not None:
+        try:
+            steps = island.build(lambda: _build(island, RankOrder(**json.loads(order)), settings))
+        except P2PDilocoError as error:
+            raise KnownError(str(error)) from error
+        while (progress := island.call(TURN, lambda reports: None)) != THE_END and not island.is_over:
+            if progress is not None:
+                steps.loop.set_progress(progress)
+                with island.exchanging():
+                    steps.make()
+
+
+def _build(island: Island, order: RankOrder, settings: PeerSettings) -> Steps:
+    plan = plan_run(RunManifest.model_validate_json(order.manifest))
+    model = build_run_model(plan, settings.model, founds=order.founds)
+    stream = RankBatches(island.ranks, None, batch=plan.inner.batch, context=plan.context)
+    ranks = RankSteps(island.ranks, has_shards=order.has_shards, uses_all=plan.built_in is not None)
+    steps = build_steps(plan, settings, model, stream, ranks=ranks)
+    island.attach(model.module, trained(model.module), {KEPT: steps.loop}, settings.state_directory)
+    return steps

@@ -47,13 +47,11 @@ class StopRequest:
         self._leave.set()
 
     def stop_now(self) -> None:
-        """Stop at once."""
         self._leave.set()
         self._now.set()
 
     @property
     def is_leaving(self) -> bool:
-        """Return whether this peer has been asked to leave."""
         return self._leave.is_set()
 
     async def wait_for_last_round(self) -> int:
@@ -63,11 +61,9 @@ class StopRequest:
         return self._last_round
 
     async def wait_for_leave(self) -> None:
-        """Wait until this peer is asked to leave."""
         await self._leave.wait()
 
     async def wait_for_stop(self) -> None:
-        """Wait until this peer is asked to stop at once."""
         await self._now.wait()
 
 

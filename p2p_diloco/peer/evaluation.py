@@ -68,7 +68,6 @@ class HeldOutWatch:
             return HeldOutLoss(anchor=anchor, local=await self._loss(lambda part: _local_of(state, part)))
 
     def close(self) -> None:
-        """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _loss(self, fetch: Callable[[Sequence[Slice]], Awaitable[Sequence[Vector]]]) -> float:

@@ -57,27 +57,21 @@ class Guest(Protocol):
     @property
     def checkpoint_bytes(self) -> int:
         """Size of a checkpoint."""
-        ...
 
     def set_paused(self, is_paused: bool) -> None:
         """Pause, or run again."""
-        ...
 
     def apply_limits(self, settings: PeerSettings) -> None:
         """Take over changed limits."""
-        ...
 
     def limit_saving(self, saving: Saving) -> None:
         """Write less to the disk, or all again."""
-        ...
 
     def go_offline(self) -> None:
         """Leave the network until the pause is over."""
-        ...
 
     def publish(self) -> None:
         """Publish the status now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +83,65 @@ class _Readings:
     disk_free: int = 0
 
 
+class _TrafficCount:
+    """Counts the month's traffic of one peer, and saves it.
+
+    Attributes:
+        month: the month's traffic so far.
+        transport: counts the bytes; None while this peer is offline.
+    """
+
+    def __init__(self, folder: Path, month: MonthTraffic) -> None:
+        self.month = self._saved = month
+        self.transport: Transport | None = None
+        self._folder = folder
+        self._saved_at = asyncio.get_running_loop().time()
+        self._counted = (0.0, 0.0)
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def follow(self, transport: Transport | None) -> None:
+        """Count the bytes of a new transport from now on; None: there is none any more."""
+        self.transport, self._counted = transport, (0.0, 0.0)
+        self._samples.clear()
+
+    def count(self, month: str, now: float) -> None:
+        """Add the bytes since the last call to the month."""
+        if self.transport is None:
+            return
+        up = down = 0.0
+        for lane in (self.transport.counters.control, self.transport.counters.bulk):
+            up += wire_bytes(lane.bytes_sent, num_frames=lane.frames_sent)
+            down += wire_bytes(lane.bytes_received, num_frames=lane.frames_received)
+        before, self._counted = self._counted, (up, down)
+        self.month = self.month.plus(month, up - before[0], down - before[1])
+        self._samples.append((now, up + down))
+        while self._samples[0][0] < now - RATE_SECONDS:
+            self._samples.popleft()
+
+    def bytes_per_second(self) -> float:
+        """Return the latest rate, in both directions."""
+        if len(self._samples) < 2:
+            return 0.0
+        (began, before), (now, moved) = self._samples[0], self._samples[-1]
+        return (moved - before) / max(now - began, RATE_SECONDS)  # a burst at the start is no lasting rate
+
+    async def save_if_due(self, now: float, quota: float | None) -> None:
+        """Save the month now and then, or once a killed process would forget a noticeable share of the quota."""
+        has_grown = quota is not None and self.month.total - self._saved.total >= SAVED_SHARE * quota
+        if self.month != self._saved and (now - self._saved_at >= SAVE_SECONDS or has_grown):
+            self._saved_at = now
+            await self.save()
+
+    async def save(self) -> None:
+        self._saved = self.month
+        await asyncio.to_thread(write_traffic, self._folder, self._saved)
+
+
 class GuestWatch:
     """Watches the limits of one peer, online or not.
 
     Attributes:
         settings: the settings in force: those of the start with the changed limits.
-        transport: counts the traffic; None while this peer is offline.
     """
 
     def __init__(
@@ -117,7 +164,6 @@ class GuestWatch:
             owns_process: whether the priority of this process may be changed; not that of a user's own program.
         """
         self.settings = settings
-        self.transport: Transport | None = None
         self._run, self._peer = run, peer
         self._reporter = reporter
         self._stop = stop
@@ -134,8 +180,6 @@ class GuestWatch:
         self._readings = _Readings()
         self._judged = self._readings
         self._niceness: int | None = None
-        self._counted = (0.0, 0.0)
-        self._samples: deque[tuple[float, float]] = deque()
         self._published_at = float("-inf")
         self._begin()
 
@@ -143,8 +187,7 @@ class GuestWatch:
         traffic = read_traffic(self._folder)
         if traffic is None:
             self._reporter.report("limits", "the saved traffic of this month is broken; counting from 0")
-        self._traffic = traffic or MonthTraffic()
-        self._saved = self._traffic
+        self._traffic = _TrafficCount(self._folder, traffic or MonthTraffic())
         try:
             control = read_control(self._folder)
             self._signature = self._file_signature()
@@ -164,7 +207,6 @@ class GuestWatch:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict in force."""
         return self._verdict
 
     @property
@@ -187,7 +229,7 @@ class GuestWatch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._count()
-            await asyncio.to_thread(write_traffic, self._folder, self._traffic)
+            await self._traffic.save()
 
     async def wait_until_online(self) -> bool:
         """Wait until this peer may be on the network; return False if it is asked to stop before."""
@@ -204,15 +246,12 @@ class GuestWatch:
 
     def come_online(self, transport: Transport) -> None:
         """Count the traffic of a new transport, too."""
-        self.transport = transport
-        self._counted = (0.0, 0.0)
-        self._samples.clear()
+        self._traffic.follow(transport)
 
     def go_offline(self) -> None:
         """Count the rest of the traffic; the transport has ended."""
         self._count()
-        self.transport = None
-        self._samples.clear()
+        self._traffic.follow(None)
 
     def attach(self, guest: Guest) -> None:
         """Apply the limits to a session that is about to train, and watch it from now on."""
@@ -245,19 +284,10 @@ class GuestWatch:
     # -- looking
 
     async def _keep_looking(self) -> None:
-        saved_at = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self._look()
-            now = asyncio.get_running_loop().time()
-            if self._traffic != self._saved and (now - saved_at >= SAVE_SECONDS or self._has_grown()):
-                saved_at, self._saved = now, self._traffic
-                await asyncio.to_thread(write_traffic, self._folder, self._saved)
-
-    def _has_grown(self) -> bool:
-        """Return whether a killed process would forget a noticeable share of the quota."""
-        quota = self.settings.monthly_quota
-        return quota is not None and self._traffic.total - self._saved.total >= SAVED_SHARE * quota
+            await self._traffic.save_if_due(asyncio.get_running_loop().time(), self.settings.monthly_quota)
 
     async def _keep_sensing(self) -> None:
         while True:
@@ -277,7 +307,7 @@ class GuestWatch:
                 self._guest.publish()
         elif has_changed or now - self._published_at >= PUBLISH_SECONDS:
             self._published_at = now
-            if self.transport is None and not self._verdict.is_online:
+            if self._traffic.transport is None and not self._verdict.is_online:
                 self._reporter.publish_offline(self._run, self._peer)
 
     def _local(self, unix_seconds: float) -> datetime:
@@ -292,14 +322,14 @@ class GuestWatch:
             pauses_on_battery=settings.on_battery == "pause",
             monthly_quota=settings.monthly_quota,
         )
-        control, traffic = self._control, self._traffic
+        control, traffic = self._control, self._traffic.month
         seen = Situation(
             now=now,
             asked=control.pauses,
             asked_until=None if control.pauses_until is None else self._local(control.pauses_until),
             on_battery=self._readings.on_battery,
             month_bytes=traffic.total if traffic.month == month_of(now) else 0.0,
-            bytes_per_second=self._bytes_per_second(),
+            bytes_per_second=self._traffic.bytes_per_second(),
         )
         before, self._verdict = self._verdict, judge(rules, seen, self._verdict)
         if before == self._verdict:
@@ -313,42 +343,22 @@ class GuestWatch:
         return True
 
     def _owner_status(self) -> OwnerStatus:
-        verdict, until = self._verdict, self._verdict.until
+        verdict, until, traffic = self._verdict, self._verdict.until, self._traffic.month
         return OwnerStatus(
             paused=verdict.sentence(self._local(self._clocks.wall())),
             pause_reason=verdict.reason.value if verdict.reason is not None else "",
             paused_until=until.astimezone().timestamp() if until is not None else None,
             limits=self.settings.limit_texts(),
-            month=self._traffic.month,
-            month_sent=round(self._traffic.sent),
-            month_received=round(self._traffic.received),
+            month=traffic.month,
+            month_sent=round(traffic.sent),
+            month_received=round(traffic.received),
             disk_saving=self._saving.value,
             control=self._control.number,
         )
 
-    # -- traffic
-
     def _count(self) -> None:
-        """Add the bytes since the last look to the month."""
-        if self.transport is None:
-            return
-        up = down = 0.0
-        for lane in (self.transport.counters.control, self.transport.counters.bulk):
-            up += wire_bytes(lane.bytes_sent, num_frames=lane.frames_sent)
-            down += wire_bytes(lane.bytes_received, num_frames=lane.frames_received)
-        before, self._counted = self._counted, (up, down)
         month = month_of(self._local(self._clocks.wall()))
-        self._traffic = self._traffic.plus(month, up - before[0], down - before[1])
-        now = asyncio.get_running_loop().time()
-        self._samples.append((now, up + down))
-        while self._samples[0][0] < now - RATE_SECONDS:
-            self._samples.popleft()
-
-    def _bytes_per_second(self) -> float:
-        if len(self._samples) < 2:
-            return 0.0
-        (began, before), (now, moved) = self._samples[0], self._samples[-1]
-        return (moved - before) / max(now - began, RATE_SECONDS)  # a burst at the start is no lasting rate
+        self._traffic.count(month, asyncio.get_running_loop().time())
 
     # -- requests
 

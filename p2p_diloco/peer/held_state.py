@@ -49,7 +49,6 @@ class HeldState:
         self._damaged_spans.clear()
 
     def drop(self) -> None:
-        """Drop all spans."""
         self._states = {}
 
     def close(self) -> None:
@@ -67,7 +66,6 @@ class HeldState:
         return self._states.get(span) if span not in self._damaged_spans else None
 
     def states(self) -> dict[SpanId, SpanState]:
-        """Return the current state of all spans."""
         return dict(self._states)
 
     def moving_states(self) -> Mapping[SpanId, SpanState]:
@@ -98,7 +96,6 @@ class HeldState:
         answer(None)
 
     def progress(self) -> Progress:
-        """Return empty progress: nothing is trained."""
         return Progress()
 
     # -- on the follower thread

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -46,6 +47,16 @@ _ERRORS: Mapping[str, type[P2PDilocoError]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """The model of this rank, the objects whose state it saves, and where."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]
+    kept: Mapping[str, Stateful]
+    state_directory: Path
+
+
 class Island:
     """The ranks of an island, as one of them sees it. For the training thread, unless noted otherwise.
 
@@ -54,33 +65,34 @@ class Island:
     Attributes:
         is_over: rank 0 has left the run, or the island has failed.
         lost: why the island has ended: a rank is missing.
-        on_lost: called once on rank 0 when a rank is missing.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.is_over = False
         self.lost: RankLost | None = None
-        self.on_lost: Callable[[], None] = lambda: None
-        self._parameters: RankParameters | None = None
-        self._inner: InnerState | None = None
-        self._model: nn.Module | None = None
-        self._kept: Mapping[str, Stateful] = {}
-        self._state_directory = Path()
-        self._tensors: Mapping[str, Tensor] = {}
+        self._on_lost: Callable[[], None] = lambda: None
+        self._planned: tuple[RankParameters, InnerState] | None = None
+        self._trained: _Trained | None = None
         self._asked_at = 0.0
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
         return self.ranks.leads
 
     def attach(
         self, model: nn.Module, tensors: Mapping[str, Tensor], kept: Mapping[str, Stateful], state_directory: Path
     ) -> None:
         """Name what this rank trains, the objects whose state it saves, and where."""
-        self._model, self._tensors = model, tensors
-        self._kept, self._state_directory = kept, state_directory
+        self._trained = _Trained(model=model, tensors=tensors, kept=kept, state_directory=state_directory)
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Call this once on rank 0 when a rank is missing."""
+        self._on_lost = call
+
+    def give_up(self) -> None:
+        """Count this island as over, without the other ranks."""
+        self.is_over = True
 
     # -- calls
 
@@ -134,7 +146,7 @@ class Island:
 
     def hurry(self) -> None:
         """Wait for other ranks for seconds only from now on: an exception has ended the loop of this rank."""
-        self.ranks.timeout_seconds = min(self.ranks.timeout_seconds, HURRY_SECONDS)
+        self.ranks.wait_at_most(HURRY_SECONDS)
 
     def wait(self, event: Event, seconds: float) -> bool:
         """Wait on rank 0 until an event is set, while the other ranks are asked now and then whether they are there."""
@@ -208,7 +220,7 @@ class Island:
     def end(self, lost: RankLost) -> None:
         """End this island because a rank is missing."""
         self.lost, self.is_over = lost, True
-        self.on_lost()
+        self._on_lost()
 
     def _report_and_follow(self, report: Tensor) -> Any:
         self.ranks.send(report, 0)
@@ -233,43 +245,41 @@ class Island:
             case Word.WAIT:
                 ranks.send(torch.zeros(1), 0)
             case Word.PLAN:
-                assert self._model is not None, "attach a model first"
-                plan = json.loads(order.text)
-                fragments = _fragments_of(plan["fragments"])
-                self._parameters = RankParameters(self._model, self._tensors, fragments, ranks)
-                self._inner = InnerState(self._state_directory / plan["folder"], self._kept, rank=ranks.rank)
+                own, plan = self._trained, json.loads(order.text)
+                assert own is not None, "attach a model first"
+                parameters = RankParameters(own.model, own.tensors, _fragments_of(plan["fragments"]), ranks)
+                inner = InnerState(own.state_directory / plan["folder"], own.kept, rank=ranks.rank)
+                self._planned = parameters, inner
             case Word.SAMPLE:
                 sample = self._sample()
                 assert sample is not None, "all ranks shard the same tensors"
                 ranks.send(sample, 0)
             case Word.WHOLE:
-                assert self._model is not None, "attach a model first"
-                gather_tensor(self._model.state_dict()[order.text], ranks)
+                assert self._trained is not None, "attach a model first"
+                gather_tensor(self._trained.model.state_dict()[order.text], ranks)
             case Word.SAVE:
-                ranks.gather_texts(self._save_inner(order.text))
+                ranks.gather_texts(_save_inner(self._inner, order.text))
             case Word.CLEAR:
-                assert self._inner is not None, "the plan comes first"
                 self._inner.clear()
             case Word.LABEL:
-                assert self._inner is not None, "the plan comes first"
                 ranks.gather_texts(json.dumps(_outcome(self._inner.label)))
             case Word.LOAD:
-                assert self._inner is not None, "the plan comes first"
                 ranks.gather_texts(_outcome(self._inner.load)[1])
             case _:
-                assert self._parameters is not None, "the plan comes first"
                 self._parameters.follow(order)
 
-    def _save_inner(self, label: str) -> str:
-        """Save the private state of this rank; return why that failed, or an empty text."""
-        assert self._inner is not None, "the plan comes first"
-        with suppress(OSError):  # saving reports it; on another machine than rank 0's, nothing has made the folder yet
-            self._inner.folder.mkdir(parents=True, exist_ok=True)
-        return str(_outcome(self._inner.save, label)[1])
+    @property
+    def _parameters(self) -> RankParameters:
+        assert self._planned is not None, "the plan comes first"
+        return self._planned[0]
+
+    @property
+    def _inner(self) -> InnerState:
+        assert self._planned is not None, "the plan comes first"
+        return self._planned[1]
 
     def restore(self) -> None:
         """Set θ of this rank, which is not rank 0, to its latest copy; see `LocalParameters.keep`."""
-        assert self._parameters is not None, "the plan comes first"
         self._parameters.restore()
 
     def whole_tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -372,7 +382,8 @@ class Island:
 
     def _sample(self) -> Tensor | None:
         """Return some elements of the first trained tensor that all ranks hold; None if there is none."""
-        whole = (tensor for tensor in self._tensors.values() if not is_sharded(tensor))
+        tensors = self._trained.tensors.values() if self._trained is not None else ()
+        whole = (tensor for tensor in tensors if not is_sharded(tensor))
         first = next(whole, None)
         return local_part(first).flatten()[:SAMPLED].cpu() if first is not None else None
 
@@ -433,6 +444,13 @@ def _raise_first(texts: Sequence[str]) -> None:
     for rank, text in enumerate(texts):
         if text:
             raise StateError(f"rank {rank}: {text}")
+
+
+def _save_inner(inner: InnerState, label: str) -> str:
+    """Save the private state of a rank; return why that failed, or an empty text."""
+    with suppress(OSError):  # saving reports it; on another machine than rank 0's, nothing has made the folder yet
+        inner.folder.mkdir(parents=True, exist_ok=True)
+    return str(_outcome(inner.save, label)[1])
 
 
 def _as_text(error: BaseException | None, rank: int = 0) -> str:

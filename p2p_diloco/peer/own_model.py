@@ -23,7 +23,6 @@ from p2p_diloco.peer.local_spans import describe_device, spans_for
 from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.peer.training import Training, TrainingHost
-from p2p_diloco.peer.training_thread import rest_seconds
 from p2p_diloco.storage.inner_state import InnerState, Stateful
 from p2p_diloco.training.parameters import (
     Buffers,
@@ -219,6 +218,7 @@ class OwnModel(Training):
         kept: Mapping[str, Stateful] | None = None,
         island: Island | None = None,
     ) -> None:
+        super().__init__()
         if island is not None:
             reshard(model)
         self._tensors = checked(model)
@@ -239,8 +239,6 @@ class OwnModel(Training):
         if self._buffers.tensors():
             self._kept["the buffers"] = self._buffers
         self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
-        self._paused = False
-        self._duty: float | None = None
         self._rested_at: float | None = None
         self._waiting_tokens = 0
         self._thread: int | None = None
@@ -263,9 +261,8 @@ class OwnModel(Training):
             raise ConfigError(f'"{manifest.name}" trains the built-in decoder; join it with: p2p-diloco join')
 
     def open(self, host: TrainingHost) -> TrainedState:
-        """Create the state of this model in a run."""
         plan = host.plan
-        self._buffers.begin_with(self.buffers)
+        self._buffers.begin_with(self._continued_buffers)
         parameters: LocalParameters
         inner: InnerState
         if self.island is None:
@@ -292,24 +289,11 @@ class OwnModel(Training):
         )
         return self.state
 
-    def set_paused(self, is_paused: bool) -> None:
-        """Hold the loop's next `Swarm.step` until the pause is over."""
-        self._paused = is_paused
-
-    def set_duty(self, share: float | None) -> None:
-        """Let steps use the device for this share of the time: `Swarm.step` waits for the rest of it."""
-        self._duty = share
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the owner has paused this peer."""
-        return self._paused
-
     def seconds_to_rest(self) -> float:
         """Return the pause after the step that has just ended, to keep to the share of the time."""
         if self._rested_at is None:
             return 0.0
-        return rest_seconds(min(time.monotonic() - self._rested_at, LONGEST_STEP_SECONDS), self._duty)
+        return self.pace.rest_seconds(min(time.monotonic() - self._rested_at, LONGEST_STEP_SECONDS))
 
     def note_rest(self) -> None:
         """Note that a pause is over: the next step begins."""
@@ -317,7 +301,7 @@ class OwnModel(Training):
 
     def is_stepping(self) -> bool:
         """Return whether a step was made recently; a user's loop may stop at any time."""
-        return self.state is None or self.state.seconds_since_step() <= LONGEST_STEP_SECONDS
+        return self.state is None or self.state.meter.seconds_since_step() <= LONGEST_STEP_SECONDS
 
     def border(self) -> None:
         """Apply pending updates to the model, and contribute if a round asks for it.
@@ -437,7 +421,7 @@ class OwnModel(Training):
             self.state.undo(broken, loss)
         else:
             self._check_probe()
-            self.state.stepped(self._waiting_tokens, loss)
+            self.state.meter.stepped(self._waiting_tokens, loss)
         self._waiting_tokens = self._steps = 0
 
     def _count(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -123,7 +123,7 @@ class SharedText:
         Raises:
             ConfigError: the text has no file of that name.
         """
-        self.store.wanted = self._pieces_of(names)
+        self.store.want(self._pieces_of(names))
 
     def has(self, names: Sequence[str]) -> bool:
         """Return whether all bytes of these files are here; False before the list is."""

@@ -88,6 +88,47 @@ class SessionParts:
     text: OwnText | TextStore | None = None
 
 
+class _Threads:
+    """The threads of a session beside the training's, and how they reach the event loop.
+
+    Attributes:
+        vectors: works on vectors.
+        text: works on the text that is shared; None: none is.
+    """
+
+    def __init__(self, *, shares_text: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
+        self.vectors = VectorWorker(self._loop)
+        self.text = VectorWorker(self._loop, "text") if shares_text else None
+
+    def write_soon(self, write: Callable[[], None]) -> asyncio.Future[None]:
+        """Schedule a call in the thread that writes."""
+        return self._loop.run_in_executor(self._writer, write)
+
+    def in_loop(self, call: Callable[[], None]) -> None:
+        """Schedule a call in the loop; a thread may still call this after the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    def fail(self, error: BaseException) -> None:
+        """Let `raise_failure` raise this; only the first one counts."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def raise_failure(self) -> None:
+        """Wait until a thread has failed, and raise its error."""
+        await self._failure
+
+    def close(self) -> None:
+        """Stop the threads after their current tasks."""
+        self.vectors.close()
+        if self.text is not None:
+            self.text.close()
+        self._writer.shutdown(wait=False)
+
+
 class PeerSession:
     """Connects engine, network and training, and runs them until the end."""
 
@@ -97,8 +138,7 @@ class PeerSession:
         self._reporter = reporter
         self._stop = stop
         self._offline = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._threads = threads = _Threads(shares_text=parts.text is not None)
         self._run: RunPlan = plan_run(parts.verified.manifest)
         self._training = plan.training or NoTraining()
         self._clock = SwarmClock(plan.clocks.steady, wall=plan.clocks.wall, offset_seconds=folder.recall_clock_offset())
@@ -119,15 +159,12 @@ class PeerSession:
         )
         reporter.follow(self._engine, line=parts.line, failed_dials=self._contact.keeper.failures)
         reporter.note(ports=transport.listen_ports())
-        self._worker = VectorWorker(self._loop)
-        self._text_worker = VectorWorker(self._loop, "text") if parts.text is not None else None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="entries")
         self._archive = Archive(
             folder.path,
             plan=self._run,
             keep=_num_checkpoints(plan),
-            soon=self._write_soon,
-            report=lambda topic, text: self._in_loop(lambda: reporter.report(topic, text)),
+            soon=threads.write_soon,
+            report=lambda topic, text: threads.in_loop(lambda: reporter.report(topic, text)),
         )
         folder.make_room_with(self._archive.make_room)
         self._saver = Saver(
@@ -146,8 +183,8 @@ class PeerSession:
         self._archivist = self._make_archivist()
         self._next_start = NextStart(
             folder,
-            soon=self._write_soon,
-            refused=lambda text: self._in_loop(lambda: reporter.report("addresses", text)),
+            soon=threads.write_soon,
+            refused=lambda text: threads.in_loop(lambda: reporter.report("addresses", text)),
         )
         self._state: HeldState | None = None
         self._node: SwarmNode | None = None
@@ -161,8 +198,8 @@ class PeerSession:
         plan = self._parts.plan
         if plan.settings.threads is not None:
             torch.set_num_threads(plan.settings.threads)
-        self._worker.submit(self._report_loops, warm_up)
-        self._worker.submit(self._check_answer, check_known_answer)
+        self._threads.vectors.submit(self._report_loops, warm_up)
+        self._threads.vectors.submit(self._check_answer, check_known_answer)
         if plan.until_round is not None:
             self._stop.end_after(plan.until_round)
         try:
@@ -200,7 +237,7 @@ class PeerSession:
 
     def _services(self, node: SwarmNode) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """Yield what runs beside the training, with a name each; none of it ends by itself."""
-        yield "failures", self._raise_failure()
+        yield "failures", self._threads.raise_failure()
         yield "swarm", node.run()
         yield "links", self._contact.keeper.run()
         yield "reach", self._contact.reach.run()
@@ -219,10 +256,7 @@ class PeerSession:
         if self._parts.guest is not None:
             self._parts.guest.detach()
         self._parts.transport.serve(SilentListener())  # ignore what still arrives
-        self._worker.close()
-        if self._text_worker is not None:
-            self._text_worker.close()
-        self._writer.shutdown(wait=False)
+        self._threads.close()
         await self._training.end()
         if self._state is not None:
             self._state.close()
@@ -244,7 +278,7 @@ class PeerSession:
                 archive=self._archive,
                 now=self._clock.now,
                 tips=lambda: {span: state.head.digest for span, state in (self._all_states() or {}).items()} or None,
-                written=lambda: self._write_soon(lambda: None),
+                written=lambda: self._threads.write_soon(lambda: None),
                 reporter=self._reporter,
                 text=self._fetched_text(),
             )
@@ -260,8 +294,8 @@ class PeerSession:
             settings=parts.plan.settings,
             folder=parts.folder.path,
             now=self._clock.now,
-            in_loop=self._in_loop,
-            died=self._fail,
+            in_loop=self._threads.in_loop,
+            died=self._threads.fail,
             damaged=self._span_damaged,
             report=self._reporter.report,
             text=self._fetched_text(),
@@ -269,18 +303,20 @@ class PeerSession:
 
     def _make_node(self, state: HeldState) -> SwarmNode:
         parts, text = self._parts, None
-        if parts.text is not None and self._text_worker is not None:
-            text = SharedCopy(copy=parts.text, worker=self._text_worker, line=self._line_rate, failed=self._fail)
+        if parts.text is not None and self._threads.text is not None:
+            text = SharedCopy(
+                copy=parts.text, worker=self._threads.text, line=self._line_rate, failed=self._threads.fail
+            )
         return SwarmNode(
             engine=self._engine,
             transport=parts.transport,
             replica=state,
             codecs=self._run.codecs,
-            memory=WatchedMemory(parts.folder, self._fail, soon=self._write_soon),
+            memory=WatchedMemory(parts.folder, self._threads.fail, soon=self._threads.write_soon),
             clock=self._clock,
             observer=self._reporter,
             manifest=parts.verified.encoded,
-            worker=self._worker,
+            worker=self._threads.vectors,
             addresses=self._contact.keeper,
             archive=self._archive,
             reach=self._contact.reach,
@@ -298,14 +334,6 @@ class PeerSession:
         line, limits = self._parts.line, self._parts.transport.limits
         return line.upload_bytes_per_second() if line is not None else limits.upload_bytes_per_second
 
-    def _write_soon(self, write: Callable[[], None]) -> asyncio.Future[None]:
-        return self._loop.run_in_executor(self._writer, write)
-
-    def _in_loop(self, call: Callable[[], None]) -> None:
-        """Schedule a call in the loop; a thread may still call this after the loop is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call)
-
     def _held(self) -> HeldState:
         assert self._state is not None, "open the training first"
         return self._state
@@ -320,13 +348,6 @@ class PeerSession:
 
     # -- failures
 
-    def _fail(self, error: BaseException) -> None:
-        if not self._failure.done():
-            self._failure.set_exception(error)
-
-    async def _raise_failure(self) -> None:
-        await self._failure
-
     def _report_loops(self, result: object, error: BaseException | None) -> None:
         """Report that loops could not be compiled; without them the peer is slower, but computes the same bytes."""
         if reason := why_no_loops():
@@ -339,36 +360,33 @@ class PeerSession:
     def _check_answer(self, result: object, error: BaseException | None) -> None:
         """Fail if this machine computes other bytes than the known answer."""
         if isinstance(error, ConfigError):
-            self._fail(error)
+            self._threads.fail(error)
 
     def _span_damaged(self, span: SpanId, reason: str) -> None:
         assert self._node is not None, "entries come through the node"
         self._node.span_damaged(span, reason)
 
-    # -- limits of the machine's owner
+    # -- limits of the machine's owner: see `Guest`
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint."""
         return STATE_BYTES_PER_ELEMENT * sum(self._run.rules.span_elements.values())
 
     def set_paused(self, is_paused: bool) -> None:
         """Pause, or run again: paused, this peer follows the run, but trains, averages and serves nothing."""
         self._engine.set_conditions(replace(self._engine.conditions, is_paused=is_paused))
-        self._training.set_paused(is_paused)
+        self._training.pace.set_paused(is_paused)
 
     def apply_limits(self, settings: PeerSettings) -> None:
-        """Take over changed caps, and the share of the device."""
         up, down = bytes_per_second(settings.max_upload), bytes_per_second(settings.max_download)
         transport, line = self._parts.transport, self._parts.line
         if (transport.limits.upload_bytes_per_second, transport.limits.download_bytes_per_second) != (up, down):
             transport.set_caps(upload=up, download=down)
         for notice in line.follow(transport.limits) if line is not None else ():
             self._reporter.report(notice.topic, notice.text, **notice.figures)
-        self._training.set_duty(settings.gpu_duty)
+        self._training.pace.set_duty(settings.gpu_duty)
 
     def limit_saving(self, saving: Saving) -> None:
-        """Write less to the disk, or all again."""
         self._archive.limit_saving(saving)
 
     def go_offline(self) -> None:
@@ -376,7 +394,6 @@ class PeerSession:
         self._offline.set()
 
     def publish(self) -> None:
-        """Publish the status now."""
         if self._node is not None:
             self._publish(self._node)
 
@@ -416,6 +433,7 @@ class PeerSession:
 
     async def _keep_house(self, node: SwarmNode) -> None:
         """Do what is due once a second, and publish the status."""
+        loop = asyncio.get_running_loop()
         while True:
             now = self._clock.now()
             self._drop_start_once_others_hold_it(now)
@@ -423,7 +441,7 @@ class PeerSession:
             for notice in self._parts.line.steer(self._engine, now) if self._parts.line is not None else ():
                 self._reporter.report(notice.topic, notice.text, **notice.figures)
             self._publish(node)
-            self._next_start.keep(self._clock, self._contact.keeper.kept_addresses(), self._loop.time())
+            self._next_start.keep(self._clock, self._contact.keeper.kept_addresses(), loop.time())
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _publish(self, node: SwarmNode) -> None:
@@ -501,11 +519,11 @@ class PeerSession:
 
     async def _wait_for_others(self, node: SwarmNode) -> None:
         """Wait until the round is over and others no longer need this peer, or until the time for that is over."""
-        clock, longest = self._run.rules.clock, self._longest_wait()
-        give_up_at = self._loop.time() + longest
+        loop, clock, longest = asyncio.get_running_loop(), self._run.rules.clock, self._longest_wait()
+        give_up_at = loop.time() + longest
         end_of_round = clock.begin(clock.round_at(self._clock.now()) + 1)
         await asyncio.sleep(min(max(end_of_round - self._clock.now(), 0.0), longest))
-        while not node.may_go() and self._loop.time() < give_up_at:  # noqa: ASYNC110  # there is no event for votes
+        while not node.may_go() and loop.time() < give_up_at:  # noqa: ASYNC110  # there is no event for votes
             await asyncio.sleep(LEAVE_PAUSE_SECONDS)
 
     async def _stop_training(self) -> None:

@@ -275,7 +275,7 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
     ):
         start = read_start(run, founding.start)
         if plan.training is not None and run.manifest.model.start is not None:
-            plan.training.buffers = read_buffers(run, founding.start)
+            plan.training.continue_buffers(read_buffers(run, founding.start))
     elif run.manifest.model.is_own_loop and not _brings_model(plan) and not _has_founded(plan.settings, founding):
         raise ConfigError(
             f'"{run.manifest.name}" trains its own model; found it from the training loop of the model '

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple
@@ -92,18 +92,100 @@ class _Look(NamedTuple):
     hand_over: Callable[[tuple[Vector, ...]], None]
 
 
-@dataclass(slots=True)
-class _Counts:
+class Counts(NamedTuple):
     """Tokens and steps of this peer: in total, or up to the last contribution of a fragment."""
 
     tokens: int = 0
     steps: int = 0
 
 
+class StepMeter:
+    """Counts steps, and measures their rate and loss. For the training thread; others may read the attributes.
+
+    Attributes:
+        counts: tokens and steps so far.
+        progress: the training progress that heartbeats publish.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.progress = Progress()
+        self._loss: float | None = None
+        self._lately: deque[tuple[float, int]] = deque()
+        self._stepped_at = time.monotonic()
+
+    def begin(self) -> None:
+        """Note that training begins, from which the time without a step counts."""
+        self._stepped_at = time.monotonic()
+
+    def count(self, tokens: int, steps: int = 1) -> None:
+        """Count steps and their tokens."""
+        self.counts = Counts(self.counts.tokens + tokens, self.counts.steps + steps)
+
+    def stepped(self, tokens: int, loss: float | None = None) -> None:
+        """Count a step, and include it in rate and loss."""
+        self._stepped_at = time.monotonic()
+        if loss is not None and math.isfinite(loss):  # another would stay in the average for ever
+            before = loss if self._loss is None else self._loss
+            self._loss = LOSS_SMOOTHING * before + (1 - LOSS_SMOOTHING) * loss
+        self.count(tokens)
+        rate = self._tokens_per_second()
+        self.progress = replace(self.progress, **self.counts._asdict(), tokens_per_second=rate, loss=self._loss or 0.0)
+
+    def failed(self, why: str) -> None:
+        """Count a step that was not made, or is undone."""
+        self.progress = replace(self.progress, undone=self.progress.undone + 1, undone_why=why)
+
+    def seconds_since_step(self) -> float:
+        """Return the seconds since the last counted step."""
+        return time.monotonic() - self._stepped_at
+
+    def _tokens_per_second(self) -> float:
+        moment, tokens = self._stepped_at, self.counts.tokens
+        self._lately.append((moment, tokens))
+        while len(self._lately) > 1 and self._lately[1][0] <= moment - RATE_WINDOW_SECONDS:
+            self._lately.popleft()
+        began, before = self._lately[0]
+        return (tokens - before) / max(moment - began, 1e-3)
+
+
+class _Stillness:
+    """Whether θ stands still: it does from the end of a border to the next step of an optimiser."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # held while θ may change
+        self._is_over = False
+
+    def end(self) -> None:
+        """Wait until no contribution is read from θ; the training thread may then change it."""
+        if not self._is_over:
+            self._lock.acquire()
+            self._is_over = True
+
+    def begin(self) -> None:
+        """Let θ be read, at the end of a border."""
+        self._is_over = False
+        self._lock.release()
+
+    @contextmanager
+    def if_still(self) -> Iterator[bool]:
+        """Yield whether θ stands still, which it then does until the end of the block."""
+        is_still = self._lock.acquire(blocking=False)
+        try:
+            yield is_still
+        finally:
+            if is_still:
+                self._lock.release()
+
+
 class TrainedState(HeldState):
     """A `Replica` with a model in training.
 
-    One thread trains. It calls `begin` until the model holds φ, then `stepped` and `border` after each step.
+    One thread trains. It calls `begin` until the model holds φ, then `meter.stepped` and `border` after each step.
+
+    Attributes:
+        meter: counts the steps.
+
 
     Args:
         call_before_update: registers what is called before each change of θ; contributions need not wait for a border
@@ -133,26 +215,21 @@ class TrainedState(HeldState):
     ) -> None:
         super().__init__(plan, in_loop=in_loop, died=died, damaged=damaged)
         self.local = local
-        self.wake = wake
-        self.counts = _Counts()
+        self.meter = StepMeter()
+        self._wake = wake
         self._now = now
         self._trace = trace
         self._inner = inner
         self._report_in_loop = report
         self._keeps_inner = False
         self._is_loaded = False
-        self._lately: deque[tuple[float, int]] = deque()
-        self._stepped_at = time.monotonic()
-        self._loss: float | None = None
-        self._progress = Progress()
-        self._contributed = [_Counts() for _ in plan.fragments]
+        self._contributed = [Counts() for _ in plan.fragments]
         self._locals: dict[SpanId, _Local] = {}
         self._locks = {span: Lock() for span in plan.places}
         self._contributes_between = call_before_update is not None
-        self._stillness = Lock()  # held while θ may change
-        self._is_updating = False
+        self._stillness = _Stillness()
         if call_before_update is not None:
-            call_before_update(self.update_begins)
+            call_before_update(self._stillness.end)
         self._broken = ""
         self._undone: deque[tuple[float, int]] = deque(maxlen=MOST_UNDONE)
         self._moved: deque[SpanId] = deque()
@@ -177,29 +254,34 @@ class TrainedState(HeldState):
             while self._requests[0].deadline < self._now():
                 self._requests.popleft().answer(None)  # no step was made in time
         self._requests.append(_Request(round_index, fragment, deadline, answer, spans))
-        self.wake()
+        self._wake()
         if self._contributes_between:
             self._soon(self._contribute_between)
 
     def look(self, slices: Sequence[Slice], hand_over: Callable[[tuple[Vector, ...]], None]) -> None:
         """Copy these slices of θ at the next step border, and call `hand_over` with them in the loop."""
         self._looks.append(_Look(slices, hand_over))
-        self.wake()
+        self._wake()
 
     def keep_inner(self) -> None:
         """Save the training thread's private state at the next step border."""
         self._keeps_inner = self._inner is not None
-        self.wake()
+        self._wake()
 
     def progress(self) -> Progress:
         """Return the training progress that heartbeats publish."""
-        return self._progress
-
-    def seconds_since_step(self) -> float:
-        """Return the seconds since the last counted step."""
-        return time.monotonic() - self._stepped_at
+        return self.meter.progress
 
     # -- for the training thread
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Call this from now on when there is work for a step border."""
+        self._wake = wake
+
+    @property
+    def counts(self) -> Counts:
+        """Tokens and steps so far."""
+        return self.meter.counts
 
     @property
     def fraction(self) -> float:
@@ -219,31 +301,10 @@ class TrainedState(HeldState):
                     heads[span] = self._states[span].head.digest
             self._is_loaded = True
             kept = self._load_inner()
-            self._stepped_at = time.monotonic()
+            self.meter.begin()
             if self._trace is not None:
                 self._trace.loaded(heads, kept)
         return self._is_loaded
-
-    def stepped(self, tokens: int, loss: float | None = None) -> None:
-        """Count a step of the optimiser, and the tokens since the last one."""
-        moment = time.monotonic()
-        self._stepped_at = moment
-        if loss is not None and math.isfinite(loss):  # another would stay in the average for ever
-            before = loss if self._loss is None else self._loss
-            self._loss = LOSS_SMOOTHING * before + (1 - LOSS_SMOOTHING) * loss
-        self.counts.tokens += tokens
-        self.counts.steps += 1
-        self._progress = replace(
-            self._progress,
-            tokens=self.counts.tokens,
-            steps=self.counts.steps,
-            tokens_per_second=self._tokens_per_second(moment),
-            loss=self._loss or 0.0,
-        )
-
-    def step_failed(self, why: str) -> None:
-        """Count a step that was not made, or is undone, because something was not finite."""
-        self._progress = replace(self._progress, undone=self._progress.undone + 1, undone_why=why)
 
     def undo(self, broken: str, loss: float | None = None) -> None:
         """Let the next border set θ := φ, instead of counting the step that has left a tensor not finite."""
@@ -254,27 +315,13 @@ class TrainedState(HeldState):
         """Let the next border set θ := φ, with new moments."""
         self._broken = why
 
-    def _tokens_per_second(self, moment: float) -> float:
-        self._lately.append((moment, self.counts.tokens))
-        while len(self._lately) > 1 and self._lately[1][0] <= moment - RATE_WINDOW_SECONDS:
-            self._lately.popleft()
-        began, before = self._lately[0]
-        return (self.counts.tokens - before) / max(moment - began, 1e-3)
-
-    def update_begins(self) -> None:
-        """Note that θ is about to change, and until the end of the next border: an optimiser's step begins."""
-        if not self._is_updating:
-            self._stillness.acquire()
-            self._is_updating = True
-
     def border(self) -> None:
         """Between two steps: apply pending updates to θ, and answer requests for contributions and copies."""
-        self.update_begins()
+        self._stillness.end()
         try:
             self._border()
         finally:
-            self._is_updating = False
-            self._stillness.release()
+            self._stillness.begin()
 
     def _border(self) -> None:
         if self._broken:
@@ -310,11 +357,11 @@ class TrainedState(HeldState):
                 # Bad memory may have spoilt φ of a damaged span, which will be replaced.
                 self.local.write(span, np.nan_to_num(self._states[span].anchor_N, posinf=0.0, neginf=0.0))
                 self._locals[span] = _Local()
-        tokens, steps = self.counts.tokens, self.counts.steps
-        self._contributed = [_Counts(tokens, steps) for _ in self._contributed]
+        steps = self.counts.steps
+        self._contributed = [self.counts for _ in self._contributed]
         if self._inner is not None:
             self._inner.clear()
-        self.step_failed(why)
+        self.meter.failed(why)
         self._report("not-finite", f"{why}; continuing from the shared model with new moments; {NOT_FINITE_REMEDY}")
         self._undone.append((self._now(), steps))
         since, steps_then = self._undone[0]
@@ -362,8 +409,8 @@ class TrainedState(HeldState):
         self, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None
     ) -> FragmentContribution | None:
         """Encode a contribution of a fragment, or of its `chosen` spans; None without a step since the last one."""
-        before = self._contributed[fragment]
-        tokens, steps = self.counts.tokens - before.tokens, self.counts.steps - before.steps
+        counts, before = self.counts, self._contributed[fragment]
+        tokens, steps = counts.tokens - before.tokens, counts.steps - before.steps
         if steps == 0 or not self._is_loaded:
             return None
         spans = []
@@ -376,7 +423,7 @@ class TrainedState(HeldState):
                     spans.append(self._contribute_span(span, round_index))
             except (RoundError, NonFiniteUpdate):
                 continue
-        before.tokens, before.steps = self.counts.tokens, self.counts.steps
+        self._contributed[fragment] = counts
         if self._trace is not None:
             self._trace.contributed(self.counts.steps, round_index, fragment, chosen)
         return FragmentContribution(
@@ -420,13 +467,9 @@ class TrainedState(HeldState):
 
     def _contribute_between(self) -> None:
         """Answer requests for contributions while a step computes gradients; leave to the border what must wait."""
-        if not self._stillness.acquire(blocking=False):
-            return
-        try:
-            while not self._moved and self._requests and self._is_clear(self._requests[0].fragment):
+        with self._stillness.if_still() as is_still:
+            while is_still and not self._moved and self._requests and self._is_clear(self._requests[0].fragment):
                 self._answer(self._requests.popleft())
-        finally:
-            self._stillness.release()
 
     def _is_clear(self, fragment: int) -> bool:
         """Return whether a fragment has made a step since its last contribution, of which nothing is in flight.
@@ -470,7 +513,7 @@ class TrainedState(HeldState):
                 advance = replace_span(held[span], local.in_flight, offset_N, replacement=state, merge_rule=rule)
                 self._owe(span, local, advance.in_flight, advance.local_N, event)
             super()._put(held, span, state)
-        self.wake()
+        self._wake()
 
     def _offset(self, span: SpanId, local: _Local) -> Vector:
         place = self._plan.places[span]
@@ -485,7 +528,7 @@ class TrainedState(HeldState):
         )
         if local.offset_N is None:
             self._moved.append(span)
-        self.wake()
+        self._wake()
 
 
 def _call(hand_over: Callable[[tuple[Vector, ...]], None], copies: tuple[Vector, ...]) -> Callable[[], None]:

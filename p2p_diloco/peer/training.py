@@ -53,6 +53,30 @@ class TrainingHost:
     text: SharedText | None = None
 
 
+class Pace:
+    """Limits that the machine's owner sets on steps. Set in the event loop, read by the training thread.
+
+    Attributes:
+        is_paused: whether no steps may be made; θ still follows entries.
+        duty: share of the time in which steps may use the device; None: all of it.
+    """
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.duty: float | None = None
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Make no steps while paused; a step in progress is finished."""
+        self.is_paused = is_paused
+
+    def set_duty(self, share: float | None) -> None:
+        self.duty = share
+
+    def rest_seconds(self, step_seconds: float) -> float:
+        """Return the pause after a step that keeps to the share of the time."""
+        return 0.0 if self.duty is None else step_seconds * (1.0 - self.duty) / self.duty
+
+
 class Training(ABC):
     """Trains a model at a peer. A session calls these methods in the event loop unless noted otherwise.
 
@@ -62,7 +86,7 @@ class Training(ABC):
         owns_process: whether this peer may change process-wide settings such as the allocator.
         reads_text: whether it trains on the run's text; a user's own loop has its own data.
         evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
-        buffers: those of the run that this peer founds a continuation of, by name; taken over when the state is opened.
+        pace: how the machine's owner limits steps.
     """
 
     model: nn.Module | None = None
@@ -70,7 +94,14 @@ class Training(ABC):
     owns_process = False
     reads_text = False
     evaluate_seconds = 0.0
-    buffers: Mapping[str, Tensor] = {}
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self._continued_buffers: Mapping[str, Tensor] = {}
+
+    def continue_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Begin with these buffers, by name, of the run that this peer founds a continuation of; call before `open`."""
+        self._continued_buffers = buffers
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Check the requirements before anything is started; called in a thread that may block.
@@ -103,12 +134,6 @@ class Training(ABC):
         """Return whether steps are being made."""
         return True
 
-    def set_paused(self, is_paused: bool) -> None:
-        """Make no steps while paused, but keep applying entries to θ; a step in progress is finished."""
-
-    def set_duty(self, share: float | None) -> None:
-        """Let steps use the device for this share of the time; None: all of it."""
-
     def stop_stepping(self) -> None:
         """Stop making steps, but keep applying entries to θ."""
 
@@ -131,14 +156,13 @@ class NoTraining(Training):
     owns_process = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._held: HeldState | None = None
 
     def open(self, host: TrainingHost) -> HeldState:
-        """Create a state without a model."""
         self._held = HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)
         return self._held
 
     def wait_until_idle(self) -> None:
-        """Wait until all submitted updates are in φ and m."""
         assert self._held is not None, "open it first"
         self._held.wait_until_idle()

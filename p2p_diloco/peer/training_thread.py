@@ -13,6 +13,7 @@ from contextlib import nullcontext
 
 from p2p_diloco.peer.island import THE_END, TURN, Island
 from p2p_diloco.peer.trained_state import IDLE_SECONDS, TrainedState
+from p2p_diloco.peer.training import Pace
 from p2p_diloco.training.inner_loop import InnerLoop, InnerStep
 from p2p_diloco.training.micro_batch import most_windows, with_margin
 from p2p_diloco.training.rank_steps import RankSteps
@@ -45,11 +46,11 @@ class Steps:
         self._ranks = ranks
         self._searches = windows_at_once is None and loop.device.type != "cpu" and loop.stream.batch > 1
         if self._searches:
-            loop.windows_at_once = 1
+            loop.use_windows(1)
             # Of shards, all ranks need each other in each try, also the one that has run out of memory.
             self._searches = ranks is None or not ranks.has_shards
         elif windows_at_once is not None:
-            loop.windows_at_once = min(windows_at_once, loop.stream.batch)
+            loop.use_windows(min(windows_at_once, loop.stream.batch))
 
     def make(self) -> InnerStep:
         """Make one step."""
@@ -65,7 +66,7 @@ class Steps:
         fitting = self._most_windows(wanted)
         if fitting == 0 and loop.start_recomputing():
             fitting = self._most_windows(wanted)
-        loop.windows_at_once = with_margin(fitting, wanted)
+        loop.use_windows(with_margin(fitting, wanted))
         if fitting < wanted:
             self._report(
                 f"{fitting} of the {wanted} windows of a step fit into the memory of {loop.device}; using "
@@ -102,17 +103,12 @@ class InnerSteps:
         if step.broken:
             self.state.undo(step.broken, step.loss)
         elif step.applied:
-            self.state.stepped(step.tokens, step.loss)
+            self.state.meter.stepped(step.tokens, step.loss)
         elif self.num_not_applied % MANY_NOT_APPLIED:
             why = f"a step had a loss ({step.loss:g}) or a gradient that is not finite, and changed nothing"
-            self.state.step_failed(why)
+            self.state.meter.failed(why)
         else:
             self.state.begin_again(f"the last {MANY_NOT_APPLIED} steps had losses or gradients that are not finite")
-
-
-def rest_seconds(step_seconds: float, duty: float | None) -> float:
-    """Return the pause after a step, such that steps take the share `duty` of the time."""
-    return 0.0 if duty is None else step_seconds * (1.0 - duty) / duty
 
 
 class TrainingThread:
@@ -123,6 +119,7 @@ class TrainingThread:
         step: makes one step; None: no training, θ only follows entries.
         in_loop: schedules a call in the event loop.
         died: called in the loop if training ends with an error.
+        pace: how the machine's owner limits steps; None: not at all.
         can_step: returns whether a step can be made, for a text that has yet to arrive.
         island: the ranks that make the steps together, of which this is rank 0; None: only this process.
     """
@@ -135,6 +132,7 @@ class TrainingThread:
         in_loop: Callable[[Callable[[], None]], None],
         died: Callable[[BaseException], None],
         can_step: Callable[[], bool] = lambda: True,
+        pace: Pace | None = None,
         island: Island | None = None,
     ) -> None:
         self.state = state
@@ -147,12 +145,9 @@ class TrainingThread:
         self._woken = threading.Event()
         self._stopping = False
         self._training = True
-        self.is_paused = False
-        """Whether the owner has paused the peer: no steps, but θ still follows entries."""
-        self.duty: float | None = None
-        """Share of the time in which steps may use the device; None: all of it."""
+        self._pace = pace or Pace()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
-        state.wake = self._woken.set
+        state.wake_with(self._woken.set)
 
     def start(self) -> None:
         """Start the thread; training starts once all spans are loaded."""
@@ -190,7 +185,7 @@ class TrainingThread:
                     with self._island.exchanging() if self._island is not None else nullcontext():
                         self._step()
                     ended = time.monotonic()
-                    self._rests_until = ended + rest_seconds(ended - began, self.duty)
+                    self._rests_until = ended + self._pace.rest_seconds(ended - began)
         except RankLost:
             return  # the island has said so, and this peer leaves
         except BaseException as error:
@@ -223,5 +218,5 @@ class TrainingThread:
 
     def may_step(self) -> bool:
         """Return whether to make an inner step; otherwise wait for the next entry."""
-        may_train = self._training and not (self._stopping or self.is_paused) and self._step is not None
+        may_train = self._training and not (self._stopping or self._pace.is_paused) and self._step is not None
         return self.state.begin() and may_train and time.monotonic() >= self._rests_until and self._can_step()

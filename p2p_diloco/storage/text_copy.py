@@ -66,6 +66,10 @@ class TextCopy:
         self._numbers: dict[Digest, int] = {}
         self._recent: OrderedDict[Digest, bytes] = OrderedDict()
 
+    def want(self, pieces: int) -> None:
+        """Fetch these pieces, a bit each, before all others."""
+        self.wanted = pieces
+
     def read(self, digest: Digest, offset: int, most_bytes: int) -> tuple[int, bytes]:
         """Return the length of the content with this digest, and bytes of it; (0, b"") if it is not here."""
         if self.listed is None:

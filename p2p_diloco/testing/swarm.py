@@ -18,6 +18,7 @@ from torch import nn
 from p2p_diloco.api import (
     OnEvent,
     Optimizers,
+    OwnLoop,
     OwnState,
     RankPlan,
     Swarm,
@@ -82,8 +83,10 @@ class LocalSwarm:
         """Found the run; call it once. See `p2p_diloco.found`."""
         run = self._folder / "run.toml"
         new_run(run, model, **self._values)
-        plan = founder_plan(run, model, optimizer, settings=self._settings(), state=state, until_round=until_round)
-        return self._start(plan, on_event=on_event)
+        loop = OwnLoop(
+            model=model, optimizer=optimizer, settings=self._settings(), state=state, until_round=until_round
+        )
+        return self._start(founder_plan(run, loop), on_event=on_event)
 
     def join(
         self,
@@ -104,8 +107,10 @@ class LocalSwarm:
         if not self._swarms:
             raise ConfigError("the local swarm has no founder yet; call found first, then join")
         invite = self._swarms[0].invite
-        plan = joiner_plan(invite, model, optimizer, settings=self._settings(), state=state, until_round=until_round)
-        return self._start(plan, wait=wait, timeout=timeout, on_event=on_event)
+        loop = OwnLoop(
+            model=model, optimizer=optimizer, settings=self._settings(), state=state, until_round=until_round
+        )
+        return self._start(joiner_plan(invite, loop), wait=wait, timeout=timeout, on_event=on_event)
 
     def close(self) -> None:
         """Make all peers leave, the latest first."""

@@ -244,6 +244,10 @@ class InnerLoop:
         if self.precision.scales and scaler.get_scale() < 1.0:
             scaler.update(1.0)  # it would halve until it is zero, and stay there
 
+    def use_windows(self, windows: int) -> None:
+        """Let so many windows pass through the model at a time."""
+        self.windows_at_once = windows
+
     def try_windows(self, windows: int) -> bool:
         """Return whether that many windows fit into memory, with gradients; parameters are not changed.
 

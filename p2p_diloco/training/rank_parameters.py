@@ -59,11 +59,9 @@ class RankParameters(LocalParameters):
         return whole_N
 
     def write(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
-        """Set elements `start` to `stop` of a fragment on all ranks."""
         self._change(Word.WRITE, fragment, start, stop, values_N)
 
     def add(self, fragment: int, start: int, stop: int, values_N: NDArray[np.float32]) -> None:
-        """Add `values_N` to elements `start` to `stop` of a fragment on all ranks."""
         self._change(Word.ADD, fragment, start, stop, values_N)
 
     def view(self, fragment: int, start: int, stop: int) -> NDArray[np.float32]:
@@ -81,7 +79,6 @@ class RankParameters(LocalParameters):
             self._keep_here()
 
     def restore_all(self) -> None:
-        """Set θ of all ranks to their latest copies."""
         with self._ranks.order(Word.RESTORE):
             self.restore()
 

@@ -97,12 +97,14 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
         return self.rank == 0
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Wait no longer than this for other ranks from now on."""
+        self.timeout_seconds = min(self.timeout_seconds, seconds)
 
     @property
     def others(self) -> range:
-        """All ranks but 0."""
         return range(1, self.count)
 
     # -- on rank 0

@@ -201,5 +201,4 @@ class WithLoss(nn.Module):
         self._loss = model.loss
 
     def forward(self, windows_BT: Tensor) -> Tensor:
-        """Return the mean loss of windows."""
         return self._loss(self.module, windows_BT)

@@ -48,7 +48,7 @@ class LoopTraining(TrainingThread):
 
     def start(self) -> None:
         self._timer = asyncio.get_running_loop().call_soon(self._reach_border)
-        self.state.wake = lambda: None
+        self.state.wake_with(lambda: None)
 
     def wait_until_idle(self) -> None:
         self.state.border()

@@ -284,7 +284,7 @@ def test_tokens_per_second_are_measured_over_recent_steps(corpus: Corpus, monkey
     said = []
     for pause in (0.0, 1.0, 3600.0, 15.0, 15.0, 15.0):
         moment += pause
-        state.stepped(300)
+        state.meter.stepped(300)
         said.append(state.progress().tokens_per_second)
     assert said == [0.0, 300.0, 300 / 3600, 600 / 3615, 20.0, 20.0], "a pause of an hour is forgotten"
 

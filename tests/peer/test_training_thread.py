@@ -17,7 +17,8 @@ from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan,
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.peer.trained_state import MOST_UNDONE
-from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread, rest_seconds
+from p2p_diloco.peer.training import Pace
+from p2p_diloco.peer.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
 from p2p_diloco.text.data import Corpus
 from p2p_diloco.training.inner_loop import InnerLoop
 
@@ -53,11 +54,13 @@ class Training:
         self.island = HandDrivenIsland(PLAN, corpus)
         self.state = self.island.state
         self.state._in_loop = self.desk.hand_over
+        self.pace = Pace()
         self.thread = TrainingThread(
             state=self.state,
             step=step if step is not None else InnerSteps(Steps(self.island.loop), self.state).step,
             in_loop=self.desk.hand_over,
             died=self.desk.deaths.append,
+            pace=self.pace,
         )
         self.thread.start()
 
@@ -126,18 +129,18 @@ def test_it_runs_until_stopped_and_a_thread_that_never_started_need_not_be_waite
     assert not training.thread.join(0.0)
     never = TrainingThread(state=training.state, step=None, in_loop=lambda call: None, died=lambda error: None)
     assert never.join(0.0)
-    training.state.wake = lambda: None
+    training.state.wake_with(lambda: None)
 
 
 def test_paused_it_makes_no_step_and_still_answers(training: Training) -> None:
     answers = queue.Queue[Any]()
     training.hold_start()
-    training.thread.is_paused = True
+    training.pace.set_paused(True)
     training.state.take_snapshot(0, 0, float("inf"), answers.put)
     training.desk.do_one()
     assert answers.get_nowait() is None, "no step was made since the start"
     assert training.state.progress().steps == 0
-    training.thread.is_paused = False
+    training.pace.set_paused(False)
     for round_index in range(2, 10_000, 2):
         training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
         training.desk.do_one()
@@ -151,12 +154,12 @@ def test_between_two_steps_of_a_small_duty_it_still_answers_and_ends_at_once(cor
     stepped = threading.Event()
 
     def step() -> None:
-        training.state.stepped(1)
+        training.state.meter.stepped(1)
         stepped.set()
         time.sleep(0.05)
 
     training = Training(corpus, step)
-    training.thread.duty = 0.0005  # the rest takes a hundred seconds
+    training.pace.set_duty(0.0005)  # the rest takes a hundred seconds
     training.hold_start()
     assert stepped.wait(PATIENCE_SECONDS)
     for round_index in (0, 2):
@@ -169,7 +172,9 @@ def test_between_two_steps_of_a_small_duty_it_still_answers_and_ends_at_once(cor
 
 @pytest.mark.parametrize(("duty", "seconds"), [(None, 0.0), (1.0, 0.0), (0.5, 2.0), (0.1, 18.0)])
 def test_the_rest_after_a_step_follows_from_the_share_of_the_device(duty: float | None, seconds: float) -> None:
-    assert rest_seconds(2.0, duty) == pytest.approx(seconds)
+    pace = Pace()
+    pace.set_duty(duty)
+    assert pace.rest_seconds(2.0) == pytest.approx(seconds)
 
 
 def test_a_model_whose_steps_change_nothing_begins_again_and_in_the_end_stops(corpus: Corpus) -> None:
@@ -216,6 +221,9 @@ class LittleMemory:
 
     def step(self) -> None:
         self.made.append(self.windows_at_once)
+
+    def use_windows(self, windows: int) -> None:
+        self.windows_at_once = windows
 
     def try_windows(self, windows: int) -> bool:
         return windows <= self.fitting
