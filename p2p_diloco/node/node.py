@@ -306,8 +306,8 @@ class SwarmNode:
         member = roster.member(me.peer)
         voices = self._voices = self.engine.membership.contact.clocks(self._clock.now())
         takes_part = member is not None and member.incarnation == me.incarnation
-        hears_hub = self.engine.membership.contact.depends_on_hub(voices)
-        self._clock.listen_to(voices, is_voice=member is not None, takes_part=takes_part, hears_hub=hears_hub)
+        depends_on_hub = self.engine.membership.contact.depends_on_hub(voices)
+        self._clock.follow(voices, is_source=member is not None, takes_part=takes_part, depends_on_hub=depends_on_hub)
         self._last_ping = float("-inf")  # ask new voices at once
 
     # -- callbacks of the transport

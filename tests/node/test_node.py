@@ -66,7 +66,7 @@ def count_clock(founder: Machine, caller: Caller) -> None:
     clock, process = founder.swarm_clock, founder.process
     assert clock is not None
     assert process is not None
-    run_in(process, lambda: clock.listen_to((caller.peer,), is_voice=True, takes_part=True))
+    run_in(process, lambda: clock.follow((caller.peer,), is_source=True, takes_part=True))
 
 
 def test_the_clock_and_the_manifest_are_answered_without_the_engine() -> None:
