@@ -10,6 +10,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log import SpanHead
 from p2p_diloco.node.surroundings import EntryArchive, Replica
 from p2p_diloco.protocol.actions import (
+    Action,
     CompareContent,
     HashSpan,
     RebuildParent,
@@ -22,20 +23,17 @@ from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.results import ContentCompared, ParentRebuilt, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
-from p2p_diloco.span.serve import Contents, Pieces, content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span.serve import Contents, Pieces, Work, content_digests, state_bytes, state_from_bytes
 
+MOST_ENTRIES_WAITING = 16
+"""Backlog, in entries of the longest size, at which a peer's entry requests are no longer answered.
+
+A peer that catches up requests eight at a time.
+"""
 HASH_SECONDS = 10.0
 REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8
 SLOW_LINK = 4.0
 """Multiple of `piece_seconds` that a piece may take: the last one of those requested at once waits for all others."""
-
-
-class Work(Protocol):
-    """Runs a function on the worker and passes its result to `then` in the loop; reports a `PeerError` about `peer`."""
-
-    def __call__(
-        self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any
-    ) -> None: ...
 
 
 class Post(Protocol):
@@ -72,6 +70,8 @@ class Serving:
         self._post = post
         self._play = play
         self._now = now
+        self._waiting_bytes = waiting_bytes
+        self._most_waiting = MOST_ENTRIES_WAITING * max(engine.rules.entry_bytes.values())
         good_for_seconds = min(engine.rules.clock.round_seconds, HASH_SECONDS)
         self._contents = Contents(work=work, now=now, good_for_seconds=good_for_seconds, linked=engine.linked)
         self.pieces = Pieces(
@@ -81,9 +81,11 @@ class Serving:
             keep_seconds=SLOW_LINK * engine.rules.piece_seconds,
         )
 
-    def play(
-        self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan
-    ) -> None:
+    def has_room_for_entry(self, peer: PeerId) -> bool:
+        """Return whether one more entry may be queued for `peer`."""
+        return self._waiting_bytes(peer) < self._most_waiting
+
+    def play(self, action: Action) -> None:
         """Perform an action. Once the worker is done, its result is sent to the requester or passed to the engine."""
         match action:
             case ServeSpan():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from p2p_diloco.errors import P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.node.reports import Report
 from p2p_diloco.node.serving import Post
 from p2p_diloco.node.surroundings import TextCopy
 from p2p_diloco.node.vector_worker import Worker
@@ -46,12 +47,6 @@ HEADER_BYTES = 128
 """At least as many as the header of a block has."""
 LEAST_CHARGED_BYTES = 16 * 1024
 """Bytes that a block of a longer piece counts at least in the budgets."""
-
-
-class Notify(Protocol):
-    """Reports an event; a peer that caused it is named, and has a budget of them."""
-
-    def __call__(self, topic: str, text: str, peer: PeerId | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +90,7 @@ class TextExchange:
         *,
         transport: Transport,
         post: Post,
-        report: Notify,
+        report: Report,
         is_stranger: Callable[[PeerId], bool],
         now: Callable[[], float],
     ) -> None:
@@ -441,7 +436,7 @@ def charged_bytes(num_bytes: int, piece: int, line: float | None) -> int:
 class _Progress:
     """Reports how far the text is here: at first, every ten seconds, and at the end."""
 
-    def __init__(self, report: Notify, now: float) -> None:
+    def __init__(self, report: Report, now: float) -> None:
         self._report = report
         self._total = self._here = 0
         self._began = self._seen_at = self._reported_at = now
