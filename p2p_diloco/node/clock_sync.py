@@ -46,7 +46,7 @@ def steady_unix_seconds() -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a peer answered last.
+    """The latest answer of a peer.
 
     Attributes:
         offset: its clock minus this peer's own, in seconds.

@@ -51,6 +51,23 @@ class _Attempt:
     linked_at: float | None = None
     failed_at: float = float("-inf")
 
+    def begin(self, now: float) -> None:
+        """Record that a dial begins: it is not repeated while it may go on."""
+        self.not_before = now + DIAL_SECONDS + self.pause
+
+    def link(self, now: float) -> None:
+        """Record that the dial has made a link."""
+        self.linked_at = now
+
+    def fail(self, now: float) -> None:
+        """Record that the dial has failed."""
+        self.linked_at, self.failed_at = None, now
+
+    def wait(self, now: float, *, most_seconds: float, least_seconds: float) -> None:
+        """Dial again after the pause, within these bounds; the next pause is longer."""
+        self.not_before = now + max(min(self.pause, most_seconds), least_seconds)
+        self.pause = min(2 * self.pause, LAST_RETRY_SECONDS)
+
 
 class LookPace:
     """Decides when the next look at the directory is due. Time is an argument, in seconds of any steady clock.
@@ -353,7 +370,7 @@ class LinkKeeper:
         for peer in sorted(candidates):
             attempt = self._attempts.setdefault(peer, _Attempt())
             if now >= attempt.not_before and self._may_dial(peer, attempt, now):
-                attempt.not_before = now + DIAL_SECONDS + attempt.pause
+                attempt.begin(now)
                 yield peer
 
     def _may_dial(self, peer: PeerId, attempt: _Attempt, now: float) -> bool:
@@ -375,18 +392,18 @@ class LinkKeeper:
             return  # displaced by other peers since it was due
         try:
             await self._transport.dial(peer, addresses, loop.time() + DIAL_SECONDS)
-            attempt.linked_at = loop.time()
+            attempt.link(loop.time())
             self._dialled.add(peer)
             self._worked.pop(peer, None)
             self._worked[peer] = None
             self.failures.pop(peer, None)
         except PeerError as error:
             self.failures[peer] = str(error)
-            attempt.linked_at, attempt.failed_at = None, loop.time()
+            attempt.fail(loop.time())
             if attempt.pause == FIRST_RETRY_SECONDS and not self._is_stranger(peer):
                 name = short_peer_id(peer)
                 self._report("link", str(error) if name in str(error) else f"could not reach {name}: {error}")
         is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
         last = LAST_RETRY_SECONDS if self._transport.linked_peers() else LAST_ALONE_RETRY_SECONDS
-        attempt.not_before = loop.time() + max(min(attempt.pause, last), LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
-        attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)
+        least = LEAVE_TO_THEM_SECONDS if is_theirs else 0.0
+        attempt.wait(loop.time(), most_seconds=last, least_seconds=least)

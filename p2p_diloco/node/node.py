@@ -136,13 +136,15 @@ class SwarmNode:
         self._replica = replica
         self._memory = memory
         self._clock = clock
+        self._budgets = PeerBudgets(engine.rules)
+        self._reports = Reports(observer, self._budgets, is_stranger=engine.is_stranger)
         self.clocks = ClockKeeper(
             clock,
             clocks if clocks is not None else ClockWatch(engine.me.peer),
             engine=engine,
             transport=transport,
             post=self._post,
-            report=self._report,
+            report=self._reports.report,
             corrected=self._clock_corrected,
         )
         self._manifest = manifest
@@ -151,8 +153,6 @@ class SwarmNode:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._lost: NetworkError | None = None
-        self._budgets = PeerBudgets(engine.rules)
-        self._reports = Reports(observer, self._budgets, is_stranger=engine.is_stranger)
         self._roster_requests: dict[tuple[PeerId, RosterRequest], float] = {}
         self._turned_away: set[PeerId] = set()
         self.vectors = VectorActions(
@@ -180,7 +180,7 @@ class SwarmNode:
             shared,
             transport=self.transport,
             post=self._post,
-            report=self._report,
+            report=self._reports.report,
             is_stranger=self.engine.is_stranger,
             now=self._clock.now,
         )
@@ -259,12 +259,14 @@ class SwarmNode:
         self.engine.link_lost(peer)
         self._clock.forget(peer)
         name = short_peer_id(peer)
-        self._report("link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer)
+        self._reports.report(
+            "link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer
+        )
         self._wake.set()  # its open requests go to other peers at once
 
     def disturbed(self, peer: PeerId, text: str) -> None:
         """Called when a peer that may have no link wastes this machine's time."""
-        self._report("flood", f"{short_peer_id(peer)} {text}", peer)
+        self._reports.report("flood", f"{short_peer_id(peer)} {text}", peer)
 
     def transport_lost(self, error: NetworkError) -> None:
         """Called when the transport has failed: `run` raises the error."""
@@ -281,7 +283,7 @@ class SwarmNode:
         elif length > self._longest[kind]:
             wrong = f"a {kind.__name__} of {length} bytes; in this run it has at most {self._longest[kind]}"
         if wrong:
-            self._report("frame-refused", f"{name} sent a bad frame: {wrong}; closing the link", peer)
+            self._reports.report("frame-refused", f"{name} sent a bad frame: {wrong}; closing the link", peer)
             raise FrameError(f"{name} sent a bad frame: {wrong}")
         if kind is None:
             return True
@@ -295,7 +297,9 @@ class SwarmNode:
         try:
             message = decode_message(frame)
         except FrameError as error:
-            self._report("frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer)
+            self._reports.report(
+                "frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer
+            )
             self.transport.hang_up(peer)
             return
         self.traffic.count_received(purpose_of(message), len(frame))
@@ -328,7 +332,7 @@ class SwarmNode:
                     self._budgets.leave_out(peer, self._loop.time())
             case SpanReply() if not is_sound_piece(message):
                 text = f"{short_peer_id(peer)} served a piece with invalid numbers; closing the link"
-                self._report("frame-refused", text, peer)
+                self._reports.report("frame-refused", text, peer)
                 self.transport.hang_up(peer)
             case EntryRequest():
                 if self.vectors.serving.has_room_for_entry(peer):
@@ -382,9 +386,6 @@ class SwarmNode:
                     self.vectors.play(action)
         if actions:
             self._wake.set()
-
-    def _report(self, topic: str, text: str, peer: PeerId | None) -> None:
-        self._reports.report(topic, text, peer)
 
     def _may_send(self, action: Send) -> bool:
         """Return whether to send a message; a roster request is not repeated while it is under way."""

@@ -20,7 +20,7 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
 )
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.results import ContentCompared, ParentRebuilt, SpanHashed, SpanRebuilt
+from p2p_diloco.protocol.results import ContentCompared, ParentRebuilt, Result, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
 from p2p_diloco.span.serve import Contents, Pieces, Work, content_digests, state_bytes, state_from_bytes
@@ -103,6 +103,9 @@ class Serving:
             case HashSpan():
                 self._hash(action)
 
+    def _take(self, result: Result, caused_by: PeerId | None = None) -> None:
+        self._play(self._engine.take_result(result, self._now()), caused_by=caused_by)
+
     def _post_piece(self, to: PeerId, reply: SpanReply) -> None:
         self._post(to, reply, self._now() + SLOW_LINK * self._engine.rules.piece_seconds)
 
@@ -151,7 +154,7 @@ class Serving:
             compared = ContentCompared(
                 peer=action.peer, fragment=action.fragment, num_equal=sum(same), differing=differing
             )
-            self._play(self._engine.take_result(compared, self._now()), caused_by=action.peer)
+            self._take(compared, caused_by=action.peer)
 
         self._contents.hash(action.link, ("compare", action.peer, action.fragment), states, hashed)
 
@@ -175,8 +178,7 @@ class Serving:
                 # The entry that revealed the damage has just arrived and may not be on disk yet.
                 asyncio.get_running_loop().call_later(REBUILD_AGAIN_SECONDS, self._rebuild, span, tries - 1)
                 return
-            result = SpanRebuilt(span=span, head=found[0], state=found[1])
-            self._play(self._engine.take_result(result, self._now()))
+            self._take(SpanRebuilt(span=span, head=found[0], state=found[1]))
 
         self._work(rebuilt, None, rebuild)
 
@@ -186,8 +188,7 @@ class Serving:
             return (None, None) if before is None else (before.head, state_bytes(before))
 
         def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
-            result = ParentRebuilt(span=action.span, tip=action.tip, parent=found[0], state=found[1])
-            self._play(self._engine.take_result(result, self._now()))
+            self._take(ParentRebuilt(span=action.span, tip=action.tip, parent=found[0], state=found[1]))
 
         self._work(rebuilt, None, rebuild)
 
@@ -199,7 +200,6 @@ class Serving:
             return content
 
         def hashed(found: Digest) -> None:
-            result = SpanHashed(span=action.span, head=action.head, content=found)
-            self._play(self._engine.take_result(result, self._now()))
+            self._take(SpanHashed(span=action.span, head=action.head, content=found))
 
         self._work(hashed, None, content)

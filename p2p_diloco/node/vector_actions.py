@@ -15,7 +15,7 @@ from p2p_diloco.node.surroundings import EntryArchive, Replica, SpanUpdate
 from p2p_diloco.node.vector_worker import Worker
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, ReplaceSpan, Stage
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.results import EntryChecked, EntryCompared, SpanReduced
+from p2p_diloco.protocol.results import EntryChecked, EntryCompared, Result, SpanReduced
 from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
@@ -108,8 +108,7 @@ class VectorActions:
         return True
 
     def _take_entry(self, peer: PeerId, entry: Entry, norm: float) -> None:
-        checked = EntryChecked(sender=peer, entry=entry, payload_norm=norm)
-        self._play(self.engine.take_result(checked, self._now()), caused_by=peer)
+        self._take(EntryChecked(sender=peer, entry=entry, payload_norm=norm), caused_by=peer)
 
     def _norm_of(self, entry: Entry, elements: int) -> float | str:
         """Return the norm of an entry's payload, or what is wrong with it; runs on the worker."""
@@ -124,7 +123,7 @@ class VectorActions:
             if isinstance(result, str):
                 notes.note("skipped", f"skipped {action.span} in round {action.round}: {result}")
                 if action.stage is Stage.ROW:
-                    self._play(self.engine.take_result(SpanReduced(order=action), self._now()))
+                    self._take(SpanReduced(order=action))
                 return
             for peer, reason in result.dropped:
                 text = f"round {action.round}, {action.span}: {short_peer_id(peer)}: {reason}"
@@ -136,7 +135,7 @@ class VectorActions:
                 payload_norm=result.norm,
                 measured=result.measured,
             )
-            self._play(self.engine.take_result(mean, self._now()))
+            self._take(mean)
 
         self._work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
 
@@ -171,6 +170,9 @@ class VectorActions:
             height = max(action.head.height, held.head.height if held is not None else 0)
             self._archive.distrust(action.span, height, is_mended=action.is_mended)
         self._replica.replace(action.span, state_from_bytes(action.head, action.state))
+
+    def _take(self, result: Result, caused_by: PeerId | None = None) -> None:
+        self._play(self.engine.take_result(result, self._now()), caused_by=caused_by)
 
     def _work(self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any) -> None:
         """Run `function` on the worker thread and pass its result to `then` in the loop; report a `PeerError`."""
