@@ -259,9 +259,8 @@ class SwarmNode:
         self.engine.link_lost(peer)
         self._clock.forget(peer)
         name = short_peer_id(peer)
-        self._reports.report(
-            "link", f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}", peer
-        )
+        text = f"link lost: {reason}" if name in reason else f"link to {name} lost: {reason}"
+        self._reports.report("link", text, peer)
         self._wake.set()  # its open requests go to other peers at once
 
     def disturbed(self, peer: PeerId, text: str) -> None:
@@ -297,10 +296,7 @@ class SwarmNode:
         try:
             message = decode_message(frame)
         except FrameError as error:
-            self._reports.report(
-                "frame-refused", f"{short_peer_id(peer)} sent a bad frame: {error}; closing the link", peer
-            )
-            self.transport.hang_up(peer)
+            self._refuse(peer, f"sent a bad frame: {error}")
             return
         self.traffic.count_received(purpose_of(message), len(frame))
         now = self._clock.now()
@@ -331,9 +327,7 @@ class SwarmNode:
                 if not self.vectors.check_entry(peer, message):
                     self._budgets.leave_out(peer, self._loop.time())
             case SpanReply() if not is_sound_piece(message):
-                text = f"{short_peer_id(peer)} served a piece with invalid numbers; closing the link"
-                self._reports.report("frame-refused", text, peer)
-                self.transport.hang_up(peer)
+                self._refuse(peer, "served a piece with invalid numbers")
             case EntryRequest():
                 if self.vectors.serving.has_room_for_entry(peer):
                     self._play(self.engine.receive(peer, message, now), on_request=True, caused_by=peer)
@@ -341,6 +335,10 @@ class SwarmNode:
                 if isinstance(message, RosterReply):
                     self._roster_requests = {key: at for key, at in self._roster_requests.items() if key[0] != peer}
                 self._play(self.engine.receive(peer, message, now), caused_by=peer)
+
+    def _refuse(self, peer: PeerId, why: str) -> None:
+        self._reports.report("frame-refused", f"{short_peer_id(peer)} {why}; closing the link", peer)
+        self.transport.hang_up(peer)
 
     # -- unlisted peers
 
