@@ -71,12 +71,12 @@ WAYS: Mapping[str, Sequence[Stage]] = {
     ),
     "entry": (
         Stage(
-            ("node/node", "SwarmNode._reduce.<locals>.reduced"), through=_CHECKED
+            ("node/vector_actions", "VectorActions._reduce.<locals>.reduced"), through=_CHECKED
         ),  # signed and followed by the owner
         _posted("Entry"),
-        Stage(("node/node", "SwarmNode.frame_received"), through=("node/node", "SwarmNode._check_entry")),
-        Stage(("node/node", "SwarmNode._norm_of")),  # on the vector thread
-        Stage(("node/node", "SwarmNode._check_entry.<locals>.checked")),
+        Stage(("node/node", "SwarmNode.frame_received"), through=("node/vector_actions", "VectorActions.check_entry")),
+        Stage(("node/vector_actions", "VectorActions._norm_of")),  # on the vector thread
+        Stage(("node/vector_actions", "VectorActions.check_entry.<locals>.checked")),
         Stage(("storage/archive", "Archive._write_all")),  # on the thread that writes
         Stage(("peer/held_state", "HeldState._follow")),  # on the thread that follows: φ and m
         Stage(("peer/local_spans", "LocalSpans.move")),  # between two steps: θ

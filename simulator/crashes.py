@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.node import node as node_module
+from p2p_diloco.node import vector_actions
 from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.rules import ABSENT_CYCLES
@@ -305,7 +305,7 @@ def _means(who: Matches, *stages: Stage) -> dict[Moment, Failpoint]:
         return call.arguments[0].stage in stages and who(call)
 
     return {
-        Moment.BEFORE: Failpoint(owner=node_module, name="reduce_parts", counts=counts),
+        Moment.BEFORE: Failpoint(owner=vector_actions, name="reduce_parts", counts=counts),
         Moment.AFTER: Failpoint(owner=Exchange, name="span_reduced", counts=counts),
     }
 

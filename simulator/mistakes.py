@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.node import node as node_module
+from p2p_diloco.node import vector_actions
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.serving import Serving
 from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.vector_actions import VectorActions
 from p2p_diloco.outer.advance import prepare_contribution, replace_span
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import InFlight, SpanState, absorb
@@ -121,7 +121,7 @@ def _double_count() -> list[Patch]:
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(replace(order, parts=(*order.parts, order.parts[0])), codecs, elements)
 
-    return [(node_module, "reduce_parts", wrong)]
+    return [(vector_actions, "reduce_parts", wrong)]
 
 
 @_mistake("equal-weights", "I2")
@@ -132,7 +132,7 @@ def _equal_weights() -> list[Patch]:
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(replace(order, parts=tuple(replace(part, weight=1.0) for part in order.parts)), codecs, elements)
 
-    return [(node_module, "reduce_parts", wrong)]
+    return [(vector_actions, "reduce_parts", wrong)]
 
 
 @_mistake("plain-for-radial", "I2")
@@ -143,7 +143,7 @@ def _plain_for_radial() -> list[Patch]:
     def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
         return right(order, replace(codecs, radial={}), elements)
 
-    return [(node_module, "reduce_parts", wrong)]
+    return [(vector_actions, "reduce_parts", wrong)]
 
 
 @_mistake("sender-forgotten", "I2")
@@ -158,7 +158,7 @@ def _sender_forgotten() -> list[Patch]:
             return replace(reduced, measured={part.peer: reduced.norm for part in order.parts})
         return reduced
 
-    return [(node_module, "reduce_parts", wrong)]
+    return [(vector_actions, "reduce_parts", wrong)]
 
 
 @_mistake("undecoded-bytes", "I1")
@@ -184,7 +184,7 @@ def _undecoded_bytes() -> list[Patch]:
             return advance(self, before, update)
         return absorb(before, entry=update.absorbed, update_N=mean_N, rule=OUTER)
 
-    return [(node_module, "reduce_parts", wrong), (SimulatedIsland, "advance", apply_undecoded)]
+    return [(vector_actions, "reduce_parts", wrong), (SimulatedIsland, "advance", apply_undecoded)]
 
 
 @_mistake("weights-mixed-up", "I2")
@@ -199,7 +199,7 @@ def _weights_mixed_up() -> list[Patch]:
         ]
         return right(replace(order, parts=tuple(parts)), codecs, elements)
 
-    return [(node_module, "reduce_parts", wrong)]
+    return [(vector_actions, "reduce_parts", wrong)]
 
 
 @_mistake("row-counted-twice", "I2", kinds="none")
@@ -212,7 +212,7 @@ def _row_counted_twice() -> list[Patch]:
             order = replace(order, parts=(*order.parts, order.parts[0]))
         return right(order, codecs, elements)
 
-    return [(node_module, "reduce_parts", wrong)]
+    return [(vector_actions, "reduce_parts", wrong)]
 
 
 # -- the island
@@ -221,14 +221,14 @@ def _row_counted_twice() -> list[Patch]:
 @_mistake("apply-twice", "I2")
 def _apply_twice() -> list[Patch]:
     """A node sometimes passes an entry to its island twice."""
-    right = SwarmNode._play_vectors
+    right = VectorActions.play
 
-    def wrong(self: SwarmNode, action: Any) -> None:
+    def wrong(self: VectorActions, action: Any) -> None:
         right(self, action)
         if isinstance(action, ApplyEntry) and (self.engine.me.peer[0] + action.entry.round) % 8 == 0:
             right(self, action)
 
-    return [(SwarmNode, "_play_vectors", wrong)]
+    return [(VectorActions, "play", wrong)]
 
 
 @_mistake("in-flight-left-out", "I2")

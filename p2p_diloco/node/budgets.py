@@ -73,11 +73,11 @@ DECLARATIONS = 64.0
 """Declarations of a cycle that a peer may send: its own, again and again, and those that it forwards."""
 FETCHING = Allowance(1000.0, 2000.0)
 """Requests of peers that catch up; an honest peer has at most eight of a kind under way to one other peer."""
-MOST_ASKERS = 96
-"""Maximum number of peers that ask about each fragment through one carrier at a time; there are fewer voters."""
+MOST_REQUESTERS = 96
+"""Maximum number of peers that ask about each fragment through one relay at a time; there are fewer voters."""
 LINES = Allowance(LINES_PER_MINUTE / 120.0, LINES_PER_MINUTE / 2.0)
 STRANGERS_LINES = Allowance(STRANGERS_LINES_PER_MINUTE / 120.0, STRANGERS_LINES_PER_MINUTE / 2.0)
-_CARRYING = (SignedContentRequest, SignedContent)
+_RELAYED = (SignedContentRequest, SignedContent)
 UNMETERED = frozenset({SpanVector, RowMean, SpanReply, Entry, TextBlock})
 """Messages that carry vectors: bounded elsewhere, by the round, by what was requested, and by the worker."""
 
@@ -87,15 +87,15 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
     fragments = len(rules.num_spans)
     # A peer that looks for witnesses asks about all fragments, up to eight times in a round.
     comparing = Allowance(4.0 + 32.0 * fragments / rules.clock.round_seconds, 64.0 + 32.0 * fragments)
-    # A carrier forwards the requests of all its links to a voter, and the answers of all voters to a requester.
+    # A relay forwards the requests of all its links to a voter, and the answers of all voters to a requester.
     each = 1.0 / max(rules.silence_seconds, rules.clock.round_seconds)
-    carrying = Allowance(4.0 + MOST_ASKERS * fragments * each, 2.0 * MOST_ASKERS * fragments)
+    relaying = Allowance(4.0 + MOST_REQUESTERS * fragments * each, 2.0 * MOST_REQUESTERS * fragments)
     return {
         **dict.fromkeys((RosterRequest, RosterReply, Prepare, Promised, Proposal), ROSTERS),
         Declaration: Allowance(4.0 + DECLARATIONS / rules.cycle_seconds, 2.0 * DECLARATIONS),
         **dict.fromkeys((ManifestRequest, Introductions, HoldingsRequest, Holdings), ACQUAINTANCE),
         **dict.fromkeys((HeadsRequest, HeadsReply, ContentRequest, ContentReply), comparing),
-        **dict.fromkeys(_CARRYING, carrying),
+        **dict.fromkeys(_RELAYED, relaying),
         **dict.fromkeys((EntryRequest, EntryAbsent, SpanRequest, BlockRequest), FETCHING),
     }
 
@@ -138,22 +138,20 @@ class PeerBudgets:
 
     def leave_out(self, peer: PeerId, now: float) -> None:
         """Count a message that is dropped."""
-        self._messages[self._countable(peer)] += 1
-        self._summary_at = self._summary_at if self._summary_at is not None else now + SUMMARY_SECONDS
+        self._count(self._messages, peer, now)
 
     def take(self, peer: PeerId, line: Line, now: float, *, is_member: bool) -> list[Line]:
         """Return the lines to report now: summaries that are due, then `line` about `peer` if the budget allows it."""
-        said = self.flush(now)
+        reported = self.flush(now)
         buckets = [self._bucket(peer, "lines", LINES, now)]
         if not is_member:
             buckets.append(self._bucket(None, "lines", STRANGERS_LINES, now))
         if all(bucket.has_one(now) for bucket in buckets):
             for bucket in buckets:
                 bucket.spend(1.0, now)
-            return [*said, line]
-        self._lines[self._countable(peer)] += 1
-        self._summary_at = self._summary_at if self._summary_at is not None else now + SUMMARY_SECONDS
-        return said
+            return [*reported, line]
+        self._count(self._lines, peer, now)
+        return reported
 
     def flush(self, now: float) -> list[Line]:
         """Return what was left out, once a minute is over: a line for each of the worst peers, and one for the rest."""
@@ -161,15 +159,15 @@ class PeerBudgets:
             return []
         total = self._lines + self._messages
         worst = [peer for peer, _ in total.most_common(MOST_SUMMARIES)]
-        said = [_summary(_name(peer), self._lines[peer], self._messages[peer]) for peer in worst]
+        summaries = [_summary(_name(peer), self._lines[peer], self._messages[peer]) for peer in worst]
         rest = total.keys() - set(worst)
         if rest:
             lines, messages = (sum(count[peer] for peer in rest) for count in (self._lines, self._messages))
-            said.append(_summary(counted(len(rest), "more peer"), lines, messages))
+            summaries.append(_summary(counted(len(rest), "more peer"), lines, messages))
         self._lines.clear()
         self._messages.clear()
         self._summary_at = None
-        return [Line(topic="flood", text=text) for text in said]
+        return [Line(topic="flood", text=text) for text in summaries]
 
     def _bucket(self, peer: PeerId | None, kind: str, allowance: Allowance, now: float) -> TokenBucket:
         rate = {"per_second": allowance.per_second, "burst": allowance.burst}
@@ -177,9 +175,10 @@ class PeerBudgets:
         # More peers than links: the rest share one bucket.
         return bucket if bucket is not None else self._shared.setdefault(kind, TokenBucket(**rate))
 
-    def _countable(self, peer: PeerId) -> PeerId | None:
+    def _count(self, left_out: Counter[PeerId | None], peer: PeerId, now: float) -> None:
         has_room = len(self._lines) + len(self._messages) < MOST_BUCKETS
-        return peer if has_room or peer in self._lines or peer in self._messages else None
+        left_out[peer if has_room or peer in self._lines or peer in self._messages else None] += 1
+        self._summary_at = self._summary_at if self._summary_at is not None else now + SUMMARY_SECONDS
 
 
 def _name(peer: PeerId | None) -> str:

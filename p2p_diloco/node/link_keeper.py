@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from p2p_diloco.errors import FrameError, PeerError
+from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
+from p2p_diloco.node.peer_records import OwnRecord, PeerRecords
+from p2p_diloco.node.reach_keeper import seen_hosts
 from p2p_diloco.protocol.round.routes import FEW_LINKS
-from p2p_diloco.protocol.wire.messages import MOST_RECORDS
-from p2p_diloco.transport.directory import (
-    MOST_AHEAD_SECONDS,
-    RECORD_LIFETIME_SECONDS,
-    Directory,
-    PeerRecord,
-    PeerRole,
-    decode_record,
-)
+from p2p_diloco.transport.directory import RECORD_LIFETIME_SECONDS, Directory, PeerRecord, PeerRole
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.strangers import MOST_LINKS, DialBudget, surplus_links
 
@@ -39,12 +33,6 @@ KEPT_LINKS = 3
 peers are a majority, so one that fails or lies cannot prevent one."""
 STEADY_SECONDS = 30.0
 """Time after which a link counts as good; if it is lost earlier, that counts as a failed dial."""
-MOST_HELD_BACK = 64
-"""Maximum number of records from the future that are kept in case it is this machine's clock that is wrong."""
-MOST_KNOWN = 4096
-"""Maximum number of peers whose addresses are kept: records cost their makers nothing."""
-MOST_ISSUED = 256
-"""Number of its latest records that a peer recognises as its own."""
 MOST_BOOTSTRAPS_ON_TRUST = 2
 """Maximum number of bootstrap peers in an invite that this peer has not dialled: any peer may claim to be one."""
 LOOK_SECONDS = 1.0
@@ -62,6 +50,23 @@ class _Attempt:
     pause: float = FIRST_RETRY_SECONDS
     linked_at: float | None = None
     failed_at: float = float("-inf")
+
+    def begin(self, now: float) -> None:
+        """Record that a dial begins: it is not repeated while it may go on."""
+        self.not_before = now + DIAL_SECONDS + self.pause
+
+    def link(self, now: float) -> None:
+        """Record that the dial has made a link."""
+        self.linked_at = now
+
+    def fail(self, now: float) -> None:
+        """Record that the dial has failed."""
+        self.linked_at, self.failed_at = None, now
+
+    def wait(self, now: float, *, most_seconds: float, least_seconds: float) -> None:
+        """Dial again after the pause, within these bounds; the next pause is longer."""
+        self.not_before = now + max(min(self.pause, most_seconds), least_seconds)
+        self.pause = min(2 * self.pause, LAST_RETRY_SECONDS)
 
 
 class LookPace:
@@ -96,6 +101,96 @@ class LookPace:
         self._pause = CALM_LOOK_SECONDS
 
 
+class DirectoryWatch:
+    """Announces this peer in the directory and reads it; reports each failure once until it succeeds again."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        own: OwnRecord,
+        *,
+        unix_seconds: Callable[[], float],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self.pace = LookPace()
+        self._directory = directory
+        self._own = own
+        self._unix_seconds = unix_seconds
+        self._report = report
+        self._announced_at = float("-inf")
+        self._announced: tuple[str, ...] | None = None
+        self._troubles: dict[str, str] = {}
+
+    async def announce(self, addresses: tuple[str, ...]) -> None:
+        """Publish this peer's record, if it is due or the addresses at which the transport listens have changed."""
+        now = self._unix_seconds()
+        if now - self._announced_at < ANNOUNCE_SECONDS and addresses == self._announced:
+            return
+        try:
+            await self._directory.announce(self._own.issue(), now + RECORD_LIFETIME_SECONDS)
+            self._announced_at, self._announced = now, addresses
+            self._troubles.pop("announce this peer", None)
+        except PeerError as error:
+            self._trouble("announce this peer", error)
+
+    def announce_again(self) -> None:
+        """Publish the record at the next call, because it has changed."""
+        self._announced = None
+
+    async def look_if_due(self) -> tuple[PeerRecord, ...]:
+        """Return the records in the directory, if a look is due."""
+        now = asyncio.get_running_loop().time()
+        if not self.pace.is_due(now):
+            return ()
+        self.pace.looked(now)
+        try:
+            records = await self._directory.peers()
+        except PeerError as error:
+            self.pace.hurry()
+            self._trouble("look for peers", error)
+            return ()
+        self._troubles.pop("look for peers", None)
+        return tuple(records)
+
+    def _trouble(self, what: str, error: PeerError) -> None:
+        text = f"could not {what}: {error}"
+        if text != self._troubles.get(what):
+            self._report("directory", text)
+        self._troubles[what] = text
+
+
+class StrangerLimit:
+    """Closes links of strangers while there are too many: each time the newest one of the busiest address."""
+
+    def __init__(self, transport: Transport, is_stranger: Callable[[PeerId], bool]) -> None:
+        self._transport = transport
+        self._is_stranger = is_stranger
+        self._arrivals: dict[PeerId, None] = {}  # linked peers, latest last
+        self._turned_away: dict[PeerId, float] = {}
+
+    def is_welcome(self, peer: PeerId) -> bool:
+        """Return whether a peer may link; a stranger whose link was closed may not, for some time."""
+        until = self._turned_away.get(peer)
+        return until is None or asyncio.get_running_loop().time() >= until or not self._is_stranger(peer)
+
+    async def hang_up(self) -> None:
+        """Close the surplus links."""
+        linked = self._transport.linked_peers()
+        new = sorted(linked - self._arrivals.keys())
+        self._arrivals = dict.fromkeys([*(peer for peer in self._arrivals if peer in linked), *new])
+        strangers = [peer for peer in self._arrivals if self._is_stranger(peer)]
+        if len(strangers) <= MOST_LINKS:
+            return
+        hosts = await seen_hosts(self._transport, DIAL_SECONDS)
+        if hosts is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._turned_away = {peer: until for peer, until in self._turned_away.items() if now < until}
+        for peer in surplus_links(strangers, hosts, MOST_LINKS):
+            self._turned_away[peer] = now + STRANGER_RETRY_SECONDS
+            self._transport.hang_up(peer)
+
+
 class LinkKeeper:
     """Announces this peer, looks up others and dials them; retries with growing pauses.
 
@@ -122,91 +217,66 @@ class LinkKeeper:
         wanted: Callable[[Collection[PeerId]], frozenset[PeerId] | None] = lambda announced: None,
         is_stranger: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        self.known = dict(known)
-        self._given = dict(known)
-        self._is_unknown_to_run = is_stranger
-        self._dials = DialBudget()
-        self._arrivals: dict[PeerId, None] = {}  # linked peers, latest last
-        self._turned_away: dict[PeerId, float] = {}
-        transport.serve(is_welcome=self._is_welcome)
         self.failures: dict[PeerId, str] = {}
         """Why the last dial to each peer failed."""
         self._transport = transport
-        self._directory = directory
-        self._record = record
-        self._unix_seconds = unix_seconds
         self._report = report
         self._wanted_of = wanted
+        self._own = OwnRecord(record, unix_seconds=unix_seconds, report=report)
+        self._records = PeerRecords(
+            self._own,
+            transport=transport,
+            given=known,
+            unix_seconds=unix_seconds,
+            is_unknown_to_run=is_stranger,
+            forgotten=self._forget,
+        )
+        self._is_stranger = self._records.is_stranger
+        self._directory = DirectoryWatch(directory, self._own, unix_seconds=unix_seconds, report=report)
+        self._strangers = StrangerLimit(transport, self._is_stranger)
+        transport.serve(is_welcome=self._strangers.is_welcome)
+        self._dials = DialBudget()
         self._unneeded_since: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
         self._worked: dict[PeerId, None] = {}  # peers that answered a dial, latest last
         self._attempts: dict[PeerId, _Attempt] = {}
-        self._records: dict[PeerId, PeerRecord] = {}
-        self._learnt_at: dict[PeerId, float] = {}
-        self._held_back: dict[PeerId, PeerRecord] = {}
-        """Records of peers whose clocks are ahead of this machine's."""
         self._wake = asyncio.Event()
-        self._announced_at = float("-inf")
-        self._announced: tuple[str, ...] | None = None
-        self._troubles: dict[str, str] = {}
-        self._began = unix_seconds()
-        self._own_addresses: set[str] = set()
-        self._issued: deque[float] = deque(maxlen=MOST_ISSUED)
-        """Issue times of this peer's records, including records that an earlier start dated in the future."""
-        self._has_twin = False
-        self._pace = LookPace()
         self._linked_before: frozenset[PeerId] = frozenset()
+
+    @property
+    def known(self) -> dict[PeerId, tuple[str, ...]]:
+        """The known addresses of each peer."""
+        return self._records.known
 
     async def run(self) -> None:
         """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._announce()
-                await self._look_if_due()
+                await self._directory.announce(self._transport.listen_addresses())
+                if self._is_somebody_lacking():
+                    self._directory.pace.hurry()
+                for record in await self._directory.look_if_due():
+                    self._records.learn(record)
                 self._hang_up_on_unneeded()
-                await self._hang_up_on_strangers()
+                await self._strangers.hang_up()
                 for peer in self._due():
                     tasks.create_task(self._dial(peer), name=f"dial {short_peer_id(peer)}")
-                await self._pause(self._pace.turn_seconds())
+                await self._pause(self._directory.pace.turn_seconds())
 
     def _wanted(self) -> frozenset[PeerId] | None:
-        """Return the peers to link to, given those announced recently. Our own clock counts: theirs may be wrong."""
-        oldest = self._unix_seconds() - RECORD_LIFETIME_SECONDS
-        return self._wanted_of([peer for peer, learnt_at in self._learnt_at.items() if learnt_at >= oldest])
+        return self._wanted_of(self._records.current())
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next turn, or until a new peer is introduced."""
         self._wake.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            return
-
-    async def _announce(self) -> None:
-        now = self._unix_seconds()
-        addresses = self._transport.listen_addresses()
-        if now - self._announced_at < ANNOUNCE_SECONDS and addresses == self._announced:
-            return
-        try:
-            await self._directory.announce(self._own_record(), now + RECORD_LIFETIME_SECONDS)
-            self._announced_at, self._announced = now, addresses
-            self._troubles.pop("announce this peer", None)
-        except PeerError as error:
-            self._trouble("announce this peer", error)
 
     def announce_again(self) -> None:
         """Publish the record again soon, because it has changed."""
-        self._announced = None
+        self._directory.announce_again()
         self._wake.set()
-
-    async def _look_if_due(self) -> None:
-        if self._is_somebody_lacking():
-            self._pace.hurry()
-        now = asyncio.get_running_loop().time()
-        if self._pace.is_due(now):
-            self._pace.looked(now)
-            await self._look()
 
     def _is_somebody_lacking(self) -> bool:
         """Return whether the directory may help: links are too few, one was just lost, or an unknown peer is wanted.
@@ -221,121 +291,25 @@ class LinkKeeper:
             return True
         if wanted is None:
             return linked <= self._dialled
-        return bool(wanted - linked - self._records.keys() - self.known.keys() - {self._transport.peer})
-
-    async def _look(self) -> None:
-        try:
-            records = await self._directory.peers()
-        except PeerError as error:
-            self._pace.hurry()
-            self._trouble("look for peers", error)
-            return
-        self._troubles.pop("look for peers", None)
-        for record in records:
-            self._learn(record)
-
-    def _learn(self, record: PeerRecord) -> None:
-        known = self._records.get(record.peer)
-        if record.run != self._transport.run:
-            return
-        if record.peer == self._transport.peer:
-            self._look_for_twin(record)
-            return
-        if known is not None and record.issued_at <= known.issued_at:
-            return
-        if record.issued_at > self._unix_seconds() + MOST_AHEAD_SECONDS:
-            self._hold_back(record)  # it would count as the newest until then
-            return
-        if known is None and len(self._records) >= MOST_KNOWN and not self._forget_one():
-            return
-        self._records[record.peer] = record
-        self._learnt_at[record.peer] = self._unix_seconds()
-        if record.addresses:
-            self.known[record.peer] = tuple(dict.fromkeys((*record.addresses, *self._given.get(record.peer, ()))))
-
-    def _hold_back(self, record: PeerRecord) -> None:
-        """Keep a record from the future; a stranger's makes room for one of a member."""
-        if len(self._held_back) >= MOST_HELD_BACK and record.peer not in self._held_back:
-            stranger = next(filter(self._is_stranger, self._held_back), None)
-            if stranger is None or self._is_stranger(record.peer):
-                return
-            del self._held_back[stranger]
-        self._held_back[record.peer] = record
+        return bool(wanted - linked - self._records.of(wanted).keys() - self.known.keys() - {self._transport.peer})
 
     def clock_corrected(self) -> None:
         """Judge the times of records anew: this machine's clock was found to be wrong."""
-        self._learnt_at = dict.fromkeys(self._learnt_at, self._unix_seconds())
-        held_back, self._held_back = self._held_back, {}
-        for record in held_back.values():
-            self._learn(record)
+        self._records.clock_corrected()
         self.announce_again()
 
-    def _look_for_twin(self, record: PeerRecord) -> None:
-        """Report once that another process has this identity: it signs current records that this one has not issued.
-
-        A twin that cannot be dialled names no address in its records. An earlier start whose clock was ahead may have
-        issued records dated in the future, so such a date alone is not evidence.
-        """
-        self._own_record()
-        foreign = [address for address in record.addresses if address not in self._own_addresses]
-        since = self._issued[0] if len(self._issued) == MOST_ISSUED else self._began
-        is_unknown = record.issued_at > since and record.issued_at not in self._issued
-        if is_unknown and record.issued_at > self._unix_seconds():
-            self._issued.append(record.issued_at)
-            is_unknown = False
-        if (is_unknown or (foreign and record.issued_at > self._began)) and not self._has_twin:
-            self._has_twin = True
-            where = f"announces {foreign[0]!r}" if foreign else "announces no address of its own"
-            self._report(
-                "identity",
-                f"another process has this peer's identity and {where}; both take part as one peer "
-                "and disturb each other: stop one of them, and give it its own state directory instead of a copy",
-            )
-
-    def _own_record(self) -> PeerRecord:
-        record = self._record()
-        self._own_addresses.update(record.addresses)
-        self._issued.append(record.issued_at)
-        return record
-
-    def _forget_one(self) -> bool:
-        """Drop the oldest record of an unlinked stranger, or else of any unlinked peer; False if there is none."""
-        unlinked = self._records.keys() - self._transport.linked_peers()
-        strangers = set(filter(self._is_stranger, unlinked)) or unlinked
-        if not strangers:
-            return False
-        oldest = min(strangers, key=lambda peer: (self._records[peer].issued_at, peer))
-        del self._records[oldest], self._learnt_at[oldest]
-        self.known.pop(oldest, None)
-        self._attempts.pop(oldest, None)
-        self._worked.pop(oldest, None)
-        self.failures.pop(oldest, None)
-        return True
+    def _forget(self, peer: PeerId) -> None:
+        for remembered in (self._attempts, self._worked, self.failures):
+            remembered.pop(peer, None)
 
     def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records for a new peer: our own, then those of members, of other linked peers, and of the rest.
-
-        Within each group the newest come first. Made-up identities are not members.
-        """
-        linked = self._transport.linked_peers()
-
-        def rank(record: PeerRecord) -> tuple[bool, bool, float]:
-            return self._is_stranger(record.peer), record.peer not in linked, -record.issued_at
-
-        others = sorted(self._records.values(), key=rank)[: MOST_RECORDS - 1]
-        return tuple(record.encode() for record in (self._own_record(), *others))
+        """Return signed records for a new peer."""
+        return self._records.introductions()
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
-        """Take records from a peer; drop those that are not signed by the peer that they name."""
-        for encoded in records:
-            try:
-                record = decode_record(encoded)
-            except FrameError:
-                continue
-            is_new = record.peer not in self.known
-            self._learn(record)
-            if is_new and record.peer in self.known:
-                self._wake.set()
+        """Take records from a peer, and dial new peers soon."""
+        if self._records.introduced(records):
+            self._wake.set()
 
     def invited(self) -> tuple[tuple[str, ...], ...]:
         """Return the addresses of each other peer that an invite may name, best first.
@@ -345,7 +319,7 @@ class LinkKeeper:
         dialled this peer come last.
         """
         linked = self._transport.linked_peers()
-        here = {peer: record for peer, record in self._records.items() if peer in linked and record.can_be_dialled}
+        here = {peer: record for peer, record in self._records.of(linked).items() if record.can_be_dialled}
         dialled = [here[peer] for peer in self._worked if peer in here and peer in self._dialled]
         dialled.sort(key=lambda record: record.role is not PeerRole.BOOTSTRAP)
         others = [here[peer] for peer in here.keys() - self._dialled if here[peer].role is PeerRole.BOOTSTRAP]
@@ -367,13 +341,6 @@ class LinkKeeper:
         order = dict.fromkeys((*worked, *self.known))
         return {peer: self.known[peer] for peer in order if peer in self.known and not self._is_stranger(peer)}
 
-    def _trouble(self, what: str, error: PeerError) -> None:
-        """Report what the directory failed to do, once until it succeeds again."""
-        text = f"could not {what}: {error}"
-        if text != self._troubles.get(what):
-            self._report("directory", text)
-        self._troubles[what] = text
-
     def _hang_up_on_unneeded(self) -> None:
         """Close links that this peer dialled and has not needed for a while; the dialler decides."""
         now = asyncio.get_running_loop().time()
@@ -389,32 +356,6 @@ class LinkKeeper:
                 self._attempts.pop(peer, None)
                 del self._unneeded_since[peer]  # if it is linked again, its time starts anew
 
-    async def _hang_up_on_strangers(self) -> None:
-        """Close links of strangers while there are too many: each time the newest one of the busiest address."""
-        linked = self._transport.linked_peers()
-        new = sorted(linked - self._arrivals.keys())
-        self._arrivals = dict.fromkeys([*(peer for peer in self._arrivals if peer in linked), *new])
-        strangers = [peer for peer in self._arrivals if self._is_stranger(peer)]
-        if len(strangers) <= MOST_LINKS:
-            return
-        try:
-            async with asyncio.timeout(DIAL_SECONDS):
-                hosts = await self._transport.remote_hosts()
-        except (PeerError, TimeoutError):
-            return
-        now = asyncio.get_running_loop().time()
-        self._turned_away = {peer: until for peer, until in self._turned_away.items() if now < until}
-        for peer in surplus_links(strangers, hosts, MOST_LINKS):
-            self._turned_away[peer] = now + STRANGER_RETRY_SECONDS
-            self._transport.hang_up(peer)
-
-    def _is_welcome(self, peer: PeerId) -> bool:
-        until = self._turned_away.get(peer)
-        return until is None or asyncio.get_running_loop().time() >= until or not self._is_stranger(peer)
-
-    def _is_stranger(self, peer: PeerId) -> bool:
-        return peer not in self._given and self._is_unknown_to_run(peer)
-
     def _due(self) -> Iterable[PeerId]:
         now = asyncio.get_running_loop().time()
         linked = self._transport.linked_peers()
@@ -429,7 +370,7 @@ class LinkKeeper:
         for peer in sorted(candidates):
             attempt = self._attempts.setdefault(peer, _Attempt())
             if now >= attempt.not_before and self._may_dial(peer, attempt, now):
-                attempt.not_before = now + DIAL_SECONDS + attempt.pause
+                attempt.begin(now)
                 yield peer
 
     def _may_dial(self, peer: PeerId, attempt: _Attempt, now: float) -> bool:
@@ -442,7 +383,7 @@ class LinkKeeper:
     def _may_leave_it_to(self, peer: PeerId) -> bool:
         """Return whether `peer` can dial this one but most likely cannot be dialled itself."""
         record = self._records.get(peer)
-        return record is not None and not record.can_be_dialled and self._record().can_be_dialled
+        return record is not None and not record.can_be_dialled and self._own.can_be_dialled
 
     async def _dial(self, peer: PeerId) -> None:
         loop = asyncio.get_running_loop()
@@ -451,18 +392,18 @@ class LinkKeeper:
             return  # displaced by other peers since it was due
         try:
             await self._transport.dial(peer, addresses, loop.time() + DIAL_SECONDS)
-            attempt.linked_at = loop.time()
+            attempt.link(loop.time())
             self._dialled.add(peer)
             self._worked.pop(peer, None)
             self._worked[peer] = None
             self.failures.pop(peer, None)
         except PeerError as error:
             self.failures[peer] = str(error)
-            attempt.linked_at, attempt.failed_at = None, loop.time()
+            attempt.fail(loop.time())
             if attempt.pause == FIRST_RETRY_SECONDS and not self._is_stranger(peer):
                 name = short_peer_id(peer)
                 self._report("link", str(error) if name in str(error) else f"could not reach {name}: {error}")
         is_theirs = attempt.linked_at is None and self._may_leave_it_to(peer)
         last = LAST_RETRY_SECONDS if self._transport.linked_peers() else LAST_ALONE_RETRY_SECONDS
-        attempt.not_before = loop.time() + max(min(attempt.pause, last), LEAVE_TO_THEM_SECONDS if is_theirs else 0.0)
-        attempt.pause = min(2 * attempt.pause, LAST_RETRY_SECONDS)
+        least = LEAVE_TO_THEM_SECONDS if is_theirs else 0.0
+        attempt.wait(loop.time(), most_seconds=last, least_seconds=least)

@@ -44,7 +44,7 @@ LIKELIEST = (
 """The likeliest cause of a failed join: that of the first kind of failure in this order."""
 MOST_INTRODUCED = 256
 MOST_ANSWERS = 16
-_MOST_TOLD = 8
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +69,19 @@ class _WrongManifest(PeerError):
 class _ManifestListener(SilentListener):
     """Collects manifests from the peers that were asked, and introductions that arrive meanwhile."""
 
-    def __init__(self, asked: Collection[PeerId]) -> None:
-        self.came = {peer: asyncio.Queue[bytes](MOST_ANSWERS) for peer in asked}
+    def __init__(self, peers: Collection[PeerId]) -> None:
+        self.received = {peer: asyncio.Queue[bytes](MOST_ANSWERS) for peer in peers}
         self.records: tuple[bytes, ...] = ()
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        if peer not in self.came:
+        if peer not in self.received:
             return  # a stranger that dialled us must not influence what we join
         try:
             message = decode_message(frame)
         except FrameError:
             return
-        if isinstance(message, ManifestReply) and not self.came[peer].full():
-            self.came[peer].put_nowait(message.manifest)
+        if isinstance(message, ManifestReply) and not self.received[peer].full():
+            self.received[peer].put_nowait(message.manifest)
         elif isinstance(message, Introductions):
             self.records = (*self.records, *message.records)[:MOST_INTRODUCED]
 
@@ -194,10 +194,10 @@ class _Asking:
 
     def explain(self, when: str) -> str:
         """Return what failed at each peer, and the likeliest cause."""
-        told: dict[PeerId, object] = dict(self.trouble)
+        failed: dict[PeerId, object] = dict(self.trouble)
         for peer, failures in self._failures.items():
             if failures:
-                told[peer] = ", ".join(map(str, failures))
+                failed[peer] = ", ".join(map(str, failures))
         asked = f"none of the {self._num_peers} peers asked answered"
         if self._num_peers == 1:
             asked = "the one peer asked did not answer"
@@ -205,7 +205,7 @@ class _Asking:
         cause = next(
             (text for kind, text in LIKELIEST if kind in kinds), "the peers of the invite are gone; ask for a new one"
         )
-        return f"{asked}{when} ({format_troubles(told)}); most likely {cause}"
+        return f"{asked}{when} ({format_troubles(failed)}); most likely {cause}"
 
     async def _ask_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
         loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ class _Asking:
         self._transport.post(peer, encode_message(ManifestRequest(nonce=0)), lane=Lane.CONTROL, deadline=deadline)
         try:
             async with asyncio.timeout_at(deadline):
-                manifest = await self._listener.came[peer].get()
+                manifest = await self._listener.received[peer].get()
         except TimeoutError:
             raise PeerError("connected, but it sent no manifest") from None
         try:
@@ -227,7 +227,7 @@ class _Asking:
 def format_troubles(trouble: Mapping[PeerId, object]) -> str:
     """Return the failure at each peer as text, for the first few of many."""
     lines = []
-    for peer, error in list(trouble.items())[:_MOST_TOLD]:
+    for peer, error in list(trouble.items())[:_MOST_NAMED]:
         name = short_peer_id(peer)
         lines.append(f"{name}: {str(error).removeprefix(f'{name} ')}")
     left_out = len(trouble) - len(lines)

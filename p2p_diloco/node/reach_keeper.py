@@ -138,10 +138,8 @@ class ReachKeeper:
         linked = self._transport.linked_peers()
         if linked == self._linked and now - self._looked_at < LOOK_SECONDS:
             return
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                hosts = await self._transport.remote_hosts()
-        except (PeerError, TimeoutError):
+        hosts = await seen_hosts(self._transport, LOOK_SECONDS)
+        if hosts is None:
             return
         self._linked, self._looked_at = linked, now
         self._reach.see({peer: [self._as_seen(host) for host in hosts[peer]] for peer in hosts.keys() & linked})
@@ -243,11 +241,7 @@ class ReachKeeper:
 
     async def _dial(self, peer: PeerId, request: ReachRequest) -> ReachReply | None:
         """Dial a peer at every host from which it is seen; return None if there is none."""
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                hosts = (await self._transport.remote_hosts()).get(peer, ())[:MOST_HOSTS]
-        except (PeerError, TimeoutError):
-            return None
+        hosts = (await seen_hosts(self._transport, PROBE_SECONDS) or {}).get(peer, ())[:MOST_HOSTS]
         places = [(host, port) for host in sorted(hosts, key=network_of, reverse=True) for port in request.ports]
         if not places:
             return None
@@ -280,6 +274,15 @@ class ReachKeeper:
         except PeerError as error:
             return str(error) or "unknown"
         return ""
+
+
+async def seen_hosts(transport: Transport, timeout_seconds: float) -> dict[PeerId, tuple[str, ...]] | None:
+    """Return the IP addresses of connected peers as seen here; None if they are not available in time."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await transport.remote_hosts()
+    except (PeerError, TimeoutError):
+        return None
 
 
 def company_of(engine: PeerEngine, linked: frozenset[PeerId]) -> frozenset[PeerId]:

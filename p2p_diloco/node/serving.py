@@ -10,6 +10,7 @@ from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.log import SpanHead
 from p2p_diloco.node.surroundings import EntryArchive, Replica
 from p2p_diloco.protocol.actions import (
+    Action,
     CompareContent,
     HashSpan,
     RebuildParent,
@@ -19,23 +20,20 @@ from p2p_diloco.protocol.actions import (
     ServeSpan,
 )
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.results import ContentCompared, ParentRebuilt, SpanHashed, SpanRebuilt
+from p2p_diloco.protocol.results import ContentCompared, ParentRebuilt, Result, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
-from p2p_diloco.span.serve import Contents, Pieces, content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span.serve import Contents, Pieces, Work, content_digests, state_bytes, state_from_bytes
 
+MOST_ENTRIES_WAITING = 16
+"""Backlog, in entries of the longest size, at which a peer's entry requests are no longer answered.
+
+A peer that catches up requests eight at a time.
+"""
 HASH_SECONDS = 10.0
 REBUILD_AGAIN_SECONDS, REBUILD_TRIES = 0.25, 8
 SLOW_LINK = 4.0
 """Multiple of `piece_seconds` that a piece may take: the last one of those requested at once waits for all others."""
-
-
-class Work(Protocol):
-    """Runs a function on the worker and passes its result to `then` in the loop; reports a `PeerError` about `peer`."""
-
-    def __call__(
-        self, then: Callable[[Any], None], peer: PeerId | None, function: Callable[..., Any], *args: Any
-    ) -> None: ...
 
 
 class Post(Protocol):
@@ -72,6 +70,8 @@ class Serving:
         self._post = post
         self._play = play
         self._now = now
+        self._waiting_bytes = waiting_bytes
+        self._most_waiting = MOST_ENTRIES_WAITING * max(engine.rules.entry_bytes.values())
         good_for_seconds = min(engine.rules.clock.round_seconds, HASH_SECONDS)
         self._contents = Contents(work=work, now=now, good_for_seconds=good_for_seconds, linked=engine.linked)
         self.pieces = Pieces(
@@ -81,9 +81,11 @@ class Serving:
             keep_seconds=SLOW_LINK * engine.rules.piece_seconds,
         )
 
-    def play(
-        self, action: ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan
-    ) -> None:
+    def has_room_for_entry(self, peer: PeerId) -> bool:
+        """Return whether one more entry may be queued for `peer`."""
+        return self._waiting_bytes(peer) < self._most_waiting
+
+    def play(self, action: Action) -> None:
         """Perform an action. Once the worker is done, its result is sent to the requester or passed to the engine."""
         match action:
             case ServeSpan():
@@ -100,6 +102,9 @@ class Serving:
                 self._rebuild_parent(action)
             case HashSpan():
                 self._hash(action)
+
+    def _take(self, result: Result, caused_by: PeerId | None = None) -> None:
+        self._play(self._engine.take_result(result, self._now()), caused_by=caused_by)
 
     def _post_piece(self, to: PeerId, reply: SpanReply) -> None:
         self._post(to, reply, self._now() + SLOW_LINK * self._engine.rules.piece_seconds)
@@ -149,7 +154,7 @@ class Serving:
             compared = ContentCompared(
                 peer=action.peer, fragment=action.fragment, num_equal=sum(same), differing=differing
             )
-            self._play(self._engine.take_result(compared, self._now()), caused_by=action.peer)
+            self._take(compared, caused_by=action.peer)
 
         self._contents.hash(action.link, ("compare", action.peer, action.fragment), states, hashed)
 
@@ -173,8 +178,7 @@ class Serving:
                 # The entry that revealed the damage has just arrived and may not be on disk yet.
                 asyncio.get_running_loop().call_later(REBUILD_AGAIN_SECONDS, self._rebuild, span, tries - 1)
                 return
-            result = SpanRebuilt(span=span, head=found[0], state=found[1])
-            self._play(self._engine.take_result(result, self._now()))
+            self._take(SpanRebuilt(span=span, head=found[0], state=found[1]))
 
         self._work(rebuilt, None, rebuild)
 
@@ -184,8 +188,7 @@ class Serving:
             return (None, None) if before is None else (before.head, state_bytes(before))
 
         def rebuilt(found: tuple[SpanHead | None, bytes | None]) -> None:
-            result = ParentRebuilt(span=action.span, tip=action.tip, parent=found[0], state=found[1])
-            self._play(self._engine.take_result(result, self._now()))
+            self._take(ParentRebuilt(span=action.span, tip=action.tip, parent=found[0], state=found[1]))
 
         self._work(rebuilt, None, rebuild)
 
@@ -197,7 +200,6 @@ class Serving:
             return content
 
         def hashed(found: Digest) -> None:
-            result = SpanHashed(span=action.span, head=action.head, content=found)
-            self._play(self._engine.take_result(result, self._now()))
+            self._take(SpanHashed(span=action.span, head=action.head, content=found))
 
         self._work(hashed, None, content)

@@ -48,15 +48,12 @@ class Replica(Protocol):
 
         Also None if memory is damaged: the span could not follow a valid entry, and stops until `replace` repairs it.
         """
-        ...
 
     def apply(self, update: SpanUpdate) -> None:
         """Absorb an update at the next step border."""
-        ...
 
     def replace(self, span: SpanId, state: SpanState) -> None:
         """Take a transferred span at the next step border, before updates that are passed later."""
-        ...
 
     def take_snapshot(
         self,
@@ -71,11 +68,9 @@ class Replica(Protocol):
         `spans` are the spans of the fragment to contribute; None: all. The others stay for a later round.
         `deadline` is in swarm seconds. After it, or if there is nothing to contribute, `answer` is called with None.
         """
-        ...
 
     def progress(self) -> Progress:
         """Return what heartbeats report about this island."""
-        ...
 
 
 class PeerMemory(Protocol):
@@ -83,15 +78,12 @@ class PeerMemory(Protocol):
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Store the promises and votes that bind this peer."""
-        ...
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Store a certified roster."""
-        ...
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
         """Store the record of this peer's line of rosters, if the disk accepts it."""
-        ...
 
 
 class EntryArchive(Protocol):
@@ -99,11 +91,9 @@ class EntryArchive(Protocol):
 
     def keep_entry(self, entry: Entry) -> None:
         """Store an entry that was just absorbed, soon. Returns immediately; disk errors are reported elsewhere."""
-        ...
 
     def give_up(self, span: SpanId) -> None:
         """Drop the stored entries of a span, soon: it was replaced, so they may belong to another branch."""
-        ...
 
     def distrust(self, span: SpanId, height: int, *, is_mended: bool) -> None:
         """Rebuild a span from no checkpoint up to `height`: its bytes were wrong, and may be wrong there too.
@@ -111,44 +101,15 @@ class EntryArchive(Protocol):
         Args:
             is_mended: whether it was rebuilt here; then the checkpoint that was used stays trusted.
         """
-        ...
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
         """Return the entry that follows `parent`, or None. Reads the disk; call it on the worker."""
-        ...
 
     def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
         """Return the span at chain digest `digest`, rebuilt from disk, or None. Computes; call it on the worker."""
-        ...
 
     def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
         """Return the span before the entry that led to `tip`, rebuilt from disk, or None; call it on the worker."""
-        ...
-
-
-class NoArchive:
-    """An `EntryArchive` that stores nothing, for a peer without a disk."""
-
-    def keep_entry(self, entry: Entry) -> None:
-        """Store nothing."""
-
-    def give_up(self, span: SpanId) -> None:
-        """Do nothing."""
-
-    def distrust(self, span: SpanId, height: int, *, is_mended: bool) -> None:
-        """Do nothing."""
-
-    def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Return None."""
-        return None
-
-    def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:
-        """Return None."""
-        return None
-
-    def rebuild_parent(self, span: SpanId, tip: Digest) -> SpanState | None:
-        """Return None."""
-        return None
 
 
 class SwarmObserver(Protocol):
@@ -156,11 +117,9 @@ class SwarmObserver(Protocol):
 
     def report(self, topic: str, text: str) -> None:
         """Called with the topic and the text of an event."""
-        ...
 
     def round_closed(self, closed: RoundClosed) -> None:
         """Called with the result of a round."""
-        ...
 
 
 class TextCopy(Protocol):
@@ -169,56 +128,45 @@ class TextCopy(Protocol):
     @property
     def digest(self) -> Digest:
         """Digest of the list of files."""
-        ...
 
     @property
     def is_fetched(self) -> bool:
         """Whether missing pieces are fetched from other peers."""
-        ...
 
     @property
     def has_room_for_all(self) -> bool:
         """Whether the whole text is fetched, and not only the pieces that are wanted."""
-        ...
 
     @property
     def listed(self) -> FileList | None:
         """The list, once it is here."""
-        ...
 
     @property
     def held(self) -> int:
         """Pieces that are here and were right when last read. Callable from any thread."""
-        ...
 
     @property
     def unchecked(self) -> int:
         """Pieces that an earlier start has written."""
-        ...
 
     @property
     def wanted(self) -> int:
         """Pieces to fetch before all others."""
-        ...
 
     def adopt(self, encoded: bytes | bytearray) -> bool:
         """Store the list; return False if it has another digest. Uses the disk; call it on the worker."""
-        ...
 
     def check(self, piece: int) -> None:
         """Read a piece of an earlier start, which is then held or missing; call it on the worker."""
-        ...
 
     def keep(self, piece: int, content: bytes | bytearray) -> bool:
         """Store a piece; return False if it has another digest. Uses the disk; call it on the worker."""
-        ...
 
     def read(self, digest: Digest, offset: int, most_bytes: int) -> tuple[int, bytes]:
         """Return the length of the content with this digest, and bytes of it; (0, b"") if it is not here.
 
         Reads the disk, and checks the bytes; call it on the worker.
         """
-        ...
 
 
 class AddressBook(Protocol):
@@ -226,15 +174,12 @@ class AddressBook(Protocol):
 
     def introductions(self) -> tuple[bytes, ...]:
         """Return signed records for a new peer."""
-        ...
 
     def introduced(self, records: tuple[bytes, ...]) -> None:
         """Take records from a peer."""
-        ...
 
     def clock_corrected(self) -> None:
         """Judge the times of records anew: this machine's clock was found to be wrong."""
-        ...
 
 
 class ReachBook(Protocol):
@@ -242,4 +187,3 @@ class ReachBook(Protocol):
 
     def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
         """Take a request to dial `peer` afresh, or its answer to our request."""
-        ...

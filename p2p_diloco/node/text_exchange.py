@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from p2p_diloco.errors import P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.node.reports import Report
 from p2p_diloco.node.serving import Post
 from p2p_diloco.node.surroundings import TextCopy
-from p2p_diloco.node.text_upload import HEADER_BYTES, TextUpload, Wanted, block_bytes, charged_bytes, text_rate
 from p2p_diloco.node.vector_worker import Worker
 from p2p_diloco.protocol.files.fetch import Fetch, Whole
 from p2p_diloco.protocol.wire.file_list import MOST_LIST_BYTES, FileList
 from p2p_diloco.protocol.wire.messages import MOST_BLOCK_BYTES, BlockRequest, Holdings, HoldingsRequest, TextBlock
 from p2p_diloco.rate import counted
 from p2p_diloco.transport.link import Lane, Transport
+from p2p_diloco.transport.rate_limit import Buckets, TokenBucket, piece_bytes
 from p2p_diloco.wording import format_bytes, format_seconds
 
 TURN_SECONDS = 0.5
@@ -32,12 +33,20 @@ DISK_SECONDS = 30.0
 """Pause after a failed write."""
 NOBODY_SECONDS = 30.0
 REPORT_SECONDS = 10.0
-
-
-class Notify(Protocol):
-    """Reports an event; a peer that caused it is named, and has a budget of them."""
-
-    def __call__(self, topic: str, text: str, peer: PeerId | None) -> None: ...
+BUSY_SHARE, IDLE_SHARE = 0.1, 0.5
+UNKNOWN_BYTES_PER_SECOND = 128 * (1 << 20)
+"""Assumed rate of a line that no cap limits and no traffic has filled."""
+STRANGERS_SHARE = 0.5
+"""Share of the budget for all peers together that are not members. A joiner is one until it holds the run's state."""
+MOST_WAITING = 64
+"""Maximum number of peers whose request waits; each has one."""
+COPIES_A_DAY = 2.0
+"""Texts that one peer may be sent at once, and in each day: it needs each piece once."""
+DAY_SECONDS = 86_400.0
+HEADER_BYTES = 128
+"""At least as many as the header of a block has."""
+LEAST_CHARGED_BYTES = 16 * 1024
+"""Bytes that a block of a longer piece counts at least in the budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,14 @@ class SharedCopy:
     failed: Callable[[BaseException], None]
 
 
+class Wanted(NamedTuple):
+    """A block that a peer waits for."""
+
+    peer: PeerId
+    digest: Digest
+    offset: int
+
+
 class TextExchange:
     """Fetches and serves one text. Create it in the loop; `run` continues until it is cancelled.
 
@@ -73,14 +90,12 @@ class TextExchange:
         *,
         transport: Transport,
         post: Post,
-        report: Notify,
+        report: Report,
         is_stranger: Callable[[PeerId], bool],
         now: Callable[[], float],
     ) -> None:
-        self._copy = shared.copy
-        self._worker = shared.worker
-        self._line = shared.line
-        self._failed = shared.failed
+        self._shared = shared
+        self._copy, self._worker = shared.copy, shared.worker
         self._transport = transport
         self._post = post
         self._report = report
@@ -91,7 +106,7 @@ class TextExchange:
         self._fetch: Fetch | None = None
         self._upload: TextUpload | None = None
         self._linked: frozenset[PeerId] = frozenset()
-        self._asked_at: dict[PeerId, float] = {}
+        self._requested_at: dict[PeerId, float] = {}
         self._posted: dict[PeerId, int] = {}
         self._is_reading = False
         self._gone = 0
@@ -142,21 +157,25 @@ class TextExchange:
         banned = self._fetch.banned if self._fetch is not None else set()
         self._fetch = Fetch(sizes, missing=missing, seed=int.from_bytes(self._transport.peer[:8], "little"))
         self._fetch.banned |= banned
-        self._asked_at = {}
+        self._requested_at = {}
         self._progress.begin(listed, held_bytes(listed, self._copy.held), self._loop.time())
 
     def _work(self, then: Callable[..., None], function: Callable[..., object], *args: object) -> None:
         """Run `function` on the worker and pass its result to `then` in the loop; an error of ours ends this peer."""
 
         def done(result: object, error: BaseException | None) -> None:
-            if isinstance(error, P2PDilocoError):
-                self._failed(error)
-            elif error is not None:
-                self._loop.call_exception_handler({"message": "work on the text failed", "exception": error})
-            else:
+            if error is None:
                 then(result)
+            else:
+                self._fail(error)
 
         self._worker.submit(done, function, *args)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, P2PDilocoError):
+            self._shared.failed(error)
+        else:
+            self._loop.call_exception_handler({"message": "work on the text failed", "exception": error})
 
     def _holdings(self, request: HoldingsRequest) -> Holdings:
         listed, held = self._listed, self._copy.held
@@ -188,7 +207,7 @@ class TextExchange:
         """Forget lost peers; ask the others what they hold, now and then."""
         linked, now = self._transport.linked_peers(), self._loop.time()
         for peer in self._linked - linked:
-            self._asked_at.pop(peer, None)
+            self._requested_at.pop(peer, None)
             self._posted.pop(peer, None)
             if self._fetch is not None:
                 self._fetch.lose(peer)
@@ -198,13 +217,13 @@ class TextExchange:
         if self._fetch is None or not self._fetch.missing:
             return
         for peer in sorted(linked - self._fetch.banned):
-            if now - self._asked_at.get(peer, float("-inf")) >= HOLDINGS_SECONDS:
-                self._asked_at[peer] = now
+            if now - self._requested_at.get(peer, float("-inf")) >= HOLDINGS_SECONDS:
+                self._requested_at[peer] = now
                 self._post(peer, HoldingsRequest(nonce=0), self._now() + ANSWER_SECONDS)
         self._progress.look(self._fetch, now)
 
     def _take_holdings(self, peer: PeerId, message: Holdings) -> None:
-        if self._fetch is None or peer not in self._asked_at:
+        if self._fetch is None or peer not in self._requested_at:
             return
         held = int.from_bytes(message.pieces, "little") if self._listed is not None else int(message.has_list)
         self._fetch.set_holdings(peer, held)
@@ -243,10 +262,8 @@ class TextExchange:
                 self._report("text", str(error), None)
                 self._disk_until = self._loop.time() + DISK_SECONDS
                 fetch.postpone(came.piece)
-            elif isinstance(error, P2PDilocoError):
-                self._failed(error)
             elif error is not None:
-                self._loop.call_exception_handler({"message": "work on the text failed", "exception": error})
+                self._fail(error)
             elif not result:
                 fetch.refuse(came.peer, came.piece)
                 self._report_wrong(came, is_list=is_list)
@@ -295,7 +312,7 @@ class TextExchange:
         """Read and send the next block, if the budget allows it now; look again later otherwise."""
         if self._is_reading or self._upload is None:
             return
-        line, now = self._line(), self._loop.time()
+        line, now = self._shared.line(), self._loop.time()
         rate = text_rate(line, is_busy=self._vectors_wait())
         wanted = self._upload.next(now) if rate else None
         if wanted is None:
@@ -324,23 +341,106 @@ class TextExchange:
         self._serve()
 
     def _send(self, wanted: Wanted, total_bytes: int, block: bytes, *, rate: float) -> None:
-        assert self._upload is not None, "it was asked"
+        assert self._upload is not None, "it was requested"
         reply = TextBlock(digest=wanted.digest, total_bytes=total_bytes, offset=wanted.offset, block=block)
         # Text that waits must not be taken for a vector that waits.
         self._posted[wanted.peer] = self._unread(wanted.peer) + len(block) + HEADER_BYTES
-        charged = charged_bytes(len(block), total_bytes, self._line())
+        charged = charged_bytes(len(block), total_bytes, self._shared.line())
         self._upload.sent(wanted.peer, charged, self._loop.time(), rate)
         self._post(wanted.peer, reply, self._now() + ANSWER_SECONDS)
+
+
+class TextUpload:
+    """Decides when to send which block: one at a time, within a share of this peer's line.
+
+    Averaging comes first. While vectors wait, a text gets a tenth of the line, which a run leaves to headers and short
+    stalls anyway; on a line of unknown rate it waits. Otherwise it gets at most half. A state machine; times are loop
+    time.
+
+    Args:
+        text_bytes: length of the text.
+        num_pieces: number of its pieces.
+        is_stranger: returns whether a peer is not a member.
+    """
+
+    def __init__(self, text_bytes: int, num_pieces: int, is_stranger: Callable[[PeerId], bool]) -> None:
+        self._is_stranger = is_stranger
+        copies = COPIES_A_DAY * (text_bytes + HEADER_BYTES * num_pieces + MOST_BLOCK_BYTES)
+        self._quota_rate = {"per_second": copies / DAY_SECONDS, "burst": copies}
+        self._quotas: Buckets[PeerId] = Buckets()
+        self._shared_quota = TokenBucket(**self._quota_rate)
+        self._waiting: dict[PeerId, Wanted] = {}
+        self._free_at = self._free_for_strangers_at = float("-inf")
+
+    def ask(self, wanted: Wanted, now: float) -> None:
+        """Queue a request; it replaces an earlier one of the same peer. Dropped if the peer has had its share."""
+        is_known = wanted.peer in self._waiting
+        if (is_known or len(self._waiting) < MOST_WAITING) and self._quota(wanted.peer, now).has_one(now):
+            self._waiting[wanted.peer] = wanted
+
+    def lose(self, peer: PeerId) -> None:
+        """Drop the request of a peer whose link is lost."""
+        self._waiting.pop(peer, None)
+
+    def next(self, now: float) -> Wanted | None:
+        """Return the request to answer now, the longest-waiting one first; None: not yet. Then call `sent`."""
+        if now < self._free_at:
+            return None
+        strangers_may = now >= self._free_for_strangers_at
+        peer = next((peer for peer in self._waiting if strangers_may or not self._is_stranger(peer)), None)
+        return self._waiting.pop(peer) if peer is not None else None
+
+    def sent(self, peer: PeerId, num_bytes: int, now: float, rate: float) -> None:
+        """Book a block that was sent, with what it counts, at `rate` bytes per second."""
+        self._free_at = max(self._free_at, now) + num_bytes / rate
+        if self._is_stranger(peer):
+            self._free_for_strangers_at = max(self._free_for_strangers_at, now) + num_bytes / (STRANGERS_SHARE * rate)
+        self._quota(peer, now).spend(num_bytes, now)
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Return how long until a request may be answered; None: none waits."""
+        if not self._waiting:
+            return None
+        at = self._free_at
+        if all(map(self._is_stranger, self._waiting)):
+            at = max(at, self._free_for_strangers_at)
+        return max(at - now, 0.0)
+
+    def _quota(self, peer: PeerId, now: float) -> TokenBucket:
+        quota = self._quotas.get(peer, now, **self._quota_rate)
+        return quota if quota is not None else self._shared_quota  # more peers than links
+
+
+def text_rate(line: float | None, *, is_busy: bool) -> float:
+    """Return the rate for a text in bytes per second, given that of the line; None: unknown."""
+    if line is None:
+        return 0.0 if is_busy else IDLE_SHARE * UNKNOWN_BYTES_PER_SECOND
+    return (BUSY_SHARE if is_busy else IDLE_SHARE) * line
+
+
+def block_bytes(line: float | None) -> int:
+    """Return the length of blocks, so that a vector waits for at most a twentieth of a second for one."""
+    return MOST_BLOCK_BYTES if line is None else min(piece_bytes(line), MOST_BLOCK_BYTES)
+
+
+def charged_bytes(num_bytes: int, piece: int, line: float | None) -> int:
+    """Return how many bytes an answer counts in the budgets, given the lengths of its block and of its piece.
+
+    One byte of a long piece counts more, because the whole piece is read and hashed for it, and so does an answer
+    without a block. A short piece counts as it is, so that a text of many small files fits the allowance.
+    """
+    least = min(LEAST_CHARGED_BYTES, block_bytes(line))
+    return HEADER_BYTES + (max(num_bytes, min(least, piece)) if num_bytes else least)
 
 
 class _Progress:
     """Reports how far the text is here: at first, every ten seconds, and at the end."""
 
-    def __init__(self, report: Notify, now: float) -> None:
+    def __init__(self, report: Report, now: float) -> None:
         self._report = report
         self._total = self._here = 0
         self._began = self._seen_at = self._reported_at = now
-        self._is_told = False
+        self._has_reported_none = False
         self._senders: dict[PeerId, int] = {}
 
     def begin(self, listed: FileList, here: int, now: float) -> None:
@@ -357,9 +457,9 @@ class _Progress:
     def look(self, fetch: Fetch, now: float) -> None:
         """Report, once, that nobody holds what is missing."""
         if fetch.sources():
-            self._seen_at, self._is_told = now, False
-        elif now - self._seen_at > NOBODY_SECONDS and not self._is_told:
-            self._is_told = True
+            self._seen_at, self._has_reported_none = now, False
+        elif now - self._seen_at > NOBODY_SECONDS and not self._has_reported_none:
+            self._has_reported_none = True
             what = f"the missing {format_bytes(self._total - self._here)}" if self._total else "the list"
             self._report("text", f"no linked peer holds {what} of the run's text; waiting for one", None)
 

@@ -9,8 +9,8 @@ from functools import partial
 from p2p_diloco.config.invite import format_invite, fresh_invite, parse_peer_address
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
+from p2p_diloco.node.clock_keeper import ClockWatch
 from p2p_diloco.node.clock_sync import SwarmClock
-from p2p_diloco.node.clock_watch import ClockWatch
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.manifest_fetch import format_troubles
 from p2p_diloco.node.reach_keeper import ReachKeeper, announced

@@ -11,8 +11,7 @@ from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
-from p2p_diloco.node.node import SwarmNode
-from p2p_diloco.node.traffic import Purpose
+from p2p_diloco.node.node import Purpose, SwarmNode
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.reach import Network, Standing, network_of

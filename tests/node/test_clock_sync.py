@@ -32,20 +32,20 @@ class Watch:
         return self.now
 
 
-def member_clock(watch: Watch, *voices: PeerId, takes_part: bool = False) -> SwarmClock:
-    """Return the clock of a member that has the swarm's time; the clocks of `voices` count too."""
+def member_clock(watch: Watch, *sources: PeerId, takes_part: bool = False) -> SwarmClock:
+    """Return the clock of a member that has the swarm's time; the clocks of `sources` count too."""
     clock = SwarmClock(watch)
-    clock.listen_to((), is_voice=True, takes_part=takes_part)
-    clock.listen_to(voices or (ANN, BEN, CLEO), is_voice=True, takes_part=takes_part)
+    clock.follow((), is_source=True, takes_part=takes_part)
+    clock.follow(sources or (ANN, BEN, CLEO), is_source=True, takes_part=takes_part)
     assert clock.is_settled
     return clock
 
 
-def started_clock(watch: Watch, *voices: PeerId, latest_round: int = -1, offset: float = 0.0) -> SwarmClock:
+def started_clock(watch: Watch, *sources: PeerId, latest_round: int = -1, offset: float = 0.0) -> SwarmClock:
     """Return the clock of a member that has just been restarted."""
     clock = SwarmClock(watch, offset_seconds=offset)
     clock.begin(ROUNDS, latest_round=latest_round, patience_seconds=PATIENCE)
-    clock.listen_to(voices, is_voice=True, takes_part=False)
+    clock.follow(sources, is_source=True, takes_part=False)
     return clock
 
 
@@ -139,13 +139,13 @@ def test_only_clocks_of_listed_peers_count_and_a_new_one_is_asked_again() -> Non
     clock = member_clock(watch, ANN)
     hear(clock, watch, BEN, 86_400.0)
     assert clock.offset_seconds == 0.0
-    clock.listen_to((ANN, BEN), is_voice=True, takes_part=False)
+    clock.follow((ANN, BEN), is_source=True, takes_part=False)
     assert clock.offset_seconds == 0.0
     assert clock.is_due(BEN, 2.0)
     hear(clock, watch, BEN, 0.4)
     assert clock.counts(BEN)
     assert abs(clock.offset_seconds - 0.2) < 1e-9
-    clock.listen_to((ANN,), is_voice=True, takes_part=False)
+    clock.follow((ANN,), is_source=True, takes_part=False)
     assert clock.offset_seconds == 0.0
     assert not clock.counts(BEN)
 
@@ -162,13 +162,13 @@ def test_an_impossible_time_is_ignored(said: float) -> None:
 def test_a_non_member_takes_the_members_time_and_keeps_it_as_a_member() -> None:
     watch = Watch()
     clock = SwarmClock(watch)
-    clock.listen_to((ANN, BEN), is_voice=False, takes_part=False)
+    clock.follow((ANN, BEN), is_source=False, takes_part=False)
     hear(clock, watch, ANN, -500.0)
     assert abs(clock.now() - (watch.now - 500.0)) < 1e-9, "all the way, and at once: nothing depends on its time yet"
     hear(clock, watch, BEN, -500.2)
     assert abs(clock.own() - (watch.now - 500.1)) < 1e-9
-    clock.listen_to((ANN, BEN), is_voice=True, takes_part=True)
-    assert abs(clock.own() - (watch.now - 500.1)) < 1e-9, "as one voice of three it says the swarm's time, not its own"
+    clock.follow((ANN, BEN), is_source=True, takes_part=True)
+    assert abs(clock.own() - (watch.now - 500.1)) < 1e-9, "as one source of three it says the swarm's time, not its own"
     clock.forget(ANN)
     clock.forget(BEN)
     watch.now += 10.0
@@ -179,7 +179,7 @@ def test_a_former_member_keeps_its_time() -> None:
     watch = Watch()
     clock = member_clock(watch, ANN)
     hear(clock, watch, ANN, 0.4)
-    clock.listen_to((BEN,), is_voice=False, takes_part=False)
+    clock.follow((BEN,), is_source=False, takes_part=False)
     assert abs(ahead(clock, watch) - 0.2) < 1e-9
 
 
@@ -210,7 +210,7 @@ def test_a_restarted_peer_is_not_settled_before_enough_peers_have_answered() -> 
     assert not clock.is_settled, "one of four may lie"
     hear(clock, watch, BEN, 600.0)
     assert clock.is_settled
-    assert abs(ahead(clock, watch) - 600.0) < 1e-9, "all the way: its own clock was no voice"
+    assert abs(ahead(clock, watch) - 600.0) < 1e-9, "all the way: its own clock was no source"
     assert abs(clock.own() - clock.now()) < 1e-9
 
 
@@ -301,7 +301,7 @@ def test_when_two_clocks_differ_widely_the_one_behind_moves_after_a_while() -> N
     watch, other = Watch(), Watch()
     one, two = started_clock(watch), started_clock(other)
     for clock in (one, two):
-        clock.listen_to((ANN,), is_voice=True, takes_part=True)
+        clock.follow((ANN,), is_source=True, takes_part=True)
     for _ in range(20):
         hear(one, watch, ANN, 600.0)
         hear(two, other, ANN, -600.0)
@@ -321,7 +321,7 @@ def test_when_two_clocks_differ_widely_the_one_behind_moves_after_a_while() -> N
 def test_a_peer_ahead_of_its_only_source_falls_back_after_twice_as_long(not_before: float, *, goes_back: bool) -> None:
     watch = Watch()
     clock = started_clock(watch)
-    clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
+    clock.follow((ANN,), is_source=True, takes_part=True, depends_on_hub=True)
     hear(clock, watch, ANN, -50.0)
     for passed in (PATIENCE - 1.0, PATIENCE - 1.0):
         watch.now += passed
@@ -332,7 +332,7 @@ def test_a_peer_ahead_of_its_only_source_falls_back_after_twice_as_long(not_befo
     assert abs(clock.own() - watch.now + (50.0 if goes_back else 0.0)) < 0.1
     watch.now += 200.0
     assert abs(ahead(clock, watch) + (50.0 if goes_back else 0.0)) < 0.1
-    clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
+    clock.follow((ANN,), is_source=True, takes_part=True, depends_on_hub=True)
     for _ in range(2):
         hear(clock, watch, ANN, 50.0)
         watch.now += PATIENCE
@@ -345,8 +345,8 @@ def test_a_step_between_wall_and_steady_clock_starts_a_new_estimate(night: float
     watch, wall = Watch(), Watch()
     clock = SwarmClock(watch, wall=wall)
     clock.begin(ROUNDS, latest_round=-1, patience_seconds=PATIENCE)
-    clock.listen_to((), is_voice=True, takes_part=True)
-    clock.listen_to((ANN, BEN), is_voice=True, takes_part=True)
+    clock.follow((), is_source=True, takes_part=True)
+    clock.follow((ANN, BEN), is_source=True, takes_part=True)
     hear(clock, watch, ANN, 0.0)
     hear(clock, watch, BEN, 0.0)
     wall.now = watch.now + 28_800.0
@@ -371,8 +371,8 @@ def test_clocks_of_different_speed_stay_together_for_a_day(num_peers: int) -> No
     delays = [[random.uniform(0.01, 0.11) for _ in peers] for _ in peers]
     for i, clock in enumerate(clocks):
         clock.begin(ROUNDS, latest_round=-1, patience_seconds=PATIENCE)
-        clock.listen_to((), is_voice=True, takes_part=True)
-        clock.listen_to([peer for peer in peers if peer != peers[i]], is_voice=True, takes_part=True)
+        clock.follow((), is_source=True, takes_part=True)
+        clock.follow([peer for peer in peers if peer != peers[i]], is_source=True, takes_part=True)
     for _ in range(86_400 // 16):
         for i, clock in enumerate(clocks):
             for j, peer in enumerate(peers):
@@ -401,7 +401,7 @@ def test_the_clock_of_a_session_shows_unix_time_and_never_goes_back() -> None:
 def test_a_log_that_was_given_up_keeps_no_clock_ahead() -> None:
     watch = Watch()
     clock = started_clock(watch)
-    clock.listen_to((ANN,), is_voice=True, takes_part=True, hears_hub=True)
+    clock.follow((ANN,), is_source=True, takes_part=True, depends_on_hub=True)
     clock.poll(1000.0)
     hear(clock, watch, ANN, -600.0)
     for _ in range(4):

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
-from p2p_diloco.node import link_keeper
+from p2p_diloco.node import link_keeper, peer_records
 from p2p_diloco.node.link_keeper import CALM_LOOK_SECONDS
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.transport.directory import PeerRecord, PeerRole, decode_record, sign_record
@@ -184,7 +184,7 @@ def test_forged_foreign_older_and_own_records_are_ignored() -> None:
 
 
 def test_strangers_cannot_fill_the_memory_and_linked_peers_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_keeper, "MOST_KNOWN", 3)
+    monkeypatch.setattr(peer_records, "MOST_KNOWN", 3)
 
     async def act(scene: Scene) -> None:
         await scene.transport(BEN)
@@ -412,7 +412,7 @@ def test_a_reachable_peer_waits_for_an_undialable_one_to_dial_and_finally_tries_
 def test_a_peer_displaced_by_a_flood_of_introductions_before_its_dial_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_keeper, "MOST_KNOWN", 1)
+    monkeypatch.setattr(peer_records, "MOST_KNOWN", 1)
 
     async def act(scene: Scene) -> None:
         flood = [scene.record(SigningKey(sha256(b"stranger %d" % number))).encode() for number in range(100)]
@@ -495,7 +495,7 @@ def test_a_record_from_the_future_is_ignored_and_displaces_no_peer() -> None:
 def test_members_are_introduced_and_kept_before_peers_that_sign_many_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_keeper, "MOST_KNOWN", 80)
+    monkeypatch.setattr(peer_records, "MOST_KNOWN", 80)
 
     async def act(scene: Scene) -> None:
         keeper = await scene.keeper(ANN, runs=False, is_stranger=lambda peer: peer != BEN.peer)

@@ -10,6 +10,7 @@ import pytest
 
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, short_peer_id
+from p2p_diloco.node import vector_actions
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
@@ -66,7 +67,7 @@ def count_clock(founder: Machine, caller: Caller) -> None:
     clock, process = founder.swarm_clock, founder.process
     assert clock is not None
     assert process is not None
-    run_in(process, lambda: clock.listen_to((caller.peer,), is_voice=True, takes_part=True))
+    run_in(process, lambda: clock.follow((caller.peer,), is_source=True, takes_part=True))
 
 
 def test_the_clock_and_the_manifest_are_answered_without_the_engine() -> None:
@@ -267,18 +268,18 @@ def test_when_the_transport_fails_the_node_ends_with_its_error() -> None:
     act(scene)
 
 
-def test_a_bug_in_vector_work_goes_to_the_loops_handler_and_ends_nothing() -> None:
+def test_a_bug_in_vector_work_goes_to_the_loops_handler_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
-        told: list[dict[str, Any]] = []
-        swarm.loop.set_exception_handler(lambda _, context: told.append(context))
-
-        def fail(*_: object) -> None:
-            raise ZeroDivisionError
-
-        assert founder.process is not None
-        run_in(founder.process, node_of(founder)._work, lambda _: None, None, fail)
-        await swarm.run(1.0)
-        assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
+        found: list[dict[str, Any]] = []
+        swarm.loop.set_exception_handler(lambda _, context: found.append(context))
+        monkeypatch.setattr(vector_actions, "reduce_parts", fail)
+        await swarm.run(3 * RULES.clock.round_seconds)
+        assert {type(context["exception"]) for context in found} == {ZeroDivisionError}
+        assert founder.task is not None
+        assert not founder.task.done()
         swarm.loop.set_exception_handler(None)
 
     act(scene)

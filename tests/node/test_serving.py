@@ -65,7 +65,7 @@ def test_the_number_of_snapshots_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         for index in range(4):
             await caller.ask(founder.peer, replace(LATEST, span=SpanId(0, index)), SpanReply)
-        assert len(node_of(founder)._serving.pieces.versions) == 2
+        assert len(node_of(founder).vectors.serving.pieces.versions) == 2
 
     act(scene)
 
@@ -140,7 +140,7 @@ def test_a_peer_that_holds_nothing_rebuilds_nothing() -> None:
     async def scene(swarm: Simulation, founder: Machine, caller: Caller) -> None:
         founder.vectors.drop()
         assert founder.process is not None
-        run_in(founder.process, node_of(founder)._serving.play, RebuildSpan(span=SPAN))
+        run_in(founder.process, node_of(founder).vectors.serving.play, RebuildSpan(span=SPAN))
         await swarm.run(1.0)
         assert founder.texts("content") == []
 

@@ -6,9 +6,8 @@ import inspect
 
 import pytest
 
-from p2p_diloco.ids import ZERO_DIGEST, SpanId
 from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.surroundings import AddressBook, EntryArchive, NoArchive, PeerMemory, SwarmObserver
+from p2p_diloco.node.surroundings import AddressBook, EntryArchive, PeerMemory, SwarmObserver
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from simulator.machine import Machine
@@ -20,20 +19,12 @@ from simulator.machine import Machine
         (PeerMemory, RunFolder),
         (SwarmObserver, Machine),
         (AddressBook, LinkKeeper),
-        (EntryArchive, NoArchive),
         (EntryArchive, Archive),
     ],
-    ids=["memory", "observer", "address book", "no archive", "archive"],
+    ids=["memory", "observer", "address book", "archive"],
 )
 def test_each_port_is_implemented_with_the_same_arguments(asked: type, given: type) -> None:
     wanted = {name: call for name, call in vars(asked).items() if inspect.isfunction(call) and name[0] != "_"}
     assert wanted
     for name, call in wanted.items():
         assert list(inspect.signature(getattr(given, name)).parameters) == list(inspect.signature(call).parameters)
-
-
-def test_a_peer_without_a_disk_keeps_nothing() -> None:
-    archive = NoArchive()
-    archive.give_up(SpanId(0, 0))
-    assert archive.entry_after(SpanId(0, 0), ZERO_DIGEST) is None
-    assert archive.rebuild(SpanId(0, 0), ZERO_DIGEST) is None

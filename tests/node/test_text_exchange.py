@@ -12,8 +12,7 @@ import pytest
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
-from p2p_diloco.node.text_exchange import NOBODY_SECONDS, SharedCopy, TextExchange
-from p2p_diloco.node.text_upload import BUSY_SHARE, IDLE_SHARE
+from p2p_diloco.node.text_exchange import BUSY_SHARE, IDLE_SHARE, NOBODY_SECONDS, SharedCopy, TextExchange
 from p2p_diloco.protocol.wire.file_list import FILE_PIECE_BYTES
 from p2p_diloco.protocol.wire.messages import (
     MOST_BLOCK_BYTES,

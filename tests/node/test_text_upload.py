@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.node import text_upload
-from p2p_diloco.node.text_upload import (
+from p2p_diloco.node.text_exchange import (
     BUSY_SHARE,
     COPIES_A_DAY,
     DAY_SECONDS,
@@ -22,6 +21,7 @@ from p2p_diloco.node.text_upload import (
     text_rate,
 )
 from p2p_diloco.protocol.wire.messages import MOST_BLOCK_BYTES
+from p2p_diloco.transport.rate_limit import MOST_BUCKETS
 
 A, B, C = (PeerId(bytes([number]) * 32) for number in range(3))
 DIGEST = Digest(bytes(32))
@@ -156,18 +156,13 @@ def test_single_bytes_of_long_pieces_and_answers_without_a_block_use_up_the_allo
     assert answered <= 1 + COPIES_A_DAY * (text_bytes + MOST_BLOCK_BYTES) / 4096
 
 
-def test_the_number_of_quotas_is_bounded_and_a_used_one_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_upload, "MOST_REQUESTERS", 2)
-    budget = upload(text_bytes=BLOCK)
-    for peer in (A, B):
-        budget.ask(wanted(peer), 0.0)
-        while budget.next(1e3) is not None:
-            budget.sent(peer, 3 * BLOCK, 0.0, 1e9)
-            budget.ask(wanted(peer), 0.0)
-    for number in range(3, 40):
-        peer = PeerId(bytes([number]) * 32)
+def test_the_number_of_quotas_is_bounded_and_a_used_one_is_not_forgotten() -> None:
+    budget, answered = upload(text_bytes=BLOCK), []
+    for peer in (PeerId(number.to_bytes(32, "big")) for number in range(MOST_BUCKETS + 40)):
         budget.ask(wanted(peer), 1e3)
         if budget.next(1e3) is not None:
-            budget.sent(peer, 3 * BLOCK, 0.0, 1e9)
-    budget.ask(wanted(A), 1e3)
+            answered.append(peer)
+            budget.sent(peer, 2 * COPIES_A_DAY * (BLOCK + MOST_BLOCK_BYTES), 0.0, 1e12)
+    assert len(answered) == MOST_BUCKETS + 1, "peers beyond the bound share one quota"
+    budget.ask(wanted(answered[0]), 1e3)
     assert budget.next(1e3) is None

@@ -6,7 +6,7 @@ import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
 from p2p_diloco.log import SpanHead
-from p2p_diloco.node.traffic import FRAME_PREFIX_BYTES, Purpose, Traffic, purpose_of
+from p2p_diloco.node.node import FRAME_PREFIX_BYTES, Purpose, Traffic, purpose_of
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
     Message,

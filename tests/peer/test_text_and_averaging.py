@@ -11,7 +11,7 @@ from session_stage import Watcher, run_stage
 from test_start import PeerStage, addresses_of_the_memory_network, shared_by  # noqa: F401  # a fixture
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.node.text_upload import TextUpload
+from p2p_diloco.node.text_exchange import TextUpload
 from p2p_diloco.peer.built_in import BuiltInTraining
 from p2p_diloco.peer.ending import StopRequest
 from p2p_diloco.peer.start import run_peer

@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from p2p_diloco.node.node import SwarmNode
+from p2p_diloco.node.vector_actions import VectorActions
 from p2p_diloco.protocol.actions import ReplaceSpan
 from p2p_diloco.protocol.membership.balloting import Balloting
 from p2p_diloco.protocol.round.exchange import Exchange
@@ -96,8 +97,8 @@ CRASHES = {
     "leader stopped before roster": Crash(names=REDUCERS, owner=Balloting, name="spread", counts=always, kills=False),
     "joiner killed after transfer": Crash(
         names=("cleo",),
-        owner=SwarmNode,
-        name="_play_vectors",
+        owner=VectorActions,
+        name="play",
         counts=lambda node, arguments: isinstance(arguments[0], ReplaceSpan),
         is_after=True,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.node import node
+from p2p_diloco.node import vector_actions
 from p2p_diloco.protocol.membership import stall
 from p2p_diloco.protocol.wire import roster
 from p2p_diloco.span.reduce import reduce_parts
@@ -55,4 +55,4 @@ def test_planted_mistakes_are_removed_again() -> None:
         with mistake.planted():
             pass
     assert vars(stall)["is_majority"] is roster.is_majority
-    assert vars(node)["reduce_parts"] is reduce_parts
+    assert vars(vector_actions)["reduce_parts"] is reduce_parts

@@ -13,7 +13,7 @@ from small_run import peer_key, small_manifest, small_plan, start_states
 
 from p2p_diloco.bandwidth.line import LineWatch
 from p2p_diloco.ids import format_peer_id, sha256
-from p2p_diloco.node.traffic import Traffic
+from p2p_diloco.node.node import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.liveness import PeerView

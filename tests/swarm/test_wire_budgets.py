@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
-from p2p_diloco.node.node import ASK_AGAIN_SECONDS, MOST_ROSTER_QUESTIONS
+from p2p_diloco.node.node import ASK_AGAIN_SECONDS, MOST_ROSTER_REQUESTS
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
@@ -71,7 +71,7 @@ def test_a_peer_gets_a_few_roster_requests_at_once_and_more_when_it_answers() ->
         for _ in range(50):
             caller.say(founder.peer, refusal)
         await swarm.run(0.5)
-        assert len(caller.of(RosterRequest)) == 1 <= MOST_ROSTER_QUESTIONS
+        assert len(caller.of(RosterRequest)) == 1 <= MOST_ROSTER_REQUESTS
         caller.say(founder.peer, RosterReply(rosters=()))
         caller.say(founder.peer, refusal)
         await swarm.run(0.5)

@@ -27,7 +27,7 @@ def test_swarm_time_stops_at_the_end_of_a_turn() -> None:
 def test_no_offset_to_others_goes_beyond_the_end_of_a_turn() -> None:
     stage = StageClock(100.0)
     clock, other = StagedSwarmClock(stage), PeerId(bytes(32))
-    clock.listen_to((other,), is_voice=True, takes_part=True)
+    clock.follow((other,), is_source=True, takes_part=True)
     clock.take_answer(other, clock.ask(other), 400.0)
     assert clock.now() > 200.0, "half of the way to the other's clock"
     stage.set(200.0, time.monotonic() - 50.0, until=220.0)

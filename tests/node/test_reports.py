@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.node.node import RoundNotes
+from p2p_diloco.node.reports import RoundNotes
 
 ANN, BEN = PeerId(sha256(b"ann")), PeerId(sha256(b"ben"))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
-from p2p_diloco.node.clock_watch import MISSET_SECONDS, ClockWatch
+from p2p_diloco.node.clock_keeper import MISSET_SECONDS, ClockWatch
 
 ME, ANN, BOB, CLEO = EVERYBODY = tuple(PeerId(sha256(name.encode())) for name in ("me", "ann", "bob", "cleo"))
 HOURS = 3600.0
