@@ -92,7 +92,8 @@ def test_only_a_process_run_from_its_own_command_line_ends_early(monkeypatch: py
 
 def test_the_threads_have_the_expected_names() -> None:
     nothing = cast(Any, None)
-    training = TrainingThread(state=SimpleNamespace(), step=nothing, in_loop=nothing, died=nothing)  # type: ignore[arg-type]
+    state = SimpleNamespace(wake_with=lambda wake: None)
+    training = TrainingThread(state=state, step=nothing, in_loop=nothing, died=nothing)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()
     worker = VectorWorker(loop)
     worker.close()
