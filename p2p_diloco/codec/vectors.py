@@ -79,7 +79,7 @@ def num_blocks(elements: int) -> int:
 def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a read-only view; the owner of the memory must not write to it either."""
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 

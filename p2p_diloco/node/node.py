@@ -185,11 +185,6 @@ class SwarmNode:
             now=self._clock.now,
         )
 
-    @property
-    def codecs(self) -> Codecs:
-        """The codecs of the run."""
-        return self.vectors.codecs
-
     # -- driving the engine
 
     async def run(self) -> None:

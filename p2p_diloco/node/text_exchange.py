@@ -154,9 +154,9 @@ class TextExchange:
             return
         sizes = [piece.num_bytes for piece in listed.pieces()]
         missing = ((1 << len(sizes)) - 1) & ~self._copy.held
-        banned = self._fetch.banned if self._fetch is not None else set()
-        self._fetch = Fetch(sizes, missing=missing, seed=int.from_bytes(self._transport.peer[:8], "little"))
-        self._fetch.banned |= banned
+        banned = self._fetch.banned if self._fetch is not None else ()
+        seed = int.from_bytes(self._transport.peer[:8], "little")
+        self._fetch = Fetch(sizes, missing=missing, seed=seed, banned=banned)
         self._requested_at = {}
         self._progress.begin(listed, held_bytes(listed, self._copy.held), self._loop.time())
 
@@ -188,14 +188,14 @@ class TextExchange:
             return
         gone = ((1 << self._listed.num_pieces) - 1) & ~self._copy.held & ~self._fetch.missing
         if self._copy.is_fetched and not self._copy.has_room_for_all:
-            self._fetch.missing |= gone  # it made room for others
+            self._fetch.lack(gone)  # it made room for others
             return
         if gone == self._gone:
             return
         self._gone = gone
         what = f"{counted(gone.bit_count(), 'piece')} of the run's text on this disk changed"
         if self._copy.is_fetched:
-            self._fetch.missing |= gone
+            self._fetch.lack(gone)
             self._report("text", f"{what}; fetching them again", None)
             self._gone = 0
         else:
@@ -233,8 +233,8 @@ class TextExchange:
         now = self._loop.time()
         if self._fetch is None or not self._fetch.missing or now < self._disk_until:
             return
-        self._fetch.wanted = self._copy.wanted
-        self._fetch.only_wanted = self._listed is not None and not self._copy.has_room_for_all
+        is_tight = self._listed is not None and not self._copy.has_room_for_all
+        self._fetch.prefer(self._copy.wanted, alone=is_tight)
         deadline = self._now() + ANSWER_SECONDS
         for ask in self._fetch.asks(now):
             self._post(ask.peer, BlockRequest(digest=self._digest(ask.piece), offset=ask.offset), deadline)

@@ -56,8 +56,8 @@ class SpanState:
                 f"anchor is {self.anchor_N.dtype} {self.anchor_N.shape} and momentum {self.momentum_N.dtype} "
                 f"{self.momentum_N.shape}; expected float32 vectors of one length"
             )
-        self.anchor_N.flags.writeable = False
-        self.momentum_N.flags.writeable = False
+        for vector_N in (self.anchor_N, self.momentum_N):
+            vector_N.setflags(write=False)
 
     @property
     def elements(self) -> int:

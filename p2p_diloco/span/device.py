@@ -146,7 +146,8 @@ def agrees(where: torch.device, reference: Callable[..., float], limits: Limits)
     powers_N = np.exp2(rng.integers(-140, 120, _TRIED)).astype(np.float32)
     anchor_N = rng.standard_normal(_TRIED, dtype=np.float32) * np.sort(powers_N)
     local_N = np.where(rng.random(_TRIED) < 0.1, anchor_N, np.float32(0))
-    anchor_N.flags.writeable = local_N.flags.writeable = False
+    for vector_N in (anchor_N, local_N):
+        vector_N.setflags(write=False)
     try:
         there = _tried(contribute4_there, anchor_N, torch.tensor(local_N, device=where), limits)
     except (RuntimeError, TypeError):  # a missing operation, or not enough memory

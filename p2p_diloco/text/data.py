@@ -105,9 +105,12 @@ class Corpus:
         The corpus has no training text if the ranges hold no whole stretch.
         """
         own = copy(self)
-        own.train_parts = _inside(self.train_parts, ranges)
-        own.held_out_parts = _inside(self.held_out_parts, ranges)
+        own._keep_inside(ranges)
         return own
+
+    def _keep_inside(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.train_parts = _inside(self.train_parts, ranges)
+        self.held_out_parts = _inside(self.held_out_parts, ranges)
 
 
 def _inside(parts: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,6 +81,17 @@ class Taken:
     unknown: int = 0
     bytes: float = 0.0
     _reported: int = field(default=0)
+
+    def add(self, unit: _Unit, *, is_held_out: bool) -> None:
+        """Count a unit."""
+        self.documents += unit.is_start
+        self.bytes += unit.bytes
+        self.held_out += len(unit.ids) if is_held_out else 0
+        self.tokens += 0 if is_held_out else len(unit.ids)
+
+    def lost(self, unknown: int) -> None:
+        """Count tokens that stand for something that the tokenizer cannot express."""
+        self.unknown += unknown
 
     def has_grown(self) -> bool:
         """Return whether ten million tokens came since this last returned True."""
@@ -230,22 +241,16 @@ class _Making:
         share, most_tokens = self.options.held_out, self.options.most_tokens
         most_held_out = MOST_HELD_OUT // len(self.options.sources)
         for unit in self._units_of(pieces, taken):
-            taken.documents += unit.is_start
-            taken.bytes += unit.bytes
             # The first unit is held out, then another whenever the share has fallen behind.
             is_behind = taken.held_out < share * (taken.tokens + taken.held_out) + 1
-            if is_behind and taken.held_out < most_held_out:
-                taken.held_out += len(unit.ids)
-                self.writer.add("held-out", unit.ids)
-            else:
-                taken.tokens += len(unit.ids)
-                self.writer.add(stem, unit.ids)
+            is_held_out = is_behind and taken.held_out < most_held_out
+            self.writer.add("held-out" if is_held_out else stem, unit.ids)
+            taken.add(unit, is_held_out=is_held_out)
             if taken.has_grown():
                 self.report(f"{name}: {taken.tokens:,} tokens")
             if most_tokens is not None and taken.tokens >= most_tokens:
                 break
-        taken.files = max(1, self.reader.files)
-        return taken
+        return replace(taken, files=max(1, self.reader.files))
 
     def _open(self, name: str) -> tuple[Taken, Iterator[Piece]]:
         """Return what will be taken from a source, and its documents."""
@@ -267,7 +272,7 @@ class _Making:
             for piece, ids in zip(some, self._encoded(some), strict=True):
                 if ids is None:
                     continue
-                taken.unknown += ids.count(tokenizer.unknown) if tokenizer.unknown is not None else 0
+                taken.lost(ids.count(tokenizer.unknown) if tokenizer.unknown is not None else 0)
                 framed = self._framed(piece, ids)
                 length = len(piece.text.encode()) / max(1, len(framed))
                 for at in range(0, len(framed), UNIT_TOKENS):

@@ -63,7 +63,7 @@ def test_peers_are_asked_for_different_pieces_in_an_order_of_the_seed() -> None:
 
 def test_wanted_pieces_come_first_and_only_from_peers_that_hold_them() -> None:
     fetched = fetch()
-    fetched.wanted = 0b1000
+    fetched.prefer(0b1000)
     fetched.set_holdings(A, 0b0010)
     fetched.set_holdings(B, ALL)
     assert {ask.peer: ask.piece for ask in fetched.asks(0.0)} == {A: 1, B: 3}
@@ -74,7 +74,7 @@ def test_wanted_pieces_come_first_and_only_from_peers_that_hold_them() -> None:
 
 def test_a_peer_without_room_for_all_fetches_only_what_is_wanted() -> None:
     fetched = fetch()
-    fetched.only_wanted, fetched.wanted = True, 0b0100
+    fetched.prefer(0b0100, alone=True)
     fetched.set_holdings(A, ALL)
     fetched.set_holdings(B, 0b1011)
     assert fetched.sources() == [A]
@@ -83,7 +83,7 @@ def test_a_peer_without_room_for_all_fetches_only_what_is_wanted() -> None:
     fetched.asks(0.0)
     fetched.asks(SILENCE_SECONDS)
     fetched.lose(B)
-    fetched.wanted = 0b1000
+    fetched.prefer(0b1000)
     (ask,) = fetched.asks(SILENCE_SECONDS + REST_SECONDS)
     assert ask.piece == 3, "the late one is not wanted any more"
 
@@ -223,7 +223,7 @@ def test_a_piece_that_takes_long_is_also_asked_of_one_other_peer_and_the_first_w
 
 def test_a_wanted_piece_at_a_slow_peer_comes_before_other_pieces() -> None:
     fetched = fetch()
-    fetched.wanted = 0b0001
+    fetched.prefer(0b0001)
     fetched.set_holdings(A, ALL)
     fetched.asks(0.0)
     fetched.set_holdings(B, ALL)

@@ -75,7 +75,7 @@ class Opposite(Codec):
 def signs_the_opposite(machine: Machine) -> None:
     """Sign minus the mean as an owner."""
     node: Any = machine.node
-    node.codecs = replace(node.codecs, entry=Opposite())
+    node.vectors.codecs = replace(node.vectors.codecs, entry=Opposite())
 
 
 def named(swarm: Simulation, word: str) -> dict[str, set[str]]:

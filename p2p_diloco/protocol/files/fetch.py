@@ -7,7 +7,7 @@ while, longer each time, and a piece that takes long is also asked of another pe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,21 +115,38 @@ class Fetch:
         missing: pieces to fetch, as a set of bits.
         seed: of the order in which pieces are asked for. Peers with different orders soon have pieces for each other.
         is_exact: False: `sizes` are upper limits, and the sender names the length.
+        banned: peers that have sent wrong bytes before.
     """
 
-    def __init__(self, sizes: Sequence[int], *, missing: int, seed: int = 0, is_exact: bool = True) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        missing: int,
+        seed: int = 0,
+        is_exact: bool = True,
+        banned: Collection[PeerId] = (),
+    ) -> None:
         self.missing = missing
         self.wanted = 0
         """Pieces that are asked for before all others, as a set of bits."""
         self.only_wanted = False
         """Whether no other pieces are fetched."""
-        self.banned: set[PeerId] = set()
+        self.banned = set(banned)
         """Peers that sent wrong bytes."""
         self._sizes = sizes
         self._draw = seed
         self._is_exact = is_exact
         self._sources: dict[PeerId, _Source] = {}
         self._checking = 0
+
+    def lack(self, pieces: int) -> None:
+        """Fetch these pieces, too."""
+        self.missing |= pieces
+
+    def prefer(self, pieces: int, *, alone: bool = False) -> None:
+        """Ask for these pieces before all others, or for no others."""
+        self.wanted, self.only_wanted = pieces, alone
 
     # -- peers
 
