@@ -83,7 +83,7 @@ def test_a_peer_without_room_for_all_fetches_only_what_is_wanted() -> None:
     fetched.asks(0.0)
     fetched.asks(SILENCE_SECONDS)
     fetched.lose(B)
-    fetched.prefer(0b1000)
+    fetched.prefer(0b1000, alone=True)
     (ask,) = fetched.asks(SILENCE_SECONDS + REST_SECONDS)
     assert ask.piece == 3, "the late one is not wanted any more"
 
