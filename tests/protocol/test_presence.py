@@ -1,4 +1,4 @@
-"""What the entries show about each member, and the view that a voter reports."""
+"""Presence of each member in entries, and the view that a voter reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member has promised and voted for, and where it names no parents because of that."""
+"""Promises and votes of a member, and the rounds in which they keep it from naming parents."""
 
 from __future__ import annotations
 
