@@ -262,7 +262,8 @@ class OwnModel(Training):
 
     def open(self, host: TrainingHost) -> TrainedState:
         plan = host.plan
-        self._buffers.begin_with(self._continued_buffers)
+        buffers, self._continued_buffers = self._continued_buffers, {}  # once: later, those in training count
+        self._buffers.begin_with(buffers)
         parameters: LocalParameters
         inner: InnerState
         if self.island is None:

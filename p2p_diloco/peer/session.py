@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -119,7 +119,7 @@ class _Threads:
 
     async def raise_failure(self) -> None:
         """Wait until a thread has failed, and raise its error."""
-        await self._failure
+        await asyncio.shield(self._failure)  # several wait for it, one after the other
 
     def close(self) -> None:
         """Stop the threads after their current tasks."""
@@ -204,8 +204,7 @@ class PeerSession:
             self._stop.end_after(plan.until_round)
         try:
             with first_error_alone():
-                async with asyncio.TaskGroup() as tasks:
-                    await self._live(tasks)
+                await self._live()
         except Exception:
             if isinstance(self._parts.transport.lost, DaemonEnded):
                 if self._reporter.facts.phase == "finished":
@@ -216,10 +215,10 @@ class PeerSession:
             await self._close()
         return self._is_only_offline()
 
-    async def _live(self, tasks: asyncio.TaskGroup) -> None:
+    async def _live(self) -> None:
         """Open the training, take up the state, run all services until the end, and leave.
 
-        A service that fails cancels this; one of them fails with what a thread has reported.
+        A service that fails during the leave does not keep this peer from saving what it has learnt.
         """
         self._state = await asyncio.to_thread(self._training.open, self._host())
         self._node = node = self._make_node(self._state)
@@ -227,17 +226,34 @@ class PeerSession:
         if self._parts.guest is not None:
             self._parts.guest.attach(self)
         self._training.start()
-        services = [tasks.create_task(service, name=name) for name, service in self._services(node)]
-        await wait_for_first(self._stop.wait_for_leave(), _is_set(self._offline), self._wait_for_last_round())
-        told = self._stop.is_leaving or self._offline.is_set()
-        self._reporter.note(phase="leaving")
-        await wait_for_first(self._leave(node, told), self._stop.wait_for_stop())
-        for service in services:
-            service.cancel()
+        failure = self._threads.raise_failure
+        async with self._serving(node) as serving:
+            leave, offline = self._stop.wait_for_leave(), _is_set(self._offline)
+            await wait_for_first(leave, offline, self._wait_for_last_round(), _end_of(serving), failure())
+            told = self._stop.is_leaving or self._offline.is_set()
+            self._reporter.note(phase="leaving")
+            await wait_for_first(self._leave(node, told), self._stop.wait_for_stop(), failure())
+
+    @contextlib.asynccontextmanager
+    async def _serving(self, node: SwarmNode) -> AsyncIterator[asyncio.Task[None]]:
+        """Run all services in the block; raise at its end what one of them has failed with."""
+        task = asyncio.ensure_future(self._serve(node))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                raise error
+
+    async def _serve(self, node: SwarmNode) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for name, service in self._services(node):
+                tasks.create_task(service, name=name)
 
     def _services(self, node: SwarmNode) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """Yield what runs beside the training, with a name each; none of it ends by itself."""
-        yield "failures", self._threads.raise_failure()
         yield "swarm", node.run()
         yield "links", self._contact.keeper.run()
         yield "reach", self._contact.reach.run()
@@ -401,8 +417,8 @@ class PeerSession:
 
     async def _take_up_state(self, node: SwarmNode) -> None:
         """Load the checkpoint and the entries on disk, or found the run, or start empty and fetch the state."""
-        in_force = self._engine.book.in_force
         states = await asyncio.to_thread(self._archive.recall)
+        in_force = self._engine.book.in_force  # others may have sent it meanwhile
         if states is not None:
             self._hold(states)
         elif (founding := self._parts.plan.founding) is not None and (in_force is None or in_force.k == 0):
@@ -564,3 +580,7 @@ def _num_checkpoints(plan: PeerPlan) -> int:
 
 async def _is_set(event: asyncio.Event) -> None:
     await event.wait()
+
+
+async def _end_of(task: asyncio.Task[None]) -> None:
+    await asyncio.shield(task)

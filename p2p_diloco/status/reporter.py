@@ -170,8 +170,8 @@ class StatusReporter:
     def follow(
         self, engine: PeerEngine, *, line: LineWatch | None = None, failed_dials: Mapping[PeerId, str] | None = None
     ) -> None:
-        """Read from the engine and the line of a session, and from the reasons of its failed dials by peer."""
-        self._engine, self._line, self._failed_dials = engine, line, failed_dials or {}
+        """Read from the engine and the line of a session, and from its failed dials, which go on changing."""
+        self._engine, self._line, self._failed_dials = engine, line, {} if failed_dials is None else failed_dials
 
     def note(self, **facts: Any) -> None:
         """Replace some of the `LocalFacts`."""
