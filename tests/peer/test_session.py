@@ -419,6 +419,26 @@ def test_a_transport_that_dies_ends_the_peer_with_its_error(tmp_path: Path, monk
     run_stage(monkeypatch, scene)
 
 
+def test_a_transport_that_dies_while_a_peer_leaves_does_not_keep_it_from_saving(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scene() -> None:
+        stage, watcher, stop = SessionStage(tmp_path), Watcher(), StopRequest()
+        task = asyncio.ensure_future(stage.play("ada", watcher, stop, founds=True))
+        await stage.sleep_to(6, seconds=1.0)
+        stop.leave()
+        await asyncio.sleep(0.5)
+        transport = stage.network.find(peer_key("ada").peer)
+        assert transport is not None
+        transport.listener.transport_lost(NetworkError("the libp2p daemon died"))
+        with pytest.raises(NetworkError, match="the libp2p daemon died"):
+            await task
+        assert watcher.last.phase == "finished"
+        assert steps_of_optimiser(stage.run_folder("ada")) == watcher.last.inner_steps > 0
+
+    run_stage(monkeypatch, scene)
+
+
 def test_a_missing_text_is_reported_before_anything_starts(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scene() -> None:
         with pytest.raises(ConfigError):

@@ -12,7 +12,7 @@ from session_stage import Watcher
 from small_run import peer_key, small_manifest, small_plan, start_states
 
 from p2p_diloco.bandwidth.line import LineWatch
-from p2p_diloco.ids import format_peer_id, sha256
+from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.node.node import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
@@ -229,6 +229,19 @@ def test_text_from_other_peers_is_shown_without_control_characters(monkeypatch: 
     status = watcher.last
     assert "(no?[2J?)" in status.reach
     assert status.trouble == "dialled?]0;owned?"
+
+
+def test_dials_that_fail_after_the_session_began_are_known_to_the_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, watcher = reporter()
+    monkeypatch.setattr(trouble, "explain_idleness", lambda engine, idle, now: "; ".join(idle.failures.values()))
+    peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
+    failures: dict[PeerId, str] = {}
+    count.follow(peer, failed_dials=failures)
+    failures[peer_key("ben").peer] = "45.10.0.9:31338 timed out"
+    peer.membership.set_ready(True)
+    for now in (NOW, NOW + 9 * PLAN.rules.cycle_seconds):
+        count.publish(peer, node, small_manifest(), 1000, now)
+    assert watcher.last.trouble == "45.10.0.9:31338 timed out"
 
 
 def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_is_over() -> None:
