@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from glob import glob
@@ -46,9 +47,10 @@ def request_join(
     own = around.settings(settings, founds=True)
     founding = read_founding(found, key_path, around.overrides)
     data = founding.signed.manifest.data
-    is_here = data.share or (data.path != STANDARD_LIBRARY and glob(str(Path(data.path).expanduser())))
+    own_path = os.path.expanduser(data.path)
+    is_here = data.share or (data.path != STANDARD_LIBRARY and glob(own_path))
     if own.data is None and is_here:
-        own = own.model_copy(update={"data": data.path})  # of this user's own file, so it may be opened
+        own = own.model_copy(update={"data": own_path})  # of this user's own file, so it may be opened
     return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
 
 

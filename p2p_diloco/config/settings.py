@@ -256,9 +256,7 @@ class PeerSettings(BaseModel):
     announce_maddrs: _HostAddresses = Field(
         (), description="multiaddrs to announce [default: those that it listens on]"
     )
-    initial_peers: Annotated[
-        tuple[str, ...], _addresses(lambda text: parse_peer_address(text)[0]), BeforeValidator(_split_list)
-    ] = Field((), description="more peers to contact first, besides those in the invite")
+    initial_peers: _PeerAddresses = Field((), description="more peers to contact first, besides those in the invite")
     dial_out_only: _Switch = Field(False, description="accept no incoming connections")
     no_port_mapping: _Switch = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
     max_upload: Annotated[_Rate | None, _Limit] = Field(

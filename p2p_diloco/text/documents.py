@@ -48,7 +48,7 @@ _WIDE = ("utf-16", "utf-32")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NEVER_IN_TEXT = re.compile(rb"[\0-\x06\x0e-\x19\x1c-\x1f]")
 _MIDDLE_OF_LINE = re.compile(r"(?<=\S) (?=\S)")
-_CR_ALONE = re.compile(rb'(?:"[^"]*"|[^"\r\n\0])*\r[^\n\0]')
+_CR_ALONE = re.compile(rb'(?:"[^"]*"|[^"\r\n\0])*\r+[^\r\n\0]')
 """A first line of a table that ends as those of old Macs do; UTF-16 has a NUL there."""
 _BEFORE_VALUES = " \t\r\n\N{ZERO WIDTH NO-BREAK SPACE}"
 """The last is the mark of a file that was put behind another."""

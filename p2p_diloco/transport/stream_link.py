@@ -368,8 +368,8 @@ class LaneWriter:
                 while left > 0:
                     piece = frame[len(frame) - left :][: self._pace.piece_bytes]
                     await self._pace.wait_for(len(piece))
+                    stream.write_piece(piece, is_last=len(piece) == left)
                     left -= len(piece)
-                    stream.write_piece(piece, is_last=not left)
                     self._counters.count_sent(len(piece))
                     self._counters.count_waiting(-len(piece))
                     patience -= await self._give_way(stream, posted.deadline, patience)

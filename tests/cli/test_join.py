@@ -40,14 +40,23 @@ SHARED = {"data.path": "/texts/words.txt", "data.share": True, "data.files": "0"
         (SHARED, "/copy", "/copy"),
         ({"data.path": "words.txt"}, None, "words.txt"),
         ({"data.path": "word*"}, None, "word*"),
+        ({"data.path": "~/words.txt"}, None, "HOME/words.txt"),
+        ({"data.path": "~nobody-of-that-name/words.txt"}, None, None),
         ({"data.path": "words.txt"}, "/copy", "/copy"),
         ({"data.path": "/texts/words.txt"}, None, None),
         ({"data.path": "stdlib"}, None, None),
     ],
 )
 def test_the_founder_opens_the_path_of_its_own_file(
-    values: dict[str, object], given: str | None, opened: str | None, run_file: Path
+    values: dict[str, object],
+    given: str | None,
+    opened: str | None,
+    run_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    opened = opened.replace("HOME", str(tmp_path)) if opened is not None else None
     run_file.with_name("words.txt").touch()
     run_file.with_name("stdlib").mkdir()
     around, settings = Surroundings(overrides=values, environment={}), {"data": given}

@@ -207,6 +207,7 @@ KINDS = [
     Kind("semicolons.csv", writes(table(";"))),
     Kind("crlf-in-cells.csv", writes("text,id\r\n" + '"a\r\n\r\nb",1\r\n' * 60), ["a\r\n\r\nb"] * 60),
     Kind("cr.csv", writes('"a ""name""",text\r' + '1,"a\r\n\nb\rc"\r' * 60), ["a\r\n\nb\rc"] * 60),
+    Kind("twice-cr.csv", writes("id,text\r\r\n" + "1,c\r\r\n" * 60), ["c"] * 60),
     Kind("crlf-after-cr.csv", writes('id,text\r\n1,"a\rb"\r\n' + "2,c\r\n" * 60), ["a\rb", *["c"] * 60]),
     Kind("docs.jl", writes(RAW)),
     Kind("padded.jsonl.xz", writes(lzma.compress(RAW[:999]) + b"\0" * 64 + lzma.compress(RAW[999:]) + b"\0" * 4)),
