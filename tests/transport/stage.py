@@ -35,7 +35,7 @@ class FakeStream(asyncio.StreamReader):
         self.written = bytearray()
         self.unsent = 0.0
         self.ends: list[str] = []
-        self._reads, self._error = reads, error
+        self._reads, self.error = reads, error
 
     async def peek(self, n: int) -> bytes:
         while len(self._buffer) < n and not self._eof:  # type: ignore[attr-defined]
@@ -52,8 +52,8 @@ class FakeStream(asyncio.StreamReader):
         return False
 
     def write(self, chunk: bytes) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         self.writes.append((in_seconds(0), len(chunk)))
         self.written += chunk
         self.unsent = self.unsent + len(chunk) if self._reads() != math.inf else self.unsent

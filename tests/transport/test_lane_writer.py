@@ -424,3 +424,18 @@ def test_bytes_in_flight_on_a_lost_stream_delay_nobody() -> None:
         assert bytes(other.written) == framed(frame)
 
     run_virtual(main())
+
+
+def test_a_frame_that_fails_in_the_middle_is_no_longer_waiting() -> None:
+    async def main() -> None:
+        bench = Bench("one", pace=Pace(RATE))
+        bench.post(bytes(1024 * KIB))
+        async with bench.writing():
+            await bench.until_written(4 * KIB)
+            bench.sockets[Lane.BULK].error = ConnectionResetError("gone")
+            async with asyncio.timeout(600.0):
+                while not bench.ended:
+                    await asyncio.sleep(0.1)
+        assert bench.counters.bulk.bytes_waiting == 0
+
+    run_virtual(main())
