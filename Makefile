@@ -67,7 +67,7 @@ COMPILE_LOOPS := $(VENV)/bin/python -c 'from p2p_diloco.span.known_answer import
 EXTRAS := hf,lightning,notebooks,track
 EXTRAS_VENV := .venv-extras
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
-FILE_TESTS := tests/text tests/peer/test_model_families.py
+FILE_TESTS := tests/text tests/session/test_model_families.py
 
 # One worker more than cores, because tests of real processes mostly wait. An idle worker takes over tests of the others.
 IN_PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
@@ -98,7 +98,7 @@ test-long: $(STAMP) $(EXTRAS_STAMP)
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
 	$(BIN)/python -m pytest -s -m "long or not long" $(REPAIR_TESTS) $(TEST_FLAGS)
-	$(BIN)/python -m pytest -s -m long tests/processes/test_losses.py tests/swarm/test_without_numba.py tests/peer/test_start.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_losses.py tests/swarm/test_without_numba.py tests/session/test_start.py $(TEST_FLAGS)
 
 CHURN_SECONDS ?= 600
 CHURN_SEED ?= 1
@@ -133,7 +133,7 @@ clocks: $(STAMP)
 	CLOCKS_ROUND_SECONDS=$(CLOCKS_ROUND_SECONDS) $(BIN)/python -m pytest -s -m long tests/processes/test_clocks.py tests/swarm/test_wrong_clocks.py $(TEST_FLAGS)
 
 guest: $(STAMP)
-	$(BIN)/python -m pytest -s -m long tests/processes/test_guest.py tests/peer/test_guest_watch.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m long tests/processes/test_guest.py tests/session/test_guest_watch.py $(TEST_FLAGS)
 
 own-loop: $(STAMP)
 	$(BIN)/python -m pytest -m "long or not long" tests/swarm/test_own_loops.py tests/processes/test_own_loop.py $(TEST_FLAGS)
@@ -229,11 +229,11 @@ examples: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m "long or not long" tests/processes/test_examples.py tests/processes/test_demo.py $(TEST_FLAGS)
 	PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python -m pytest -s -m long tests/processes/test_wheel.py $(TEST_FLAGS)
 
-MODEL_TESTS := $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py llama.py) tests/peer/test_run_model.py
+MODEL_TESTS := $(addprefix tests/training/test_,micro_batch.py blocks.py sampling.py llama.py) tests/session/test_run_model.py
 models: $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest -m "long or not long" $(MODEL_TESTS) $(TEST_FLAGS)
-	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py tests/processes/test_archivists.py tests/peer/test_archivist.py $(TEST_FLAGS)
-	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/peer/test_text_and_averaging.py $(TEST_FLAGS)
+	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_models.py tests/processes/test_archivists.py tests/session/test_archivist.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s -m "long or not long" tests/swarm/test_shared_text.py tests/session/test_text_and_averaging.py $(TEST_FLAGS)
 
 # Over 120 kinds of files, and models of many families, each with its result; then five families in real processes.
 files: $(EXTRAS_STAMP)

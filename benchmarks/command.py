@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of
-from p2p_diloco.cli.options import FiguresFlag
+from p2p_diloco.app.cli.command_line import call_command, check_typed, exit_code_of
+from p2p_diloco.app.cli.options import FiguresFlag
 
 PROGRAM = "python -m benchmarks"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from p2p_diloco.peer import built_in
-from p2p_diloco.peer.training_thread import InnerSteps
+from p2p_diloco.app.training import built_in
+from p2p_diloco.app.training.training_thread import InnerSteps
 
 CATCH_UP_SECONDS = 1.0
 """An island that was slower for a moment makes up for this much time."""

@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 import torch
 import uvloop
 
+from p2p_diloco.app.cli.peer_process import wake_politely
+from p2p_diloco.app.models.run_model import make_start
+from p2p_diloco.app.training.training_thread import TrainingThread
 from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.vector_worker import VectorWorker
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.founding import found_roster, genesis_digest, genesis_states, make_start
-from p2p_diloco.peer.processor import wake_politely
-from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.peer.training_thread import TrainingThread
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.membership.local import LocalPeer
@@ -41,6 +41,7 @@ from p2p_diloco.protocol.round.round import newcomers_of
 from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
+from p2p_diloco.session.founding import found_roster, genesis_digest, genesis_states
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import warm_up
 from p2p_diloco.storage.archive import Archive

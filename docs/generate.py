@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from p2p_diloco.cli.app import app
+from p2p_diloco.app.cli.app import app
 from p2p_diloco.config.manifest import RunManifest, Section
 from p2p_diloco.config.settings import ENVIRONMENT_PREFIX, PeerSettings
 from p2p_diloco.status.event_log import TOPICS

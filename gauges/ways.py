@@ -62,7 +62,7 @@ def _received(kind: str) -> Stage:
 _CHECKED = ("protocol/engine", "PeerEngine._take_entry")
 WAYS: Mapping[str, Sequence[Stage]] = {
     "pseudo-gradient": (
-        Stage(("peer/trained_state", "TrainedState._answer")),  # between two steps: φ − θ, clipped and encoded
+        Stage(("session/trained_state", "TrainedState._answer")),  # between two steps: φ − θ, clipped and encoded
         Stage(("node/node", "SwarmNode._contribute")),  # in the loop: to the reducers
         _posted("SpanVector"),
         _received("SpanVector"),
@@ -78,8 +78,8 @@ WAYS: Mapping[str, Sequence[Stage]] = {
         Stage(("node/vector_actions", "VectorActions._norm_of")),  # on the vector thread
         Stage(("node/vector_actions", "VectorActions.check_entry.<locals>.checked")),
         Stage(("storage/archive", "Archive._write_all")),  # on the thread that writes
-        Stage(("peer/held_state", "HeldState._follow")),  # on the thread that follows: φ and m
-        Stage(("peer/local_spans", "LocalSpans.move")),  # between two steps: θ
+        Stage(("session/held_state", "HeldState._follow")),  # on the thread that follows: φ and m
+        Stage(("island/local_spans", "LocalSpans.move")),  # between two steps: θ
     ),
     "heartbeat": (
         Stage(("protocol/engine", "PeerEngine._sign_of_life")),
@@ -88,15 +88,15 @@ WAYS: Mapping[str, Sequence[Stage]] = {
     ),
     "joiner": (
         Stage(("api", "joiner_plan")),
-        Stage(("peer/start", "run_peer")),
+        Stage(("session/start", "run_peer")),
         _received("RosterReply"),
         Stage(("protocol/repair/repair", "Repair.pump")),
         _posted("SpanRequest"),
         _received("SpanRequest"),  # at a donor
         _posted("SpanReply"),
         _received("SpanReply"),
-        Stage(("peer/held_state", "HeldState._put")),
-        Stage(("peer/trained_state", "TrainedState.begin")),
+        Stage(("session/held_state", "HeldState._put")),
+        Stage(("session/trained_state", "TrainedState.begin")),
     ),
 }
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import p2p_diloco
-from p2p_diloco.text.corpus_files import list_corpus_files
+from p2p_diloco.storage.corpus_files import list_corpus_files
 
 CONTEXT, WIDTH, HIDDEN, BATCH = 12, 64, 1024, 48
 """A network of 2.1 million parameters that sees twelve bytes."""

@@ -17,8 +17,8 @@ from typing import Any
 from internet.causes import missed, skipped
 from internet.play import Played, Process
 from p2p_diloco.config.manifest import decode_kept_manifest
+from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.ids import Digest, PeerId, parse_peer_id, short_peer_id
-from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.protocol.wire.grid import fold_roster

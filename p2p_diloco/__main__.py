@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,6 +31,7 @@ from p2p_diloco.bandwidth.forecast import month_sentence
 from p2p_diloco.config.invite import Invite, is_invite, parse_invite
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.new_file import check_new_folder, write_new_file, write_new_folder
+from p2p_diloco.config.rounds import Conditions, choose_rounds, read_conditions
 from p2p_diloco.config.run_file import (
     CHOSEN_ROUNDS,
     KEY_FILE,
@@ -41,22 +42,21 @@ from p2p_diloco.config.run_file import (
     values_by_key,
     write_new_run,
 )
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.config.settings import PeerSettings, flags_as_keys, load_settings
 from p2p_diloco.errors import ConfigError, NetworkError, P2PDilocoError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.peer.ending import StopRequest
-from p2p_diloco.peer.learnt_model import RUN_FILE, load_source, start_of
-from p2p_diloco.peer.own_model import OwnModel, check_description, describe_model, island_of
-from p2p_diloco.peer.peer_plan import Founding, PeerPlan, read_founding
-from p2p_diloco.peer.run_plan import plan_run
-from p2p_diloco.peer.start import nothing_left_if_refused, run_peer
-from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.planning.rounds import Conditions, choose_rounds, read_conditions
+from p2p_diloco.island.inner_state import Stateful
+from p2p_diloco.island.ranks import RANK_SECONDS, RankLost
+from p2p_diloco.session.ending import StopRequest
+from p2p_diloco.session.export_files import Provenance, own_files, own_tensors
+from p2p_diloco.session.learnt_model import RUN_FILE, load_source, start_of
+from p2p_diloco.session.own_model import OwnModel, check_description, describe_model, island_of
+from p2p_diloco.session.peer_plan import Founding, PeerPlan, read_founding
+from p2p_diloco.session.start import nothing_left_if_refused, run_peer
+from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
 from p2p_diloco.status.status_file import PeerStatus, write_status
-from p2p_diloco.storage.inner_state import Stateful
-from p2p_diloco.training.export_files import Provenance, own_files, own_tensors
-from p2p_diloco.training.ranks import RANK_SECONDS, RankLost
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02
@@ -409,10 +409,10 @@ class Swarm:
     @property
     def seed(self) -> int:
         """A seed unique to this rank and this start of this peer, for sampling its own data."""
-        said = str(self._together("seed", self._source_of_seed))
+        text = str(self._together("seed", self._source_of_seed))
         if self._island is not None and not self._island.leads:
-            said = f"{said} {self._island.ranks.rank}"
-        return int.from_bytes(sha256(b"p2p-diloco data seed 1\n", said.encode())[:7], "little")
+            text = f"{text} {self._island.ranks.rank}"
+        return int.from_bytes(sha256(b"p2p-diloco data seed 1\n", text.encode())[:7], "little")
 
     # -- leaving
 

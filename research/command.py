@@ -8,8 +8,8 @@ from typing import Literal
 
 from cyclopts import App
 
-from p2p_diloco.cli.command_line import call_command, check_typed, exit_code_of
-from p2p_diloco.cli.options import FiguresFlag, TextFlag
+from p2p_diloco.app.cli.command_line import call_command, check_typed, exit_code_of
+from p2p_diloco.app.cli.options import FiguresFlag, TextFlag
 
 PROGRAM = "python -m research"
 

@@ -14,16 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from p2p_diloco.app.models.evaluation import AnchorEvaluation
+from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.app.text.data import BatchStream, Corpus
+from p2p_diloco.app.text.mapped_files import MappedFiles
+from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.config.decoder import EMBEDDINGS, MODEL_SIZES, ModelShape, model_shape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
-from p2p_diloco.text.corpus_files import MappedFiles
-from p2p_diloco.text.data import BatchStream, Corpus
-from p2p_diloco.training.evaluation import AnchorEvaluation
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.model import EMBEDDINGS, MODEL_SIZES, DecoderModel, ModelShape, build_model, model_shape
-from p2p_diloco.training.parameters import LocalParameters, sizes
 
 MICRO = ModelShape(layers=2, width=64, heads=2, feed_forward=176, context=64)
 """Shape with 133 thousand parameters, for large sets of experiments on small machines."""

@@ -11,10 +11,10 @@ from statistics import median
 from typing import Any
 
 from p2p_diloco.config.manifest import decode_kept_manifest
+from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.run_plan import RunPlan, plan_run
 from p2p_diloco.protocol.wire.entry import Entry, next_head
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER

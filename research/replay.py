@@ -19,28 +19,29 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.models.evaluation import AnchorEvaluation
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.models.run_model import make_start
+from p2p_diloco.app.text.data import Corpus, Text
+from p2p_diloco.app.text.run_text import open_own_stream, open_run_text
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.training_thread import InnerSteps, Steps
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.island.local_spans import LocalSpans
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.peer.founding import genesis_states, make_start
-from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.run_text import open_own_stream, open_run_text
-from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.peer.training_thread import InnerSteps, Steps
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
+from p2p_diloco.session.founding import genesis_states
+from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.span.reduce import reduce_parts
-from p2p_diloco.text.data import Corpus, Text
-from p2p_diloco.training.evaluation import AnchorEvaluation
-from p2p_diloco.training.inner_loop import InnerLoop
-from p2p_diloco.training.model import build_model
-from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 from research.recording import Recording, pace_of, read_recording
 from research.setting import Circumstances, Setting, run_trial
 from research.trace import chosen_spans

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from p2p_diloco.config.rounds import FINAL_SHARE, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.planning.rounds import FINAL_SHARE, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from research.scope import LONGEST_CYCLE, Scope
 from research.setting import OURS, Setting
 

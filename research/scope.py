@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.training.inner_loop import OptimizerName, Schedule
+from p2p_diloco.config.inner_rule import OptimizerName, Schedule
 from research.setting import OURS, Setting
 from research.stages import JUDGED_TOKENS, Stage
 

@@ -11,16 +11,16 @@ from typing import Literal
 
 import torch
 
+from p2p_diloco.app.text.data import Corpus
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule, Schedule
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.log import MAX_NORM_RATIO
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.span.reduce import Codecs
-from p2p_diloco.text.corpus_files import list_corpus_files
-from p2p_diloco.text.data import Corpus
-from p2p_diloco.training.inner_loop import InnerRule, Schedule
-from p2p_diloco.training.model import ModelShape
+from p2p_diloco.storage.corpus_files import list_corpus_files
 from research import baselines
 from research.algorithm import Algorithm
 from research.baselines import (

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from p2p_diloco.app.models.model import build_model, rotary_tables, rotate
+from p2p_diloco.app.models.text_model import decoder_text_model
+from p2p_diloco.app.text.data import BatchStream
+from p2p_diloco.app.training.muon import RMS, orthogonal
 from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.config.decoder import NORM_EPSILON, ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.outer.fragments import Fragment
-from p2p_diloco.text.data import BatchStream
-from p2p_diloco.training.inner_loop import InnerRule
-from p2p_diloco.training.model import NORM_EPSILON, ModelShape, build_model, rotary_tables, rotate
-from p2p_diloco.training.muon import RMS, orthogonal
-from p2p_diloco.training.text_model import decoder_text_model
 from research.learners import Tensor as Position
 from research.learners import fragment_borders, plan_of, tensor_positions
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from p2p_diloco.app.text.data import Corpus
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.data import Corpus
 
 Stage = Literal["explore", "tune", "test"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from p2p_diloco.app.text.data import open_corpus
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.data import open_corpus
 from research.intervals import Gap, paired_gap
 from research.kept import KeptOutcomes
 from research.setting import Outcome, Setting, run_together, run_trial, together_with

@@ -13,7 +13,7 @@ I3  An island absorbs an entry only on top of its parent. A span's height never 
     at its checkpoint.)
 I4  Whenever a node ticks, its engine is in the round that its clock shows, and no span that it reduces is unsettled
     after the deadline.
-I5  Holds by structure here: the shell never makes an island wait. Real threads are tested in `tests/peer`.
+I5  Holds by structure here: the shell never makes an island wait. Real threads are tested in `tests/session`.
 I8  For each absorbed entry, more than half of its roster's electorate was present: each of them named the entry's
     parent for that span and round, under that roster. A roster in any book has votes of more than half of its parent's
     electorate, or is marked degraded and has a vote. A parent has at most one child that is not degraded. No round runs

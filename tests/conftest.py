@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from p2p_diloco.text.data import Corpus, open_corpus
+from p2p_diloco.app.text.data import Corpus, open_corpus
 
 # No deadline for an example of a property, because its time depends on the machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -17,13 +17,13 @@ import numpy as np
 from benchmarks.averaging.synthetic_island import SyntheticState, tensors_of
 from benchmarks.averaging.textbook import seed_of
 from benchmarks.staged_peer import StagedPeer
+from p2p_diloco.app.training.training_thread import TrainingThread
+from p2p_diloco.config.decoder import model_shape
 from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.run_plan import RunPlan, plan_tensors
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.ending import state_digest
-from p2p_diloco.peer.run_plan import RunPlan, plan_tensors
-from p2p_diloco.peer.training_thread import TrainingThread
-from p2p_diloco.training.model import model_shape
+from p2p_diloco.session.ending import state_digest
 
 TRIAL_LINGER_SECONDS = 1.0
 """Extra time in warm-up turns, in which peers exchange messages to vote on rosters that list all peers."""

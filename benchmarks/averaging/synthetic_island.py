@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from benchmarks.averaging.textbook import DELTA_SCALE
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.peer.trained_state import TrainedState
+from p2p_diloco.island.local_spans import LocalSpans
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
+from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 STEPS, TOKENS = 100, 100_000
 """Steps and tokens that each island reports since its last contribution."""

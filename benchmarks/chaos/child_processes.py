@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class ChildProcesses:
     """Child processes by name. Leaving the block always kills all of them and removes all files.
 
-    If this process itself is killed, the children notice and exit (see `p2p_diloco/cli/ranks.py`).
+    If this process itself is killed, the children notice and exit (see `p2p_diloco/app/cli/ranks.py`).
     """
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "p2p_diloco")) -> None:

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from benchmarks.paced_steps import hold_steps
-from p2p_diloco.cli.app import main
-from p2p_diloco.peer import built_in
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.training import built_in
 from p2p_diloco.storage.trace import Trace
 
 CLOCK_FILE = "wall_offset"

@@ -29,11 +29,11 @@ from benchmarks.star_network import Direction, StarNetwork
 from p2p_diloco.config.invite import SCHEME
 from p2p_diloco.config.key_file import create_key_file
 from p2p_diloco.config.manifest import RunManifest, decode_signed_manifest
+from p2p_diloco.config.rounds import FINAL_SHARE, RETAINED_SECONDS
 from p2p_diloco.config.run_file import KEY_FILE, draft_manifest, write_run_toml
+from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import PeerId, parse_peer_id
-from p2p_diloco.peer.run_plan import RunPlan, plan_run
-from p2p_diloco.planning.rounds import FINAL_SHARE, RETAINED_SECONDS
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 

@@ -20,8 +20,8 @@ from benchmarks.averaging.systems import OURS, systems_against
 from benchmarks.commands.document import bench_document
 from benchmarks.interleaved import Spread
 from benchmarks.machine import describe_machine
-from p2p_diloco.cli.ended_politely import ended_politely
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.ended_politely import ended_politely
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.rate import count_named

@@ -22,15 +22,15 @@ from benchmarks.chaos.play import QUIET_LAST_ROUNDS, ChaosPlan, Disks, play, sec
 from benchmarks.commands.document import bench_document
 from benchmarks.machine import describe_machine
 from benchmarks.star_network import StarNetwork
-from p2p_diloco.cli.ended_politely import ended_politely
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.ended_politely import ended_politely
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.run_text import open_run_text, open_stream
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.run_plan import plan_run
-from p2p_diloco.peer.run_text import open_run_text, open_stream
 from p2p_diloco.rate import check_positive, parse_seconds
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.training.inner_loop import InnerLoop
-from p2p_diloco.training.model import build_model
 
 FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 TRAINING_SHARE = 0.5

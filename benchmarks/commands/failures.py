@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.commands.document import bench_document
 from benchmarks.goodput.failures import FRAGMENTS, FailurePlan, measure_failures, measured_row
 from benchmarks.machine import describe_machine
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 
 MOST_ISLANDS = 256

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.commands.document import bench_document
 from benchmarks.goodput.figures import goodput_document, goodput_lines, read_costs
 from benchmarks.machine import describe_machine
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 
 KEPT_COSTS = Path(__file__).resolve().parents[2] / "docs" / "performance" / "failures.json"
 

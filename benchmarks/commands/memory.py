@@ -20,8 +20,8 @@ from benchmarks.footprint.figures import (
 from benchmarks.footprint.play import FootprintPlan, measure_footprints
 from benchmarks.footprint.shapes import shape_of
 from benchmarks.machine import describe_machine
-from p2p_diloco.cli.ended_politely import ended_politely
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.ended_politely import ended_politely
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import count_named
 

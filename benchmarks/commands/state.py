@@ -10,8 +10,8 @@ from benchmarks.commands.document import bench_document
 from benchmarks.interleaved import Spread
 from benchmarks.machine import describe_machine
 from benchmarks.state.transfer import Transfer, TransferPlan, document_of, figures_of, measure_transfers
-from p2p_diloco.cli.ended_politely import ended_politely
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.ended_politely import ended_politely
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 
 MOST_DONORS, MOST_MEGABYTES = 16, 1_000_000

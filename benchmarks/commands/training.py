@@ -14,11 +14,11 @@ from benchmarks.training.play import Played, TrainingPlan, play_training
 from benchmarks.training.systems import systems_against
 from benchmarks.training.torchft_environment import install_torchft, torchft_interpreter
 from benchmarks.training.uplinks import parse_uplinks
-from p2p_diloco.cli.ended_politely import ended_politely
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.ended_politely import ended_politely
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.config.decoder import model_shape
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
-from p2p_diloco.training.model import model_shape
 
 FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 """One row of a grid; the default `membership.group_size`."""

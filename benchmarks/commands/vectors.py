@@ -11,7 +11,7 @@ from benchmarks.averaging.our_run import check_codec
 from benchmarks.commands.document import bench_document
 from benchmarks.machine import describe_machine
 from benchmarks.vectors import PARTS, StepFigures, measure_vectors
-from p2p_diloco.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.rate import count_named
 

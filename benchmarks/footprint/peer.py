@@ -12,16 +12,17 @@ from typing import Any
 import torch
 import uvloop
 
+from p2p_diloco.app.cli.peer_process import wake_politely
+from p2p_diloco.app.models.run_model import make_start
+from p2p_diloco.app.training.built_in import BuiltInTraining
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import NetworkError
 from p2p_diloco.memory.heap import share_one_arena
-from p2p_diloco.peer.built_in import BuiltInTraining
-from p2p_diloco.peer.ending import StopRequest
-from p2p_diloco.peer.peer_plan import Founding, PeerPlan
-from p2p_diloco.peer.processor import wake_politely
-from p2p_diloco.peer.start import PeerResult, run_peer
+from p2p_diloco.session.ending import StopRequest
+from p2p_diloco.session.peer_plan import Founding, PeerPlan
+from p2p_diloco.session.start import PeerResult, run_peer
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus
@@ -60,7 +61,7 @@ class SwarmPeer:
             return {}
         organiser = SigningKey(bytes.fromhex(self._order["organiser"]))
         signed = decode_signed_manifest(bytes.fromhex(self._order["manifest"]))
-        self._start(Founding(signed=signed, organiser_key=organiser, names_founder=False))
+        self._start(Founding(signed=signed, organiser_key=organiser, make_start=make_start, names_founder=False))
         self._wait_until(lambda: bool(self._invite), seconds, "the founding")
         return {"invite": self._invite}
 

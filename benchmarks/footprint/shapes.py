@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.model import ModelShape
 
 CONTEXT = 32
 FEWEST, MOST = 100_000, 1_000_000_000

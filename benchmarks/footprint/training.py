@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from p2p_diloco.app.models.evaluation import held_out_loss
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.run_text import open_run_text, open_stream
+from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.peer.run_plan import plan_run
-from p2p_diloco.peer.run_text import open_run_text, open_stream
-from p2p_diloco.training.evaluation import held_out_loss
-from p2p_diloco.training.inner_loop import InnerLoop
-from p2p_diloco.training.model import build_model
 
 
 class TrainingAlone:

@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks.averaging.our_peer import OurPeer
 from benchmarks.meters import family_of
 from benchmarks.state.transfer import cpu_seconds_apart
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, SpanHead, founding_radius
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
 
 LOOK_SECONDS = 0.02

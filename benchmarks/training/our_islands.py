@@ -17,14 +17,14 @@ from benchmarks.staged_peer import StagedPeer
 from benchmarks.training.figures import BLOCKING, OURS, OWN_LOOP, steps_within
 from benchmarks.training.our_run import plan_of
 from benchmarks.training.timed_island import BlockingThread, OwnLoopThread, PacedThread, TimedState
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.run_text import open_run_text, open_stream
+from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.ids import SpanId
+from p2p_diloco.island.local_spans import LocalSpans
+from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.run_text import open_run_text, open_stream
-from p2p_diloco.training.inner_loop import InnerLoop
-from p2p_diloco.training.model import build_model
-from p2p_diloco.training.parameters import LocalParameters, lay_end_to_end
 
 GATHER_SECONDS = 1.5
 """Maximum length of a round in which the peers find each other; time then jumps to the next round."""

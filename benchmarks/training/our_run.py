@@ -7,8 +7,8 @@ from typing import Any
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.ids import SpanId
-from p2p_diloco.peer.run_plan import RunPlan, plan_run
 
 MODEL = "small"
 BATCH, CONTEXT = 1, 64

@@ -32,8 +32,8 @@ from benchmarks.training.our_run import (
 )
 from benchmarks.training.uplinks import Uplink
 from benchmarks.worker_pool import Word, WorkerPool
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import NetworkError, P2PDilocoError
-from p2p_diloco.peer.run_plan import RunPlan
 
 OUR_ISLAND, TORCHFT_ISLAND = "training.our_islands:OurIsland", "training.torchft_island:TorchftIsland"
 START_SECONDS = 180.0

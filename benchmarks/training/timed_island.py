@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.training_thread import InnerSteps, Steps, TrainingThread
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import Digest, SpanId
+from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState
-from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.own_model import OwnModel
-from p2p_diloco.peer.run_plan import RunPlan
-from p2p_diloco.peer.trained_state import TrainedState
-from p2p_diloco.peer.training_thread import InnerSteps, Steps, TrainingThread
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.round import FragmentContribution
+from p2p_diloco.session.own_model import OwnModel
+from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.storage.trace import Trace
-from p2p_diloco.training.inner_loop import InnerLoop
 
 
 class Timings(Trace):

@@ -16,12 +16,12 @@ import torch
 from torch import distributed
 
 from benchmarks.training.figures import steps_within
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.run_text import open_run_text, open_stream
+from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.peer.run_plan import plan_run
-from p2p_diloco.peer.run_text import open_run_text, open_stream
-from p2p_diloco.training.inner_loop import InnerLoop
-from p2p_diloco.training.model import build_model
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Nesterov outer optimiser of DiLoCo, arXiv 2311.08105."""

@@ -17,11 +17,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from p2p_diloco.config.decoder import MODEL_SIZES, MOST_PARAMETERS, ModelShape, count_parameters
 from p2p_diloco.errors import ConfigError, FrameError, StateError, clean_text, has_unseen
 from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, sha256
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
-from p2p_diloco.training.shape import MODEL_SIZES, MOST_PARAMETERS, ModelShape, count_parameters
 
 MANIFEST_FORMAT: Literal[4] = 4
 MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES = 64 * 1024, 16 * 1024

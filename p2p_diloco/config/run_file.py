@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from p2p_diloco.config.decoder import MODEL_SIZES
 from p2p_diloco.config.key_file import create_key_file, is_key_file, read_key_file
 from p2p_diloco.config.manifest import MANIFEST_FORMAT, STANDARD_LIBRARY, SUITED_RATES, RunManifest, format_sentence
 from p2p_diloco.config.new_file import write_new_file
@@ -22,7 +23,6 @@ from p2p_diloco.config.toml_document import Document, check_keys, given_keys, re
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.training.shape import MODEL_SIZES
 
 KEY_FILE = "organiser.key"
 """File name of the key that signs a run, in the same folder by default."""

@@ -25,7 +25,7 @@ class Reason(enum.Enum):
     """Why a peer is paused."""
 
     QUOTA = "monthly quota"
-    ASKED = "asked"
+    REQUESTED = "asked"
     HOURS = "hours"
     DAYS = "days"
     BATTERY = "battery"
@@ -51,16 +51,16 @@ class Situation:
 
     Attributes:
         now: local time.
-        asked: whether the owner has asked for a pause.
-        asked_until: the end of that pause; None: until the owner resumes.
+        requested: whether the owner has requested a pause.
+        requested_until: the end of that pause; None: until the owner resumes.
         on_battery: whether the machine runs on battery power.
         month_bytes: bytes sent and received this month.
         bytes_per_second: recent traffic, both ways.
     """
 
     now: datetime
-    asked: bool = False
-    asked_until: datetime | None = None
+    requested: bool = False
+    requested_until: datetime | None = None
     on_battery: bool = False
     month_bytes: float = 0.0
     bytes_per_second: float = 0.0
@@ -94,7 +94,7 @@ class Verdict:
             return ""
         if self.until is not None:
             return f"paused until {_moment(self.until, now)} ({self.reason.value})"
-        return "paused until resume (asked)" if self.reason is Reason.ASKED else f"paused ({self.reason.value})"
+        return "paused until resume (asked)" if self.reason is Reason.REQUESTED else f"paused ({self.reason.value})"
 
 
 RUNS = Verdict()
@@ -109,8 +109,8 @@ def judge(rules: PauseRules, seen: Situation, before: Verdict = RUNS) -> Verdict
     """
     if rules.monthly_quota is not None and _is_spent(rules.monthly_quota, seen, before):
         return Verdict(reason=Reason.QUOTA, until=next_month(seen.now))
-    if seen.asked and (seen.asked_until is None or seen.now < seen.asked_until):
-        return Verdict(reason=Reason.ASKED, until=seen.asked_until)
+    if seen.requested and (seen.requested_until is None or seen.now < seen.requested_until):
+        return Verdict(reason=Reason.REQUESTED, until=seen.requested_until)
     if not is_scheduled(seen.now, rules.hours, rules.days):
         is_wrong_day = rules.days is not None and not is_scheduled(seen.now, None, rules.days)
         reason = Reason.DAYS if is_wrong_day or rules.hours is None else Reason.HOURS

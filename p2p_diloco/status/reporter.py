@@ -317,8 +317,8 @@ def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:
 def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
     grid = engine.book.grid()
     lines = []
-    for peer, heard in sorted(engine.membership.peer_views.items()):
-        beat = heard.heartbeat
+    for peer, view in sorted(engine.membership.peer_views.items()):
+        beat = view.heartbeat
         lines.append(
             PeerLine(
                 peer=format_peer_id(peer),
@@ -328,7 +328,7 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
                 steps=beat.steps,
                 tokens_per_second=beat.tokens_per_second,
                 loss=beat.loss if beat.steps else None,
-                seconds_since_heard=max(now - heard.at, 0.0),
+                seconds_since_heard=max(now - view.at, 0.0),
                 row=grid.row_of.get(peer) if grid is not None else None,
                 weight=engine.influence.shares.get(peer),
             )

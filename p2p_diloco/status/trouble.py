@@ -36,7 +36,7 @@ class TroubleWatch:
         self._looked_at: float | None = None
         self._standstill = (-math.inf, 0.0)
         """The end of the last standstill of this process, and its length."""
-        self._others_heard_at = -math.inf
+        self._last_heartbeat_at = -math.inf
         self._ready_since: int | None = None
         self._when_included = (0, 0)
         """Steps, and steps undone, when this peer was last in an entry."""
@@ -66,7 +66,7 @@ class TroubleWatch:
         before, self.sentence = self.sentence, ""
         was_alone, self._is_alone = self._is_alone, self._ready_since is not None and was_cut_off(engine)
         if self._is_alone:
-            self.sentence = explain_solitude(engine, now - self._others_heard_at)
+            self.sentence = explain_solitude(engine, now - self._last_heartbeat_at)
         elif cycles >= IDLE_CYCLES:
             self.sentence = explain_idleness(engine, self._idleness(engine, cycles, failed_dials, entries_at, now), now)
         begins = bool(self.sentence) and (not before or (self._is_alone and not was_alone))
@@ -98,7 +98,7 @@ class TroubleWatch:
             others_learn=entries_at is not None
             and clock.round_at(now) - entries_at <= IDLE_CYCLES * clock.num_fragments,
             stood=stood if is_recent else 0.0,
-            silent=now - self._others_heard_at,
+            silent=now - self._last_heartbeat_at,
         )
 
     def _look_at_time(self, engine: PeerEngine) -> None:
@@ -109,8 +109,8 @@ class TroubleWatch:
             self._standstill = (steady, stood)
         self._looked_at = steady
         # The membership forgets who has been silent for long.
-        heard = (heard.at for peer, heard in engine.membership.peer_views.items() if peer != engine.me.peer)
-        self._others_heard_at = max(self._others_heard_at, *heard, -math.inf)
+        received = (view.at for peer, view in engine.membership.peer_views.items() if peer != engine.me.peer)
+        self._last_heartbeat_at = max(self._last_heartbeat_at, *received, -math.inf)
 
 
 class PaceWatch:

@@ -24,6 +24,21 @@ EXPORTS_FILE = "exports.json"
 WORD_FILE = ".archivist"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPlan:
+    """The exports of an archivist.
+
+    Attributes:
+        folder: where they are written, each in a folder of its own.
+        every: cycles from one export to the next.
+        keep: number of exports to keep.
+    """
+
+    folder: Path
+    every: int
+    keep: int
+
+
 def due_cycle(num_cycles: int, every: int, newest: int) -> int | None:
     """Return the cycle that is to be exported: the latest multiple of `every`, unless it was exported.
 

@@ -25,6 +25,7 @@ from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, repla
 BOOTSTRAP_FOLDER, ARCHIVE_FOLDER = "bootstrap", "archive"
 """Folders in a trainer's state directory for the peers of the same machine that do not train."""
 MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer-files.json"
 ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"
 """Collects the unreadable ends cut off from the roster file."""

@@ -26,8 +26,8 @@ from p2p_diloco.protocol.wire.file_list import (
     num_pieces,
     parse_file_list,
 )
+from p2p_diloco.storage.corpus_files import list_corpus_files
 from p2p_diloco.storage.whole_file import replace_file, write_at
-from p2p_diloco.text.corpus_files import list_corpus_files
 from p2p_diloco.wording import format_bytes
 
 TEXTS = "texts"

@@ -30,8 +30,8 @@ from p2p_diloco.api import (
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
-from p2p_diloco.peer.network import OpenDirectory, transport_limits
-from p2p_diloco.peer.peer_plan import PeerPlan
+from p2p_diloco.session.network import OpenDirectory, transport_limits
+from p2p_diloco.session.peer_plan import PeerPlan
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.testing.network import MemoryDirectory, MemoryNetwork, MemoryTransport
 from p2p_diloco.transport.directory import Directory

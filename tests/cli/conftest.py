@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.new import make_run
-from p2p_diloco.cli.options import NewRunOptions, Surroundings
-from p2p_diloco.planning import inner_step
-from p2p_diloco.planning.inner_step import MeasuredStep
+from p2p_diloco.app.cli.new import make_run
+from p2p_diloco.app.cli.options import NewRunOptions, Surroundings
+from p2p_diloco.app.training import inner_step
+from p2p_diloco.app.training.inner_step import MeasuredStep
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner steps take 45 ms; `tests/planning/test_inner_step.py` measures real ones."""
+    """Inner steps take 45 ms; `tests/training/test_inner_step.py` measures real ones."""
     step = MeasuredStep(seconds=0.045, is_estimated=False, is_disturbed=False)
     monkeypatch.setattr(inner_step, "measure_inner_step", lambda manifest, **_: step)
 

@@ -13,9 +13,9 @@ from typing import TextIO
 
 import pytest
 
-from p2p_diloco.cli import owner
-from p2p_diloco.cli.app import main
-from p2p_diloco.cli.peer_output import PeerOutput
+from p2p_diloco.app.cli import owner
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.cli.peer_output import PeerOutput
 from p2p_diloco.errors import NetworkError, PeerError, StateError
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus, write_status

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import peer_process
-from p2p_diloco.cli.app import main
-from p2p_diloco.cli.join import request_bootstrap
-from p2p_diloco.cli.options import PeerFlags, Surroundings
+from p2p_diloco.app.cli import peer_process
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.cli.join import request_bootstrap
+from p2p_diloco.app.cli.options import PeerFlags, Surroundings
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.peer_plan import PeerPlan
+from p2p_diloco.session.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"

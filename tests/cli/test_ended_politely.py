@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from p2p_diloco.cli.ended_politely import ended_politely
+from p2p_diloco.app.cli.ended_politely import ended_politely
 
 
 def tell(number: signal.Signals, tidied: list[int]) -> None:

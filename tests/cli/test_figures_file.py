@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.app import main
-from p2p_diloco.cli.output import check_target, write_figures
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.cli.output import check_target, write_figures
 from p2p_diloco.errors import ConfigError, StateError
 
 PLAN = ("plan", "--parameters", "1M", "--islands", "2", "--uplink", "20mbit")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import join
-from p2p_diloco.cli.join import request_join, run_join
-from p2p_diloco.cli.options import PeerFlags, Surroundings
-from p2p_diloco.cli.ranks import Place
-from p2p_diloco.peer.peer_plan import PeerPlan
+from p2p_diloco.app.cli import join
+from p2p_diloco.app.cli.join import request_join, run_join
+from p2p_diloco.app.cli.options import PeerFlags, Surroundings
+from p2p_diloco.app.cli.ranks import Place
+from p2p_diloco.session.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"

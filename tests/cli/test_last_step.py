@@ -11,10 +11,10 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from p2p_diloco.cli import app
-from p2p_diloco.cli.command_line import LONG_AT_WORK, end_despite_last_step
+from p2p_diloco.app.cli import app
+from p2p_diloco.app.cli.command_line import LONG_AT_WORK, end_despite_last_step
+from p2p_diloco.app.training.training_thread import TrainingThread
 from p2p_diloco.node.vector_worker import VectorWorker
-from p2p_diloco.peer.training_thread import TrainingThread
 
 Begin = Callable[[str], None]
 

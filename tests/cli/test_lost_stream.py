@@ -11,7 +11,7 @@ from typing import TextIO
 
 import pytest
 
-from p2p_diloco.cli.output import discard, flush_or_discard, print_to_stderr
+from p2p_diloco.app.cli.output import discard, flush_or_discard, print_to_stderr
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.text.data import open_corpus
+from p2p_diloco.app.training import inner_step
+from p2p_diloco.app.training.inner_step import MeasuredStep, Unmeasured
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.toml_document import known_keys
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.planning import inner_step
-from p2p_diloco.planning.inner_step import MeasuredStep, Unmeasured
-from p2p_diloco.text.data import open_corpus
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.app import app, main
-from p2p_diloco.cli.command_line import split_arguments
-from p2p_diloco.cli.options import Surroundings
+from p2p_diloco.app.cli.app import app, main
+from p2p_diloco.app.cli.command_line import split_arguments
+from p2p_diloco.app.cli.options import Surroundings
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import owner
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli import owner
+from p2p_diloco.app.cli.app import main
 from p2p_diloco.guest.owner_files import Control, MonthTraffic, read_control, write_control, write_traffic
 from p2p_diloco.guest.pause_rule import month_of
 from p2p_diloco.status.status_file import PeerStatus, write_status

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.peer_output import PeerOutput
+from p2p_diloco.app.cli.peer_output import PeerOutput
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from tests.status.kept_events import read_events

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.options import PeerFlags
-from p2p_diloco.cli.peer_process import STOPPED, Interrupts, check_folder, run_trainer
+from p2p_diloco.app.cli.options import PeerFlags
+from p2p_diloco.app.cli.peer_process import STOPPED, Interrupts, check_folder, run_trainer
 from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST
-from p2p_diloco.peer.peer_plan import PeerPlan
+from p2p_diloco.session.peer_plan import PeerPlan
 
 
 class Told:

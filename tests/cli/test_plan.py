@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 
-from p2p_diloco.cli import plan
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli import plan
+from p2p_diloco.app.cli.app import main
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.cli.app import main
-from p2p_diloco.training.export_files import Provenance, own_files
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.session.export_files import Provenance, own_files
 
 Captured = pytest.CaptureFixture[str]
 WORDS = ["publish", "out", "ada/night"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2p_diloco.cli.peer_output import QuotaQuestion, suggest_quota
+from p2p_diloco.app.cli.peer_output import QuotaQuestion, suggest_quota
 from p2p_diloco.rate import parse_bytes
 
 SENTENCE = "at full rate this run sends up to 3.0 GB and receives up to 3.0 GB a day, 180.0 GB in 30 days"

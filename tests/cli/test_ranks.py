@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.cli.ranks import Place, device_of_rank, place_among_ranks
+from p2p_diloco.app.cli.ranks import Place, device_of_rank, place_among_ranks
 from p2p_diloco.errors import ConfigError
 
 

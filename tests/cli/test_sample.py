@@ -13,22 +13,22 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.models.run_model import describe_source, make_start
+from p2p_diloco.app.text.tokenizer_files import TokenizerFiles, byte_tokenizer
 from p2p_diloco.config.manifest import ModelSection
 from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.errors import has_unseen
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
+from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.peer.founding import make_start
-from p2p_diloco.peer.own_model import describe_model
-from p2p_diloco.peer.run_model import describe_source
-from p2p_diloco.peer.run_plan import plan_run
+from p2p_diloco.session.founding import start_from
+from p2p_diloco.session.own_model import describe_model
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.status_file import PeerStatus, write_status
 from p2p_diloco.storage.checkpoint import CheckpointFolder
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
-from p2p_diloco.text.tokenizer_files import TokenizerFiles, byte_tokenizer
-from p2p_diloco.training.parameters import LocalParameters
 
 Captured = pytest.CaptureFixture[str]
 ORGANISER = SigningKey(b"o" * 32)
@@ -205,7 +205,7 @@ def test_an_export_of_a_custom_model_has_the_names_of_its_tensors(tmp_path: Path
     plan = plan_run(manifest)
     folder = RunFolder(tmp_path / "state", plan.rules.run)
     folder.write(MANIFEST_FILE, manifest.sign(ORGANISER).encode())
-    start = make_start(plan, LocalParameters(model, plan.fragments))
+    start = start_from(plan, LocalParameters(model, plan.fragments))
     states = {span: genesis_state(start_N, ZERO_DIGEST) for span, start_N in start.items()}
     CheckpointFolder(folder.path, run=plan.rules.run, elements=plan.rules.span_elements, keep=1).save(states)
     write_status(tmp_path / "state", PeerStatus(run=plan.rules.run.hex(), tokens=4_096, loss=0.5))
@@ -265,7 +265,7 @@ def test_an_export_that_loads_as_another_model_is_not_written(
     founded(tmp_path, SMALL, noise=0.3)
     assert main(["export", "right"]) == 0
     assert "reloaded with transformers: the logits are those of the run's model" in capsys.readouterr().out
-    monkeypatch.setattr("p2p_diloco.training.llama.ROTARY_BASE", 3.0)
+    monkeypatch.setattr("p2p_diloco.app.models.llama.ROTARY_BASE", 3.0)
     assert main(["export", "wrong"]) == 4
     assert "the export was not written: loaded with transformers, its logits differ" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"state", "right"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2p_diloco.cli.app import main
-from p2p_diloco.cli.owner import is_running
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.cli.owner import is_running
 from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]

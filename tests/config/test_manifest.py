@@ -13,7 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from p2p_diloco.app.text.data import HELD_OUT_SHARE
 from p2p_diloco.codec.codec import CODEC_NAMES, codec_named
+from p2p_diloco.config.decoder import MODEL_SIZES
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.config.manifest import (
     MAX_MANIFEST_BYTES,
     CodecName,
@@ -31,9 +34,6 @@ from p2p_diloco.errors import ConfigError, FrameError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey
-from p2p_diloco.text.data import HELD_OUT_SHARE
-from p2p_diloco.training.inner_loop import InnerRule
-from p2p_diloco.training.model import MODEL_SIZES
 
 ORGANISER = SigningKey(bytes(32))
 STRANGER = SigningKey(bytes(range(32)))

@@ -14,7 +14,7 @@ from p2p_diloco.wording import join_line, own_command
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""#!{sys.executable}
 import sys
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli.app import main
 sys.exit(main())
 """
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p_diloco.config.decoder import MODEL_SIZES
 from p2p_diloco.config.manifest import SUITED_RATES, RunManifest
 from p2p_diloco.config.run_file import (
     ALIASES,
@@ -25,7 +26,6 @@ from p2p_diloco.config.toml_document import known_keys
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.training.model import MODEL_SIZES
 
 ORGANISER = SigningKey(bytes(32)).peer
 NOW = 1_700_000_000.9

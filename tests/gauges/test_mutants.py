@@ -42,8 +42,8 @@ def test_four_is_within(): assert is_within(4)
     "tests/outer/conftest.py": "import sys; sys.path.insert(0, __file__.rpartition('/')[0])\n",
     "tests/outer/made.py": "from p2p_diloco.outer.limit import is_within\n",
     "tests/outer/test_more.py": "from made import is_within\n",
-    "tests/peer/test_limit.py": "import p2p_diloco.outer.limit\n",
-    "tests/peer/test_other.py": "import json\n",
+    "tests/session/test_limit.py": "import p2p_diloco.outer.limit\n",
+    "tests/session/test_other.py": "import json\n",
 }
 
 
@@ -99,7 +99,7 @@ def test_a_mutant_has_the_same_name_after_its_function_has_moved() -> None:
 def test_the_tests_of_a_module_import_it_directly_or_through_helpers(tree: Tree) -> None:
     assert importing_tests(tree, MODULE) == [
         "tests/outer/test_limit.py",
-        "tests/peer/test_limit.py",
+        "tests/session/test_limit.py",
         "tests/outer/test_more.py",
     ]
 

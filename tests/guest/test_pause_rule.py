@@ -64,10 +64,10 @@ def test_hours_and_days_decide_and_a_night_belongs_to_the_day_on_which_it_begins
 
 def test_the_owner_pauses_until_resume_or_for_a_while() -> None:
     noon = at("12:00").now
-    assert judge(PauseRules(), Situation(now=noon, asked=True)).sentence(noon) == "paused until resume (asked)"
-    asked = Situation(now=noon, asked=True, asked_until=noon + timedelta(hours=2))
-    assert judge(PauseRules(), asked).sentence(noon) == "paused until 14:00 (asked)"
-    assert not judge(PauseRules(), replace(asked, now=noon + timedelta(hours=2))).is_paused
+    assert judge(PauseRules(), Situation(now=noon, requested=True)).sentence(noon) == "paused until resume (asked)"
+    requested = Situation(now=noon, requested=True, requested_until=noon + timedelta(hours=2))
+    assert judge(PauseRules(), requested).sentence(noon) == "paused until 14:00 (asked)"
+    assert not judge(PauseRules(), replace(requested, now=noon + timedelta(hours=2))).is_paused
 
 
 def test_a_pause_of_days_names_the_day_and_one_of_weeks_the_date() -> None:
@@ -115,12 +115,12 @@ def test_a_quota_leaves_at_most_a_twentieth_unused(used: float, rate: float, quo
 
 def test_several_limits_are_named_one_at_a_time() -> None:
     rules = PauseRules(hours=NIGHT.hours, pauses_on_battery=True, monthly_quota=1e9)
-    seen = replace(at("12:00"), on_battery=True, asked=True, month_bytes=1e9)
+    seen = replace(at("12:00"), on_battery=True, requested=True, month_bytes=1e9)
     reasons = []
-    for change in ({"month_bytes": 0.0}, {"asked": False}, {"now": at("23:00").now}, {"on_battery": False}):
+    for change in ({"month_bytes": 0.0}, {"requested": False}, {"now": at("23:00").now}, {"on_battery": False}):
         reasons.append(judge(rules, seen).reason)
         seen = replace(seen, **change)
-    assert reasons == [Reason.QUOTA, Reason.ASKED, Reason.HOURS, Reason.BATTERY]
+    assert reasons == [Reason.QUOTA, Reason.REQUESTED, Reason.HOURS, Reason.BATTERY]
     assert judge(rules, seen).reason is None
 
 

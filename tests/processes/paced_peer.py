@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks.paced_steps import hold_steps
-from p2p_diloco.cli.app import main
+from p2p_diloco.app.cli.app import main
 
 if __name__ == "__main__":
     hold_steps(float(sys.argv[1]))

@@ -29,9 +29,9 @@ import pytest
 
 from p2p_diloco.codec.blocks import Int4Codec
 from p2p_diloco.config.invite import parse_peer_address
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.node.budgets import LINES_PER_MINUTE
-from p2p_diloco.peer.run_plan import plan_run
 from p2p_diloco.status.reporter import SHOWN_A_MINUTE, SPAN_BY_SPAN
 from p2p_diloco.storage.checkpoint import load_checkpoint
 from p2p_diloco.transport.strangers import DIALS_PER_PLACE, MOST_LINKS

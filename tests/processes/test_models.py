@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.peer.learnt_model import load_learnt_model
-from p2p_diloco.training.hugging_face import hugging_face_model
+from p2p_diloco.app.models.hugging_face import hugging_face_model
+from p2p_diloco.session.learnt_model import load_learnt_model
 from tests.processes.machines import PROJECT, Machines, wait_for_end
 from tests.status.kept_events import read_events
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import p2p_diloco
-from p2p_diloco.peer.start import MOST_RESTARTS
+from p2p_diloco.session.start import MOST_RESTARTS
 from tests.processes.own_loop_peer import make_model
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long]

@@ -29,11 +29,11 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.app.text.run_text import open_run_text
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.ids import PeerId
-from p2p_diloco.peer.run_text import open_run_text
 from p2p_diloco.status.status_file import PeerStatus, read_status
 from research.recording import Recording, pace_of, read_recording
 from research.setting import Circumstances, Setting, run_trial

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import p2p_diloco
+from p2p_diloco.island.parameters import trained
 from p2p_diloco.storage.entry_log import EntryLog
-from p2p_diloco.training.parameters import trained
 from tests.swarm.island_rank import HOME, make_net
 from tests.swarm.rank_processes import PATIENCE_SECONDS, PROGRAM, rank_processes
 from tests.swarm.test_ranks import new_run

@@ -15,7 +15,7 @@ from session_stage import SessionStage, Watcher, run_stage
 from small_run import ORGANISER, peer_key
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.peer.ending import StopRequest
+from p2p_diloco.session.ending import StopRequest
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 
 LAST_ROUND = 16

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from p2p_diloco.app.text.data import open_corpus
 from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.data import open_corpus
-from p2p_diloco.training.inner_loop import InnerRule
 from research.learners import MICRO, Judge, RoundedSum, TextLearners, shape_named
 
 

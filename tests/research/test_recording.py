@@ -11,11 +11,12 @@ import pytest
 from recorded_run import TRAINERS, record
 from small_run import ORGANISER, as_format_3, peer_key, small_manifest
 
+from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.peer.founding import genesis_states, make_start
-from p2p_diloco.peer.run_plan import RunPlan, plan_run
+from p2p_diloco.session.founding import genesis_states
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, ROSTERS_FILE
 from p2p_diloco.storage.trace import TRACE_FILE
 from research import recording

@@ -10,12 +10,12 @@ import pytest
 from recorded_run import TRAINERS, Recorded, record
 from small_run import peer_key
 
+from p2p_diloco.app.text.data import open_corpus
 from p2p_diloco.config.key_file import write_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId
 from p2p_diloco.storage.trace import TRACE_FILE
-from p2p_diloco.text.data import open_corpus
 from research.command import main
 from research.recording import Recording, read_recording
 from research.replay import Replay

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from p2p_diloco.config.rounds import FINAL_SHARE
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.planning.rounds import FINAL_SHARE
 from research.rows import (
     CIRCUMSTANCES,
     CYCLE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.config.inner_rule import OptimizerName
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.signing import SigningKey
-from p2p_diloco.training.inner_loop import OptimizerName
 from research.scope import RATES, Scope
 
 

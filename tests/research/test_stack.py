@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from p2p_diloco.app.text.data import open_corpus
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule, OptimizerName
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.data import open_corpus
-from p2p_diloco.training.inner_loop import InnerRule, OptimizerName
-from p2p_diloco.training.model import ModelShape
 from research.learners import TextLearners, streams_of
 from research.setting import OURS, SYSTEMS, Setting, run_together, run_trial, together_with
 from research.stack import Crew, Stack

@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from p2p_diloco.app.text.data import open_corpus
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.data import open_corpus
 from research.stages import BLOCKS, SEEDS, check_seed, cut_evenly, held_out_blocks, seeds_of
 
 

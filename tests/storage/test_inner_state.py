@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule, OptimizerName
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.storage.inner_state import INNER_FILE, InnerState
-from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, OptimizerName
-from p2p_diloco.training.model import build_model
-from p2p_diloco.training.shape import ModelShape
+from p2p_diloco.island.inner_state import INNER_FILE, InnerState
 
 SHAPE = ModelShape(layers=1, width=16, heads=2, feed_forward=32, context=16)
 

@@ -17,12 +17,12 @@ from small_run import ORGANISER, peer_key, small_plan
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
-from p2p_diloco.peer.founding import found_roster
 from p2p_diloco.protocol.engine import SavedState
 from p2p_diloco.protocol.membership.histories import Liveliness
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Bond, Proposal
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
+from p2p_diloco.session.founding import found_roster
 from p2p_diloco.storage.run_folder import (
     ADDRESSES_FILE,
     BALLOTS_FILE,

@@ -28,16 +28,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import p2p_diloco
+from p2p_diloco.app.models.model import build_model, token_loss
+from p2p_diloco.app.models.text_model import TextModel, decoder_text_model
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.rank_steps import RankBatches, RankSteps
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
+from p2p_diloco.island.island import Island, plan_text
+from p2p_diloco.island.parameters import LocalParameters, sizes, trained
+from p2p_diloco.island.rank_parameters import RankParameters
+from p2p_diloco.island.ranks import Ranks
+from p2p_diloco.island.shards import local_part, reshard
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.peer.island import Island, plan_text
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.model import ModelShape, build_model, token_loss
-from p2p_diloco.training.parameters import LocalParameters, sizes, trained
-from p2p_diloco.training.rank_parameters import RankParameters
-from p2p_diloco.training.rank_steps import RankBatches, RankSteps
-from p2p_diloco.training.ranks import Ranks
-from p2p_diloco.training.shards import local_part, reshard
-from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
 

@@ -19,16 +19,17 @@ import numpy as np
 import uvloop
 
 from benchmarks.paced_steps import hold_steps
+from p2p_diloco.app.models.run_model import make_start
+from p2p_diloco.app.training.built_in import BuiltInTraining
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest
-from p2p_diloco.peer.built_in import BuiltInTraining
-from p2p_diloco.peer.ending import StopRequest
-from p2p_diloco.peer.peer_plan import Founding, PeerPlan
-from p2p_diloco.peer.start import run_peer
-from p2p_diloco.peer.trained_state import TrainedState
 from p2p_diloco.protocol.actions import ServeSpan
+from p2p_diloco.session.ending import StopRequest
+from p2p_diloco.session.peer_plan import Founding, PeerPlan
+from p2p_diloco.session.start import run_peer
+from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.span import serve
 from p2p_diloco.status.event_log import PeerEvent, append_event
@@ -69,7 +70,7 @@ def plan_of(order: dict[str, Any], folder: Path) -> PeerPlan:
     else:
         signed = decode_signed_manifest(bytes.fromhex(order["manifest"]))
         organiser = SigningKey(bytes.fromhex(order["organiser"]))
-        source = Founding(signed=signed, organiser_key=organiser, names_founder=False)
+        source = Founding(signed=signed, organiser_key=organiser, make_start=make_start, names_founder=False)
     dial_out_only = order["dial_out_only"]
     return PeerPlan(
         settings=PeerSettings(

@@ -8,7 +8,9 @@ import sys
 
 import psutil
 
-CHILD = "import time; from p2p_diloco.cli.ranks import end_with_parent; end_with_parent(); print('up', flush=True); "
+CHILD = (
+    "import time; from p2p_diloco.app.cli.ranks import end_with_parent; end_with_parent(); print('up', flush=True); "
+)
 WAIT = "time.sleep(60)"
 
 

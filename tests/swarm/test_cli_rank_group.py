@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import ranks
-from p2p_diloco.cli.ranks import RankGroup
+from p2p_diloco.app.cli import ranks
+from p2p_diloco.app.cli.ranks import RankGroup
 from p2p_diloco.errors import RANK_LOST_CODE
 
 SAY = "import os, sys, pathlib, time; rank = os.environ['RANK']; folder = pathlib.Path(sys.argv[1])\n"
@@ -130,7 +130,7 @@ def test_no_rank_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     """Ranks notice the end of their standard input, as `--with-parent` makes them."""
     rank = SAY + "(folder / rank).write_text(str(os.getpid())); sys.stdin.read()"
     starter = (
-        "import os, sys; from p2p_diloco.cli.ranks import RankGroup\n"
+        "import os, sys; from p2p_diloco.app.cli.ranks import RankGroup\n"
         f"RankGroup([sys.executable, '-c', {rank!r}, {str(tmp_path)!r}], 2, dict(os.environ)).run()"
     )
     process = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])

@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.rank_steps import RankBatches, RankSteps, needs_shards, parts_of_batch
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.errors import StateError
-from p2p_diloco.storage.inner_state import InnerState
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.parameters import trained
-from p2p_diloco.training.rank_steps import RankBatches, RankSteps, needs_shards, parts_of_batch
-from p2p_diloco.training.ranks import Ranks
+from p2p_diloco.island.inner_state import InnerState
+from p2p_diloco.island.parameters import trained
+from p2p_diloco.island.ranks import Ranks
 from tests.swarm.island_rank import STEPS_SHAPE, DrawnBatches, text_model, train_steps
 from tests.swarm.rank_processes import rank_processes
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import p2p_diloco
 from p2p_diloco.config.run_file import read_run_toml
+from p2p_diloco.island.parameters import trained
+from p2p_diloco.island.shards import reshard
 from p2p_diloco.testing import local_swarm
-from p2p_diloco.training.parameters import trained
-from p2p_diloco.training.shards import reshard
 from tests.swarm.island_rank import make_net, wrapped
 from tests.swarm.rank_processes import rank_processes
 

@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from p2p_diloco.text.corpus_files import list_corpus_files
+from p2p_diloco.storage.corpus_files import list_corpus_files
 from research.command import main
 from tests.swarm.process_swarm import ProcessSwarm
 from tests.swarm.test_faults import end_together

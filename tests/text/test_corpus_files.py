@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.app.text.mapped_files import MappedFiles, list_byte_files
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.corpus_files import MappedFiles, list_byte_files, list_corpus_files
+from p2p_diloco.storage.corpus_files import list_corpus_files
 
 
 def write_files(folder: Path, **contents: bytes) -> list[Path]:

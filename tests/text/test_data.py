@@ -8,11 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.text import corpus_files
-from p2p_diloco.text.corpus_files import MappedFiles
-from p2p_diloco.text.data import (
+from p2p_diloco.app.text import mapped_files
+from p2p_diloco.app.text.data import (
     MIN_CORPUS_BYTES,
     BatchStream,
     Corpus,
@@ -20,6 +17,9 @@ from p2p_diloco.text.data import (
     held_out_windows,
     open_corpus,
 )
+from p2p_diloco.app.text.mapped_files import MappedFiles
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, PeerId
 
 RUN = Digest(b"r" * 32)
 ALICE, BOB = PeerId(b"a" * 32), PeerId(b"b" * 32)
@@ -87,8 +87,8 @@ def test_the_same_text_split_differently_has_another_fingerprint(tmp_path: Path)
 
 
 def test_a_fingerprint_reads_a_bounded_amount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_files, "_FINGERPRINT_PIECES", 4)
-    monkeypatch.setattr(corpus_files, "_FINGERPRINT_PIECE_BYTES", 100)
+    monkeypatch.setattr(mapped_files, "_FINGERPRINT_PIECES", 4)
+    monkeypatch.setattr(mapped_files, "_FINGERPRINT_PIECE_BYTES", 100)
     (tmp_path / "text").write_bytes(noise(50_000))
     files = MappedFiles((tmp_path / "text",))
     read: list[tuple[int, int]] = []

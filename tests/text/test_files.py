@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from made_files import KINDS, Kind, lines
 
+from p2p_diloco.app.text import documents
+from p2p_diloco.app.text.token_shards import TokenText, total_tokens
+from p2p_diloco.app.text.tokenize_text import TokenizeOptions, tokenize_text
+from p2p_diloco.app.text.unpacked import BLOCK_BYTES, unpacked
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.text import documents
-from p2p_diloco.text.token_shards import TokenText, total_tokens
-from p2p_diloco.text.tokenize_text import TokenizeOptions, tokenize_text
-from p2p_diloco.text.unpacked import BLOCK_BYTES, unpacked
 
 tokenizers: Any = pytest.importorskip(
     "tokenizers", reason='pip install "p2p-diloco[hf]" brings it; make files runs this'

@@ -10,13 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import Digest, PeerId, sha256
-from p2p_diloco.text.data import BatchStream, held_out_windows
-from p2p_diloco.text.token_shards import (
+from p2p_diloco.app.text.data import BatchStream, held_out_windows
+from p2p_diloco.app.text.token_shards import (
     INDEX_FILE,
     SHARDS_OF_A_BLOCK,
-    TOKENIZER_FILE,
     Shard,
     ShardIndex,
     Source,
@@ -24,6 +21,9 @@ from p2p_diloco.text.token_shards import (
     decode_index,
     is_shard_folder,
 )
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.ids import Digest, PeerId, sha256
+from p2p_diloco.storage.run_folder import TOKENIZER_FILE
 
 RUN, PEER = Digest(bytes(32)), PeerId(bytes(32))
 VOCABULARY = 70_000

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.cli import tokenize as command
-from p2p_diloco.cli.app import main
-from p2p_diloco.cli.command_line import STOPPED
+from p2p_diloco.app.cli import tokenize as command
+from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.cli.command_line import STOPPED
 
 pytest.importorskip("tokenizers", reason='pip install "p2p-diloco[hf]" brings it; make files runs this')
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.text.documents import PIECE_CHARACTERS
-from p2p_diloco.text.token_shards import TokenText, total_tokens
-from p2p_diloco.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, tokenize_text
-from p2p_diloco.text.tokenizer_files import (
+from p2p_diloco.app.text.documents import PIECE_CHARACTERS
+from p2p_diloco.app.text.token_shards import TokenText, total_tokens
+from p2p_diloco.app.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, tokenize_text
+from p2p_diloco.app.text.tokenizer_files import (
     TOKENIZER,
     SpecialTokens,
     decode_tokenizer,
     exported_files,
     read_tokenizer_folder,
 )
+from p2p_diloco.errors import ConfigError
 
 SPECIAL = ("<|endoftext|>", "<|end|>")
 TEXTS = [f"Island {number} sent its round {number * 7} to the roster.\n" for number in range(400)]
@@ -154,7 +154,7 @@ def test_weights_and_limits_are_kept_in_the_index(tmp_path: Path, tokenizer: Pat
 
 
 def test_a_long_text_fills_several_shards(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2p_diloco.text.tokenize_text.SHARD_TOKENS", 1000)
+    monkeypatch.setattr("p2p_diloco.app.text.tokenize_text.SHARD_TOKENS", 1000)
     source = write_lines(tmp_path / "docs.jsonl")
     index = tokenize_text(options(tokenizer, source), tmp_path / "tokens", print).index
     sizes = [shard.tokens for shard in index.sources[0].shards]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from p2p_diloco.training.model import ModelShape
+from p2p_diloco.config.decoder import ModelShape
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.data import BatchStream, Corpus
+from p2p_diloco.app.text.mapped_files import MappedFiles
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.micro_batch import most_windows
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.text.corpus_files import MappedFiles
-from p2p_diloco.text.data import BatchStream, Corpus
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.micro_batch import most_windows
-from p2p_diloco.training.model import ModelShape, build_model
 
 SHAPES = {
     "wide": ModelShape(layers=1, width=128, heads=2, feed_forward=512, context=32),

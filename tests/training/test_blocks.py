@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from p2p_diloco.app.models.evaluation import WholeEvaluation
+from p2p_diloco.app.models.model import build_model, token_loss
+from p2p_diloco.app.models.text_model import TextModel, decoder_text_model
+from p2p_diloco.app.text.data import Corpus
+from p2p_diloco.app.training.micro_batch import blocks_of, recompute_blocks
+from p2p_diloco.config.decoder import MODEL_SIZES, ModelShape
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.parameters import LocalParameters, sizes, trained
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.text.data import Corpus
-from p2p_diloco.training.evaluation import WholeEvaluation
-from p2p_diloco.training.micro_batch import blocks_of, recompute_blocks
-from p2p_diloco.training.model import MODEL_SIZES, ModelShape, build_model, token_loss
-from p2p_diloco.training.parameters import LocalParameters, sizes, trained
-from p2p_diloco.training.text_model import TextModel, decoder_text_model
 from tests.training.test_micro_batch import loop_of
 
 
@@ -205,7 +206,7 @@ def test_a_model_without_blocks_cannot_recompute(corpus: Corpus) -> None:
 
 def test_a_model_of_transformers_recomputes(shape: ModelShape) -> None:
     transformers = pytest.importorskip("transformers", reason='pip install "p2p-diloco[hf]" brings it')
-    from p2p_diloco.training.hugging_face import hugging_face_model
+    from p2p_diloco.app.models.hugging_face import hugging_face_model
 
     config = transformers.LlamaConfig(
         vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from p2p_diloco.app.models.evaluation import AnchorEvaluation, held_out_loss
+from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.app.text.data import Corpus, held_out_windows
+from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.text.data import Corpus, held_out_windows
-from p2p_diloco.training.evaluation import AnchorEvaluation, held_out_loss
-from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.training.parameters import LocalParameters, sizes
 
 
 def shaken(shape: ModelShape) -> DecoderModel:
@@ -36,7 +37,7 @@ def test_batches_of_unequal_size_are_weighted_by_their_windows(
 ) -> None:
     model = shaken(shape)
     whole = held_out_loss(model, corpus, num_tokens=25 * 12)
-    monkeypatch.setattr("p2p_diloco.training.evaluation._BATCH_TOKENS", 7 * 12)
+    monkeypatch.setattr("p2p_diloco.app.models.evaluation._BATCH_TOKENS", 7 * 12)
     assert held_out_loss(model, corpus, num_tokens=25 * 12) == pytest.approx(whole, rel=1e-6)
 
 

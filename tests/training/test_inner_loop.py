@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from p2p_diloco.app.models.evaluation import held_out_loss
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.data import BatchStream, Corpus, open_corpus
+from p2p_diloco.app.training.inner_loop import InnerLoop, InnerStep, choose_device
+from p2p_diloco.app.training.muon import Muon
+from p2p_diloco.config.decoder import MODEL_SIZES, ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.text.data import BatchStream, Corpus, open_corpus
-from p2p_diloco.training.evaluation import held_out_loss
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule, InnerStep, choose_device
-from p2p_diloco.training.model import MODEL_SIZES, ModelShape, build_model
-from p2p_diloco.training.muon import Muon
-from p2p_diloco.training.parameters import LocalParameters, sizes
 
 RULE = InnerRule(optimizer="adamw", learning_rate=4e-3, embedding_rate=4.0, beta2=0.95, warmup_steps=5, batch=4)
 

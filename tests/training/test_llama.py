@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from p2p_diloco.app.models.llama import llama_files
+from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.export_files import Provenance
-from p2p_diloco.training.llama import llama_files
-from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
+from p2p_diloco.session.export_files import Provenance
 
 PROVENANCE = Provenance(run_name="night", run="ab" * 32, text="a text", rounds=12, cycles=6.0)
 
@@ -149,8 +150,8 @@ def test_their_tokenizer_encodes_and_decodes_bytes(transformers: Any, exported: 
 def test_their_greedy_text_matches_ours(transformers: Any, exported: tuple[DecoderModel, Path]) -> None:
     from itertools import islice
 
-    from p2p_diloco.training.sampling import continue_text
-    from p2p_diloco.training.text_model import decoder_text_model
+    from p2p_diloco.app.models.sampling import continue_text
+    from p2p_diloco.app.models.text_model import decoder_text_model
 
     model, folder = exported
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)

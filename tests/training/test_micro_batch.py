@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.models.text_model import TextModel, decoder_text_model
+from p2p_diloco.app.text.data import BatchStream, Corpus
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.micro_batch import Recompute, is_out_of_memory, most_windows, with_margin
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.text.data import BatchStream, Corpus
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.micro_batch import Recompute, is_out_of_memory, most_windows, with_margin
-from p2p_diloco.training.model import ModelShape, build_model
-from p2p_diloco.training.text_model import TextModel, decoder_text_model
 
 SEARCH = Path(__file__).with_name("search_memory.py")
 RULE = InnerRule(batch=8, warmup_steps=1)

@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2p_diloco.app.models.model import DecoderModel, build_model, rotary_tables, rotate
+from p2p_diloco.config.decoder import MODEL_SIZES, ModelShape, decoder_tensors, model_shape
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.model import (
-    MODEL_SIZES,
-    DecoderModel,
-    ModelShape,
-    build_model,
-    model_shape,
-    rotary_tables,
-    rotate,
-)
 
 
 def random_tokens(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -151,3 +144,11 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_next_byte(shape: ModelShape) 
         logs = model(tokens[:, :-1]).log_softmax(-1)
         expected = -logs.gather(-1, tokens[:, 1:, None]).mean()
         assert model.loss(tokens).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", MODEL_SIZES)
+def test_a_manifest_describes_the_models_tensors_in_their_order(size: str) -> None:
+    shape = model_shape(size)
+    with torch.device("meta"):
+        model = DecoderModel(shape)
+    assert list(decoder_tensors(shape).items()) == [(n, tuple(p.shape)) for n, p in model.named_parameters()]

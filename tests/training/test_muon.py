@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2p_diloco.training import muon
-from p2p_diloco.training.muon import Muon, orthogonal
+from p2p_diloco.app.training import muon
+from p2p_diloco.app.training.muon import Muon, orthogonal
 
 SHAPES = [(16, 40), (40, 16), (24, 24), (16, 40)]
 

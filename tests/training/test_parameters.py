@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.parameters import LocalParameters, first_not_finite, lay_end_to_end, sizes
 from p2p_diloco.outer.fragments import plan_fragments, plan_spans
-from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.training.parameters import LocalParameters, first_not_finite, lay_end_to_end, sizes
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import dataclasses
 import pytest
 import torch
 
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.text.data import BatchStream, Corpus
+from p2p_diloco.app.training import precision
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.app.training.precision import PrecisionSetting, choose_precision
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.text.data import BatchStream, Corpus
-from p2p_diloco.training import precision
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.model import ModelShape, build_model
-from p2p_diloco.training.precision import PrecisionSetting, choose_precision
 
 
 @pytest.mark.parametrize(

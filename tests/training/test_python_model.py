@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2p_diloco.app.models.python_model import code_digest, python_model
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.python_model import code_digest, python_model
 
 SOURCE = """
 from torch import nn

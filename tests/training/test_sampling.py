@@ -9,11 +9,12 @@ from itertools import islice
 import pytest
 import torch
 
+from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.app.models.sampling import continue_text, decoded, readable_text
+from p2p_diloco.app.models.text_model import decoder_text_model
+from p2p_diloco.app.text.tokenizer_files import TokenizerFiles, byte_tokenizer
+from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError, StateError
-from p2p_diloco.text.tokenizer_files import TokenizerFiles, byte_tokenizer
-from p2p_diloco.training.model import DecoderModel, ModelShape, build_model
-from p2p_diloco.training.sampling import continue_text, decoded, readable_text
-from p2p_diloco.training.text_model import decoder_text_model
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from p2p_diloco.island.shards import is_sharded, local_part, pieces_held, row_bounds, why_unsupported, with_part
 from p2p_diloco.outer.fragments import TensorSlot
-from p2p_diloco.training.shards import is_sharded, local_part, pieces_held, row_bounds, why_unsupported, with_part
 
 
 @given(st.integers(1, 40), st.integers(1, 9))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from safetensors.torch import load, save
 
-from p2p_diloco.training.export_files import tensor_bytes
+from p2p_diloco.session.export_files import tensor_bytes
 
 TENSORS = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor([1.5]), "half": torch.ones(3, dtype=torch.float16)}
 FACTS = dict.fromkeys("qwertyuiop", "value")

@@ -9,16 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.app.models.evaluation import AnchorEvaluation, WholeEvaluation
+from p2p_diloco.app.models.model import build_model, token_loss
+from p2p_diloco.app.models.text_model import TextModel, check_text_model, decoder_text_model
+from p2p_diloco.app.text.data import BatchStream, Corpus
+from p2p_diloco.app.training.inner_loop import InnerLoop
+from p2p_diloco.config.decoder import ModelShape
+from p2p_diloco.config.inner_rule import InnerRule
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.island.inner_state import InnerState, saved_buffers
+from p2p_diloco.island.parameters import LocalParameters, sizes, trained
 from p2p_diloco.outer.fragments import plan_fragments
-from p2p_diloco.storage.inner_state import InnerState, saved_buffers
-from p2p_diloco.text.data import BatchStream, Corpus
-from p2p_diloco.training.evaluation import AnchorEvaluation, WholeEvaluation
-from p2p_diloco.training.inner_loop import InnerLoop, InnerRule
-from p2p_diloco.training.model import ModelShape, build_model, token_loss
-from p2p_diloco.training.parameters import LocalParameters, sizes, trained
-from p2p_diloco.training.text_model import TextModel, check_text_model, decoder_text_model
 
 SHAPE = ModelShape(layers=2, width=16, heads=2, feed_forward=32, context=12)
 

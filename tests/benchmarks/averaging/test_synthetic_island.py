@@ -10,13 +10,13 @@ import pytest
 from benchmarks.averaging.our_run import our_orders
 from benchmarks.averaging.synthetic_island import TOKENS, SyntheticState, tensors_of
 from benchmarks.averaging.textbook import DELTA_SCALE
+from p2p_diloco.config.decoder import model_shape
 from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.run_plan import RunPlan, plan_tensors
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.peer.run_plan import RunPlan, plan_tensors
-from p2p_diloco.training.model import model_shape
 
 PARAMETERS = 4099
 ROSTER = Digest(b"r" * 32)

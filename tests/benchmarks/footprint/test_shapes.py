@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.footprint.shapes import shape_of
+from p2p_diloco.config.decoder import model_shape
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.training.model import model_shape
 
 
 @pytest.mark.parametrize("parameters", [200_000, 1_000_000, 10_000_000, 50_000_000, 125_000_000, 1_000_000_000])

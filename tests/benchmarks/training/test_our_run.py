@@ -7,8 +7,8 @@ import pytest
 from benchmarks.new_run import order_of_new_run
 from benchmarks.training.our_run import BATCH, CONTEXT, RunShape, plan_shape, run_values, sent_bytes
 from p2p_diloco.config.manifest import decode_signed_manifest
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.run_plan import RunPlan
 from p2p_diloco.signing import SigningKey
 
 

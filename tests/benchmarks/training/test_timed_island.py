@@ -11,17 +11,17 @@ import pytest
 
 from benchmarks.training.our_run import RunShape, plan_shape
 from benchmarks.training.timed_island import BlockingThread, PacedThread, TimedState
+from p2p_diloco.app.models.model import build_model
+from p2p_diloco.app.models.run_model import make_start
+from p2p_diloco.app.text.data import Corpus, open_corpus
+from p2p_diloco.app.text.run_text import open_stream
+from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.ids import PeerId, SpanId, sha256
+from p2p_diloco.island.local_spans import LocalSpans
+from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.peer.founding import make_start
-from p2p_diloco.peer.local_spans import LocalSpans
-from p2p_diloco.peer.run_text import open_stream
-from p2p_diloco.text.data import Corpus, open_corpus
-from p2p_diloco.training.inner_loop import InnerLoop
-from p2p_diloco.training.model import build_model
-from p2p_diloco.training.parameters import LocalParameters
 
 SHAPE = RunShape(codec="int4", fragments=2, spans_per_fragment=2, model="tiny")
 PLAN = plan_shape(SHAPE, 20.0)

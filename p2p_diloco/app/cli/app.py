@@ -1,0 +1,420 @@
+"""`p2p-diloco`: its commands, and how one command line is read and run.
+
+Nothing heavy is imported here, so that help and `status` start fast: without torch and hivemind.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from p2p_diloco.app.cli.command_line import (
+    call_command,
+    check_typed,
+    end_despite_last_step,
+    exit_code_of,
+    split_arguments,
+)
+from p2p_diloco.app.cli.options import (
+    NONE_TYPED,
+    EndFlags,
+    Every,
+    Keep,
+    KeyFlag,
+    LimitsFlags,
+    NewRunOptions,
+    OwnModelFlag,
+    OwnStateFlag,
+    PeerFlags,
+    PlanOptions,
+    RunFlag,
+    SettingsFlags,
+    StateDirectoryFlag,
+    Surroundings,
+)
+from p2p_diloco.config.invite import is_invite
+from p2p_diloco.config.manifest import RunManifest
+from p2p_diloco.config.run_file import ALIASES, EXPLAINED
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.config.toml_document import known_keys, nearest_key
+
+PROGRAM = "p2p-diloco"
+# A paragraph is one line: the terminal wraps it.
+_HELP = (
+    "Train one language model on many machines that never wait for each other.\n\n"
+    "Settings of this machine come from flags, from the environment (P2P_DILOCO_PORT=31337) or from a file "
+    "(@peer.toml); the first of these wins. Everything that peers must agree on is in run.toml. `new` and `bootstrap` "
+    "also take its keys as flags, such as --outer.momentum 0.7; `new --help` lists them."
+)
+_RUN_COMMANDS = ("new", "bootstrap", "join", "archive")
+"""Commands that take manifest keys as flags, also under the names that other programs use for them."""
+_WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
+
+_PEER_DEFAULTS = PeerFlags()
+_END_DEFAULTS = EndFlags()
+_NEW_RUN_DEFAULTS = NewRunOptions()
+
+Switch = Annotated[bool, Parameter(negative="")]
+Around = Annotated[Surroundings, Parameter(parse=False)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (by default `sys.argv`) and return its exit code."""
+    if arguments is None:
+        return end_despite_last_step(exit_code_of(PROGRAM, lambda: run_command(sys.argv[1:])))
+    return exit_code_of(PROGRAM, lambda: run_command(arguments))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line; errors are raised.
+
+    Raises:
+        P2PDilocoError: what is wrong and what to do.
+    """
+    known_elsewhere = {*ALIASES, *EXPLAINED} if arguments and arguments[0] in _RUN_COMMANDS else set()
+    if arguments and arguments[0] != "new":
+        known_elsewhere -= PeerSettings.model_fields.keys()  # such as --model, which names a copy on this machine
+    rest, files, overrides = split_arguments(arguments, known_elsewhere)
+    around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ), arguments=tuple(arguments))
+    if rest and rest[0] in _WORDS_AS_FLAGS:
+        rest = [*rest[1:], _WORDS_AS_FLAGS[rest[0]]]
+    words = _invite_first(rest)
+    code = call_command(app, words, _nearest_manifest_flag, around)
+    if words[:1] == ["new"] and not {"--help", "-h"}.isdisjoint(words):
+        from p2p_diloco.app.cli.new import print_keys
+
+        print_keys()
+    return code
+
+
+def _invite_first(words: Sequence[str]) -> list[str]:
+    """Move an invite right after its command, so that a flag with many values cannot consume it."""
+    invites = [word for word in words[1:] if is_invite(word)]
+    return [*words[:1], *invites, *(word for word in words[1:] if word not in invites)]
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("p2p-diloco")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed; run from its source folder"
+
+
+def _nearest_manifest_flag(command: str, word: str) -> str | None:
+    key = nearest_key(word.lstrip("-").replace("-", "_"), known_keys(RunManifest)) if command in _RUN_COMMANDS else None
+    return f"--{key}" if key else None
+
+
+app = App(name=PROGRAM, help=_HELP, version=_version, help_format="plaintext", config=check_typed)
+app.version_flags = ("--version", "-v")
+
+
+@app.command
+def new(path: Path = Path("run.toml"), /, *, options: NewRunOptions = _NEW_RUN_DEFAULTS, around: Around) -> int:
+    """Write a new run, and make the key that signs it.
+
+    Makes some inner steps first, to choose the length of a cycle. At a terminal it asks for what you leave out.
+
+    Parameters
+    ----------
+    path
+        run file to write
+    """
+    from p2p_diloco.app.cli.new import make_run
+
+    return make_run(path, options, around)
+
+
+@app.command
+def tokenize(
+    folder: Annotated[Path, Parameter(help="new folder for the shards")],
+    /,
+    *sources: Annotated[
+        str, Parameter(help="file, folder, glob, or hf:NAME:CONFIG[SPLIT] for a dataset; =0.3 adds a weight")
+    ],
+    tokenizer: Annotated[str, Parameter(help="tokenizer.json, a folder with it, or hf: and the id of a model")],
+    column: str = "text",
+    encoding: str | None = None,
+    end_token: str | None = None,
+    held_out: float = 0.01,
+    most_tokens: int | None = None,
+    skip_bad: Switch = False,
+) -> int:
+    """Turn texts into shards of tokens that a run can train on.
+
+    Parameters
+    ----------
+    column
+        column of a record (JSON, CSV, Parquet, datasets) that holds its text or chat messages; dots lead into
+        nested ones
+    encoding
+        encoding of text files without a byte-order mark, such as latin-1 [default: UTF-8]
+    end_token
+        token between two documents, such as "</s>" [default: the tokenizer's own]
+    held_out
+        share of the text that is kept for evaluation
+    most_tokens
+        maximum number of tokens from each source [default: all]
+    skip_bad
+        leave out what cannot be read or tokenised, and count it
+    """
+    from p2p_diloco.app.cli.tokenize import tokenize as run
+    from p2p_diloco.app.text.tokenize_text import TokenizeOptions
+
+    options = TokenizeOptions(
+        sources=sources,
+        tokenizer=tokenizer,
+        column=column,
+        encoding=encoding,
+        end_token=end_token,
+        held_out=held_out,
+        most_tokens=most_tokens,
+        skip_bad=skip_bad,
+    )
+    return run(folder, options)
+
+
+@app.command
+def bootstrap(
+    run: Annotated[str, Parameter(help="run.toml, or the invite of a run that exists")],
+    /,
+    *,
+    organiser_key: KeyFlag = None,
+    start: Path | None = None,
+    flags: PeerFlags = _PEER_DEFAULTS,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Found a run and introduce its peers to each other. Prints the join command first.
+
+    Parameters
+    ----------
+    start
+        export of a run, or safetensors file, with the initial values of the trained tensors
+    """
+    from p2p_diloco.app.cli.join import request_bootstrap
+    from p2p_diloco.app.cli.peer_process import run_bootstrap_peer
+
+    plan = request_bootstrap(run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around)
+    return run_bootstrap_peer(plan, flags)
+
+
+@app.command
+def join(
+    invite: str | None = None,
+    /,
+    *,
+    found: Path | None = None,
+    organiser_key: KeyFlag = None,
+    flags: PeerFlags = _PEER_DEFAULTS,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Join a run. The invite is all you need: model, data and schedule come from the signed manifest.
+
+    Parameters
+    ----------
+    invite
+        the line that begins with p2pdiloco://
+    found
+        run.toml of a run to found, instead of an invite
+    """
+    from p2p_diloco.app.cli.join import run_join
+
+    return run_join(invite, found=found, key_path=organiser_key, settings=settings, flags=flags, around=around)
+
+
+@app.command
+def archive(
+    run: Annotated[str, Parameter(help="the invite of a run, or run.toml to found one")],
+    /,
+    *,
+    into: Path | None = None,
+    every: Every = 100,
+    keep: Keep = 3,
+    organiser_key: KeyFlag = None,
+    flags: EndFlags = _END_DEFAULTS,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Follow a run without training, and export its model every few cycles. Needs no GPU.
+
+    Parameters
+    ----------
+    into
+        folder for the exports [default: exports in the state directory]
+    every
+        cycles from one export to the next
+    keep
+        number of exports to keep
+    """
+    from p2p_diloco.app.cli.join import request_archive
+    from p2p_diloco.app.cli.peer_process import run_archivist
+
+    plan, exports = request_archive(
+        run, into=into, every=every, keep=keep, key_path=organiser_key, settings=settings, flags=flags, around=around
+    )
+    return run_archivist(plan, exports, flags)
+
+
+@app.command
+def status(
+    *, json: Annotated[bool, Parameter(negative=())] = False, state_directory: OwnStateFlag = None, around: Around
+) -> int:
+    """Show the latest status written by the peer in this state directory.
+
+    Parameters
+    ----------
+    json
+        print JSON
+    """
+    from p2p_diloco.app.cli.owner import show_status
+
+    return show_status(_folder(state_directory, around), as_json=json)
+
+
+@app.command
+def pause(
+    *,
+    duration: Annotated[
+        str | None, Parameter(name="--for", help="how long, such as 2h [default: until resume]")
+    ] = None,
+    state_directory: OwnStateFlag = None,
+    around: Around,
+) -> int:
+    """Pause the peer that runs on this machine: it makes no steps and contributes nothing, but follows the run."""
+    from p2p_diloco.app.cli.owner import pause_peer
+
+    return pause_peer(_folder(state_directory, around), duration)
+
+
+@app.command
+def resume(*, state_directory: OwnStateFlag = None, around: Around) -> int:
+    """End a pause before its time."""
+    from p2p_diloco.app.cli.owner import resume_peer
+
+    return resume_peer(_folder(state_directory, around))
+
+
+@app.command
+def limits(
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    state_directory: OwnStateFlag = None,
+    changes: LimitsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Show the limits of the peer on this machine and what it has used, or change limits while it runs.
+
+    Parameters
+    ----------
+    json
+        print JSON
+    """
+    from p2p_diloco.app.cli.owner import limit_peer
+
+    return limit_peer(_folder(state_directory, around), changes, as_json=json)
+
+
+@app.command
+def leave(*, state_directory: OwnStateFlag = None, around: Around) -> int:
+    """Let the peer that runs on this machine leave the run, and wait until it has; its state is kept."""
+    from p2p_diloco.app.cli.owner import leave_peer
+
+    return leave_peer(_folder(state_directory, around))
+
+
+def _folder(state_directory: str | None, around: Surroundings) -> Path:
+    return around.settings({"state_directory": state_directory}).state_directory
+
+
+@app.command
+def sample(
+    prompt: Annotated[str, Parameter(help='text to continue, such as "def main"')],
+    /,
+    *,
+    bytes: int = 400,
+    temperature: float = 0.8,
+    seed: int | None = None,
+    state_directory: StateDirectoryFlag = None,
+    run: RunFlag = None,
+    model: OwnModelFlag = None,
+    around: Around,
+) -> int:
+    """Generate text with the model of a run.
+
+    Parameters
+    ----------
+    bytes
+        length of the generated text, unless the model ends it before
+    temperature
+        0 = always the most likely token; higher = more random
+    seed
+        the same seed gives the same text [default: a new one each time]
+    """
+    settings = around.settings({"state_directory": state_directory, "model": model})
+    from p2p_diloco.app.cli.sample import print_sample
+
+    return print_sample(prompt, settings, run, num_bytes=bytes, temperature=temperature, seed=seed)
+
+
+@app.command
+def export(
+    folder: Annotated[Path, Parameter(help="new folder for the files")],
+    /,
+    *,
+    state_directory: StateDirectoryFlag = None,
+    run: RunFlag = None,
+    model: OwnModelFlag = None,
+    around: Around,
+) -> int:
+    """Write the run's model as files that transformers and other programs load."""
+    settings = around.settings({"state_directory": state_directory, "model": model})
+    from p2p_diloco.app.cli.sample import export_model
+
+    return export_model(folder, settings, run)
+
+
+@app.command
+def publish(
+    folder: Annotated[Path, Parameter(help="folder that export or an archivist wrote")],
+    repository: Annotated[str, Parameter(help="owner/name on the Hub; created if it does not exist")],
+    /,
+    *,
+    public: Switch = False,
+    dry_run: Switch = False,
+) -> int:
+    """Upload an export with its model card to the Hugging Face Hub. The token is in the variable HF_TOKEN.
+
+    Parameters
+    ----------
+    public
+        everybody may see it [default: only its owner]
+    dry_run
+        print the files and their sizes, and upload nothing
+    """
+    from p2p_diloco.app.cli.publish import publish_export
+
+    return publish_export(folder, repository, is_public=public, is_dry_run=dry_run)
+
+
+@app.command
+def fingerprint(path: Annotated[str, Parameter(help="text of a run: a file, a folder or a glob")], /) -> int:
+    """Print the values by which a run names a text: data.fingerprint, and data.files for a run that shares it."""
+    from p2p_diloco.app.cli.tokenize import print_fingerprint
+
+    return print_fingerprint(path)
+
+
+@app.command
+def plan(*, options: PlanOptions) -> int:
+    """Estimate what a run would need: traffic, length of a cycle, speed relative to training alone."""
+    from p2p_diloco.app.cli.plan import print_plan
+
+    return print_plan(options)

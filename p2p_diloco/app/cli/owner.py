@@ -1,0 +1,238 @@
+"""`p2p-diloco status`, `pause`, `resume`, `limits` and `leave`: what a machine's owner asks of the peer on it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from p2p_diloco.app.cli.table import LOG_WIDTH, status_table
+from p2p_diloco.config.settings import LIMITS, PeerSettings
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.guest.owner_files import (
+    CONTROL_FILE,
+    Control,
+    MonthTraffic,
+    new_number,
+    read_control,
+    read_traffic,
+    write_control,
+)
+from p2p_diloco.guest.pause_rule import month_of
+from p2p_diloco.guest.sensors import folder_bytes, free_bytes
+from p2p_diloco.rate import format_rate, parse_seconds
+from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.wording import format_bytes, format_seconds, join_line
+
+ANSWER_SECONDS = 5.0
+LEAVE_SECONDS = 60.0
+"""Leaving takes ten seconds and the time for a checkpoint."""
+_LOOK_SECONDS = 0.05
+_SILENT_SECONDS = 60.0
+"""Age of a status beyond which its process id may have been given to another process."""
+LATE_SECONDS = 10.0
+
+
+def show_status(folder: Path, *, as_json: bool) -> int:
+    """Print the status in `folder`.
+
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be parsed.
+    """
+    status = read_status(folder)
+    if status is None:
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file; name the folder of a peer's state with --state-directory")
+        path = folder / STATUS_FILE
+        if path.exists():
+            raise ConfigError(f"{path} cannot be read; was it written by another version?")
+        raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+    age_seconds = max(0.0, time.time() - status.updated)
+    running = is_running(status)
+    if as_json:
+        document = {"running": running, "seconds_since_update": round(age_seconds, 3), **status_document(status)}
+        print(json.dumps(document, indent=2))
+        return 0
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    console.print(status_table(status))
+    if not running:
+        console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
+    elif age_seconds > LATE_SECONDS:
+        since = time.strftime("%H:%M:%S", time.localtime(status.updated))
+        console.print(
+            f"this peer has written no status for {format_seconds(age_seconds)}, since {since}: its process is "
+            "stopped, or its machine or disk is too busy"
+        )
+    if status.invite:
+        console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
+    return 0
+
+
+def pause_peer(folder: Path, duration: str | None) -> int:
+    """Pause the peer of a state directory.
+
+    Raises:
+        ConfigError: no peer is running there, or the duration is invalid.
+        StateError: the peer does not answer.
+    """
+    seconds = None if duration is None else parse_seconds(duration, "--for")
+    _running_peer(folder)
+    until = None if seconds is None else time.time() + seconds
+    status = _ask(folder, lambda control: replace(control, pauses=True, pauses_until=until))
+    offline = status.pause_reason == "monthly quota"
+    print(f"{status.paused}; {'it is offline' if offline else 'it follows the run, and makes no steps'}")
+    return 0
+
+
+def resume_peer(folder: Path) -> int:
+    """End a pause that the owner has asked for; others last."""
+    _running_peer(folder)
+    status = _ask(folder, lambda control: replace(control, pauses=False, pauses_until=None))
+    print(f"still {status.paused}" if status.paused else "running again")
+    return 0
+
+
+def leave_peer(folder: Path) -> int:
+    """Ask the peer to leave the run, and wait until its process has ended."""
+    pid = _running_peer(folder).pid
+    began = time.monotonic()
+    write_control(folder, replace(_kept_control(folder), number=new_number(), leaves=pid))
+    while time.monotonic() < began + LEAVE_SECONDS:
+        if not _is_alive(pid):
+            print(f"the peer has left after {time.monotonic() - began:.1f} s; its state is kept in {folder}")
+            return 0
+        status = read_status(folder)
+        if status is not None and status.pid == pid and status.own_model and status.phase == "finished":
+            print(f"the peer has left after {time.monotonic() - began:.1f} s; the program that it ran in goes on")
+            return 0
+        time.sleep(_LOOK_SECONDS)
+    raise StateError(
+        f"process {pid} has not ended within {LEAVE_SECONDS:g} s; it may still be writing a checkpoint; "
+        f"if it hangs, end it with kill {pid}"
+    )
+
+
+def limit_peer(folder: Path, changes: Mapping[str, str], *, as_json: bool) -> int:
+    """Change limits, and show those in force and what is used.
+
+    Raises:
+        ConfigError: a value is invalid, or no peer has run with this state directory.
+        StateError: the peer does not answer.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+    if changes:
+        PeerSettings().with_limits(changes, "the command line")
+    running = _find_running(folder)
+    if changes and running is not None:
+        running = _ask(folder, lambda control: replace(control, limits={**control.limits, **changes}))
+    elif changes:
+        control = _kept_control(folder)
+        write_control(folder, replace(control, number=new_number(), limits={**control.limits, **changes}))
+    limits = _kept_limits(folder) if running is None else dict(running.limits)
+    traffic = read_traffic(folder) or MonthTraffic()
+    month = month_of(datetime.now().astimezone())
+    if running is not None and running.month == month:
+        traffic = MonthTraffic(month=month, sent=running.month_sent, received=running.month_received)
+    elif traffic.month != month:
+        traffic = MonthTraffic(month=month)
+    used = {
+        "month_sent": round(traffic.sent),
+        "month_received": round(traffic.received),
+        "disk_used": folder_bytes(folder),
+        "disk_free": free_bytes(folder),
+    }
+    if as_json:
+        state = {"running": running is not None, "paused": "" if running is None else running.paused}
+        print(json.dumps({**state, "limits": limits, "month": month, **used}, indent=2))
+        return 0
+    if running is None:
+        print("not running; these limits apply at the next start, unless its flags differ")
+    else:
+        print(running.paused or "running")
+    settings = PeerSettings().with_limits(limits, CONTROL_FILE)
+    for key in LIMITS:
+        print(f"  {key.replace('_', '-'):14} {_shown(key, getattr(settings, key))}")
+    quota = "" if settings.monthly_quota is None else f", {format_bytes(traffic.total)} of the quota"
+    print(f"used in {month}: {format_bytes(traffic.sent)} sent, {format_bytes(traffic.received)} received{quota}")
+    print(f"disk: {format_bytes(used['disk_used'])} in {folder}, {format_bytes(used['disk_free'])} free")
+    return 0
+
+
+def _shown(key: str, value: object) -> str:
+    if value is None:
+        return "none"
+    if key in ("max_upload", "max_download"):
+        return format_rate(float(str(value)))
+    return format_bytes(float(str(value))) if key in ("monthly_quota", "disk_cap", "disk_free") else str(value)
+
+
+def _running_peer(folder: Path) -> PeerStatus:
+    """Return the status of the peer that runs in `folder`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    status = _find_running(folder)
+    if status is None:
+        raise ConfigError(
+            f"no peer is running with the state directory {folder}; name the directory of one that is with "
+            "--state-directory"
+        )
+    return status
+
+
+def _find_running(folder: Path) -> PeerStatus | None:
+    status = read_status(folder)
+    return status if status is not None and is_running(status) and status.phase != "finished" else None
+
+
+def is_running(status: PeerStatus) -> bool:
+    """Return whether the process that wrote `status` is alive; False for an old status."""
+    return status.pid > 0 and time.time() - status.updated <= _SILENT_SECONDS and _is_alive(status.pid)
+
+
+def _kept_control(folder: Path) -> Control:
+    """Return what was asked for before, without a leave."""
+    return replace(read_control(folder), leaves=0)
+
+
+def _kept_limits(folder: Path) -> dict[str, str]:
+    return PeerSettings().with_limits(read_control(folder).limits, str(folder / CONTROL_FILE)).limit_texts()
+
+
+def _ask(folder: Path, change: Callable[[Control], Control]) -> PeerStatus:
+    """Change what is asked for, and return the status in which the peer says that it obeys.
+
+    Raises:
+        StateError: it does not, in time.
+    """
+    number = new_number()
+    write_control(folder, replace(change(_kept_control(folder)), number=number))
+    give_up_at = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < give_up_at:
+        status = read_status(folder)
+        if status is not None and status.control == number:
+            return status
+        time.sleep(_LOOK_SECONDS)
+    raise StateError(
+        f"the peer has not answered within {ANSWER_SECONDS:g} s; the request stays in {folder / CONTROL_FILE} and is "
+        "obeyed as soon as the peer looks; see events.jsonl there for what it does"
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True

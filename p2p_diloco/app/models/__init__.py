@@ -1,0 +1,1 @@
+"""Language models: build, load, export and sample them."""

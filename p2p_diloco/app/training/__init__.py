@@ -1,0 +1,1 @@
+"""The built-in training of a language model on a text."""

@@ -1,1 +1,0 @@
-"""One peer, put together: the only place where network and training meet."""
