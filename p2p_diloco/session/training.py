@@ -98,7 +98,9 @@ class Pace:
 
 
 class Training(ABC):
-    """What a peer does with the run. A session calls these methods in the event loop unless noted otherwise.
+    """The part of a peer in the run: it trains, exports, or only holds the state.
+
+    A session calls these methods in the event loop unless noted otherwise.
 
     Attributes:
         trains: whether it makes steps.
