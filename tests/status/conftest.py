@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.peer.conftest import no_thread_is_left, one_torch_thread  # noqa: F401
+from tests.session.conftest import no_thread_is_left, one_torch_thread  # noqa: F401
