@@ -9,17 +9,16 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.node.surroundings import PeerMemory
 from p2p_diloco.protocol.engine import SavedState
-from p2p_diloco.protocol.membership.histories import LIVELINESS_LAYOUT, Liveliness
-from p2p_diloco.protocol.wire.ballot import BALLOTS_LAYOUT, NO_BALLOTS, Ballots
-from p2p_diloco.protocol.wire.frames import FrameReader, Layout, take_fields, to_bytes
-from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, CertifiedRoster
+from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
+from p2p_diloco.protocol.wire.frames import FrameReader, Value, take_value, to_bytes
+from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.storage.whole_file import SpareDescriptor, append_to_file, replace_file
 
 BOOTSTRAP_FOLDER, ARCHIVE_FOLDER = "bootstrap", "archive"
@@ -74,35 +73,30 @@ class RunFolder:
 
     def keep_ballots(self, ballots: Ballots) -> None:
         """Save this peer's ballots; call this before they are sent."""
-        self.write(BALLOTS_FILE, to_bytes(ballots, BALLOTS_LAYOUT))
+        self.write(BALLOTS_FILE, to_bytes(ballots))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Append a certified roster."""
-        encoded = to_bytes(certified, CERTIFIED_LAYOUT)
+        encoded = to_bytes(certified)
         path = self.path / ROSTERS_FILE
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
 
     def keep_liveliness(self, liveliness: Liveliness) -> None:
         """Save the liveliness record if possible; a full disk must not stop the peer."""
-        record = to_bytes(liveliness, LIVELINESS_LAYOUT)
+        record = to_bytes(liveliness)
         with contextlib.suppress(OSError):
             replace_file(self.path / LIVELINESS_FILE, record)
 
     def recall(self) -> SavedState:
         """Return everything that a restarted peer must know about its earlier starts."""
-        fields = None
+        liveliness = None
         with contextlib.suppress(StateError):  # it matters only until eight cycles after the last entry
-            fields = self._recall(LIVELINESS_FILE, LIVELINESS_LAYOUT)
-        return SavedState(
-            rosters=self.recall_rosters(),
-            ballots=self.recall_ballots(),
-            liveliness=Liveliness(**fields) if fields is not None else None,
-        )
+            liveliness = self._recall(LIVELINESS_FILE, Liveliness)
+        return SavedState(rosters=self.recall_rosters(), ballots=self.recall_ballots(), liveliness=liveliness)
 
     def recall_ballots(self) -> Ballots:
         """Return the saved ballots, or empty ones."""
-        fields = self._recall(BALLOTS_FILE, BALLOTS_LAYOUT)
-        return Ballots(**fields) if fields is not None else NO_BALLOTS
+        return self._recall(BALLOTS_FILE, Ballots) or NO_BALLOTS
 
     def recall_rosters(self) -> tuple[CertifiedRoster, ...]:
         """Return all saved rosters, in order of arrival.
@@ -201,17 +195,17 @@ class RunFolder:
         finally:
             self._spare.take()
 
-    def _recall(self, name: str, layout: Layout) -> dict[str, Any] | None:
+    def _recall(self, name: str, kind: type[Value]) -> Value | None:
         raw = self.read(name)
         if raw is None:
             return None
         reader = FrameReader(raw)
         try:
-            fields = take_fields(reader, layout)
+            value = take_value(reader, kind)
             reader.expect_end()
         except FrameError as error:
             raise StateError(f"{self.path / name} is broken ({error}); move it away to start as a newcomer") from None
-        return fields
+        return value
 
 
 class WatchedMemory:
@@ -272,7 +266,7 @@ def _whole_rosters(raw: bytes) -> tuple[tuple[CertifiedRoster, ...], int]:
             break
         record = FrameReader(reader.take(length))
         try:
-            certified = CertifiedRoster(**take_fields(record, CERTIFIED_LAYOUT))
+            certified = take_value(record, CertifiedRoster)
             record.expect_end()
         except FrameError:
             break

@@ -15,7 +15,6 @@ from made import NO_SIGNATURE, child_of, declaration, ids, member, proof_of, ros
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.wire.ballot import (
-    BALLOTS_LAYOUT,
     MOST_PROMISES,
     NO_BALLOTS,
     Ballots,
@@ -35,7 +34,7 @@ from p2p_diloco.protocol.wire.ballot import (
     propose,
     vote,
 )
-from p2p_diloco.protocol.wire.frames import FrameReader, take_fields, to_bytes
+from p2p_diloco.protocol.wire.frames import FrameReader, take_value, to_bytes
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.roster import Roster, is_majority, is_quarter, vote_statement
 
@@ -155,7 +154,7 @@ def test_a_degraded_child_is_a_separate_decision_and_a_new_parent_resets_ballots
 def test_ballots_survive_a_round_trip_to_disk() -> None:
     bound = vote(NO_BALLOTS, proposal(8))
     assert bound is not None
-    assert Ballots(**take_fields(FrameReader(to_bytes(bound, BALLOTS_LAYOUT)), BALLOTS_LAYOUT)) == bound
+    assert take_value(FrameReader(to_bytes(bound)), Ballots) == bound
 
 
 # -- leading

@@ -12,11 +12,9 @@ from made import NO_SIGNATURE, declaration, ids, member, proof_of
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import sha256
-from p2p_diloco.protocol.wire.frames import FrameReader, take_fields, to_bytes
+from p2p_diloco.protocol.wire.frames import FrameReader, take_value, to_bytes
 from p2p_diloco.protocol.wire.member import (
-    DECLARATION_LAYOUT,
     FULL_SHARE,
-    MEMBER_LAYOUT,
     PLACE_BYTES,
     Declaration,
     Member,
@@ -30,10 +28,10 @@ def test_a_member_survives_encoding_and_decoding(
     reduces: bool, counts: bool, trains: bool, share: int, since: int
 ) -> None:
     written = member(A, reduces=reduces, counts=counts, trains=trains, share=share, since=since)
-    frame = to_bytes(written, MEMBER_LAYOUT)
+    frame = to_bytes(written)
     assert len(frame) <= 60, "2048 of them must fit one control frame"
     reader = FrameReader(frame)
-    assert Member(**take_fields(reader, MEMBER_LAYOUT)) == written
+    assert take_value(reader, Member) == written
     reader.expect_end()
 
 
@@ -42,16 +40,16 @@ def test_a_declaration_survives_encoding_and_decoding(
     reachable: bool, trains: bool, leaving: bool, share: int, cycle: int
 ) -> None:
     written = declaration(A, reachable=reachable, trains=trains, leaving=leaving, share=share, cycle=cycle)
-    reader = FrameReader(to_bytes(written, DECLARATION_LAYOUT))
-    assert Declaration(**take_fields(reader, DECLARATION_LAYOUT)) == written
+    reader = FrameReader(to_bytes(written))
+    assert take_value(reader, Declaration) == written
     reader.expect_end()
 
 
 def test_more_than_a_full_share_is_refused() -> None:
-    frame = bytearray(to_bytes(member(A), MEMBER_LAYOUT))
+    frame = bytearray(to_bytes(member(A)))
     frame[-1 - PLACE_BYTES] = FULL_SHARE + 1
     with pytest.raises(FrameError, match="the number 9; at most 8"):
-        take_fields(FrameReader(bytes(frame)), MEMBER_LAYOUT)
+        take_value(FrameReader(bytes(frame)), Member)
 
 
 @pytest.mark.parametrize(

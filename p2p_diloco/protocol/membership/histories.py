@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.wire.frames import DIGEST, U64, Layout
+from p2p_diloco.protocol.wire.frames import U64
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
@@ -39,15 +40,12 @@ class Liveliness:
     """
 
     roster: Digest
-    first: int
-    last: int
+    first: Annotated[int, U64]
+    last: Annotated[int, U64]
 
     def goes_on(self, cycle: int) -> bool:
         """Return whether the last entry is recent enough for the line to be alive in `cycle`."""
         return self.last >= cycle - LIVELY_CYCLES
-
-
-LIVELINESS_LAYOUT: Layout = (("roster", DIGEST), ("first", U64), ("last", U64))
 
 
 def is_sound(parting: Roster, line: Sequence[CertifiedRoster], cycle: int) -> bool:

@@ -12,27 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
-    FLAG,
-    PEER,
     SIGNATURE,
     U64,
-    Layout,
     blob,
     many,
     optional,
     pair,
     record,
-    to_bytes,
+    signed_bytes,
 )
-from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
+from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.roster import (
     MOST_MEMBERS,
-    ROSTER_LAYOUT,
     CertifiedRoster,
     Roster,
     Verify,
@@ -48,6 +45,7 @@ a frame holds 256 KiB.
 """
 MOST_PROMISES = 20
 """Maximum number of promises in one proposal; more than half of an electorate is at most 17."""
+_BITMAP = blob(MOST_MEMBERS // 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +61,12 @@ class View:
         declarations: the newest declaration of each peer, if it would change the roster.
     """
 
-    absent: bytes
-    heard: bytes
-    counting: bytes
-    idle: bytes
-    height: int
-    declarations: tuple[Declaration, ...]
+    absent: Annotated[bytes, _BITMAP]
+    heard: Annotated[bytes, _BITMAP]
+    counting: Annotated[bytes, _BITMAP]
+    idle: Annotated[bytes, _BITMAP]
+    height: Annotated[int, U64]
+    declarations: Annotated[tuple[Declaration, ...], many(record(Declaration), MOST_DECLARATIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +79,15 @@ class Promise:
 
     parent: Digest
     degraded: bool
-    ballot: int
-    voted: tuple[int, Digest] | None
+    ballot: Annotated[int, U64]
+    voted: Annotated[tuple[int, Digest] | None, optional(pair(U64, DIGEST))]
     view: View
     voter: PeerId
-    signature: bytes
+    signature: Annotated[bytes, SIGNATURE]
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
-        return b"promise" + to_bytes(self, PROMISE_LAYOUT[:-1])
+        return b"promise" + signed_bytes(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +102,10 @@ class Proposal:
             proposed; empty if the roster follows from `promises`.
     """
 
-    ballot: int
+    ballot: Annotated[int, U64]
     roster: Roster
-    promises: tuple[Promise, ...]
-    origin: tuple[Promise, ...]
+    promises: Annotated[tuple[Promise, ...], many(record(Promise), MOST_PROMISES)]
+    origin: Annotated[tuple[Promise, ...], many(record(Promise), MOST_PROMISES)]
 
     @property
     def reasons(self) -> tuple[Promise, ...]:
@@ -125,8 +123,8 @@ class Bond:
     """
 
     degraded: bool
-    promised: int
-    voted: Proposal | None
+    promised: Annotated[int, U64]
+    voted: Annotated[Proposal | None, optional(record(Proposal))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +132,7 @@ class Ballots:
     """All commitments of one member about the children of one parent. Stored on disk in this form."""
 
     parent: Digest
-    bonds: tuple[Bond, ...]
+    bonds: Annotated[tuple[Bond, ...], many(record(Bond), 2)]
 
     def bond(self, parent: Digest, *, degraded: bool) -> Bond:
         """Return this member's commitment in a decision; an empty one for another parent or a new decision."""
@@ -156,7 +154,7 @@ class Prepare:
 
     parent: Digest
     degraded: bool
-    ballot: int
+    ballot: Annotated[int, U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,7 @@ class Promised:
     """A promise as sent to the leader, with the proposal that it names: the leader may have to show that again."""
 
     promise: Promise
-    voted: Proposal | None
+    voted: Annotated[Proposal | None, optional(record(Proposal))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,44 +171,9 @@ class Vote:
 
     parent: Digest
     roster: Digest
-    ballot: int
-    signature: bytes
+    ballot: Annotated[int, U64]
+    signature: Annotated[bytes, SIGNATURE]
 
-
-_BITMAP = blob(MOST_MEMBERS // 8)
-_VIEW = record(
-    View,
-    (
-        ("absent", _BITMAP),
-        ("heard", _BITMAP),
-        ("counting", _BITMAP),
-        ("idle", _BITMAP),
-        ("height", U64),
-        ("declarations", many(record(Declaration, DECLARATION_LAYOUT), MOST_DECLARATIONS)),
-    ),
-)
-PROMISE_LAYOUT: Layout = (
-    ("parent", DIGEST),
-    ("degraded", FLAG),
-    ("ballot", U64),
-    ("voted", optional(pair(U64, DIGEST))),
-    ("view", _VIEW),
-    ("voter", PEER),
-    ("signature", SIGNATURE),
-)
-_PROMISES = many(record(Promise, PROMISE_LAYOUT), MOST_PROMISES)
-PROPOSAL_LAYOUT: Layout = (
-    ("ballot", U64),
-    ("roster", record(Roster, ROSTER_LAYOUT)),
-    ("promises", _PROMISES),
-    ("origin", _PROMISES),
-)
-_PROPOSAL = optional(record(Proposal, PROPOSAL_LAYOUT))
-_BOND_LAYOUT: Layout = (("degraded", FLAG), ("promised", U64), ("voted", _PROPOSAL))
-BALLOTS_LAYOUT: Layout = (("parent", DIGEST), ("bonds", many(record(Bond, _BOND_LAYOUT), 2)))
-PREPARE_LAYOUT: Layout = (("parent", DIGEST), ("degraded", FLAG), ("ballot", U64))
-PROMISED_LAYOUT: Layout = (("promise", record(Promise, PROMISE_LAYOUT)), ("voted", _PROPOSAL))
-VOTE_LAYOUT: Layout = (("parent", DIGEST), ("roster", DIGEST), ("ballot", U64), ("signature", SIGNATURE))
 
 NO_BALLOTS = Ballots(parent=ZERO_DIGEST, bonds=())
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
@@ -32,11 +33,11 @@ from p2p_diloco.protocol.wire.frames import (
     I64,
     MOST_COUNTED,
     SIGNATURE,
-    SPAN,
     U64,
     Layout,
     blob,
     blob_view,
+    layout_of,
     many,
     to_bytes,
 )
@@ -141,6 +142,8 @@ def too_few(roster: Roster, places: Iterable[int]) -> str:
 
 
 MOST_PAYLOAD_BYTES = 1 << 28
+VECTOR = blob_view(MOST_PAYLOAD_BYTES)
+"""The vector of a message, always its last field: encoding and decoding a frame make no copy of it."""
 
 _ROUNDING = 1.0 + 2.0**-20
 
@@ -170,24 +173,24 @@ class Entry:
         median_norm: the span's next radius: the last one, moved towards the median norm of the included contributions,
             before clipping, as far as `within_reach` allows. Norms of 0 do not count.
         median_weight: likewise for the included members' weights that are not 0.
-        payload: the encoded mean; its size follows from the manifest. In a received entry, a view of its frame.
         signature: the owner's, over all other fields (the payload as its hash).
+        payload: the encoded mean; its size follows from the manifest. In a received entry, a view of its frame.
     """
 
     run: Digest
-    round: int
+    round: Annotated[int, I64]
     span: SpanId
     parent: Digest
-    height: int
+    height: Annotated[int, U64]
     roster: Digest
-    present: bytes
-    included: bytes
-    weights: tuple[float, ...]
-    tokens: int
-    median_norm: float
-    median_weight: float
-    payload: bytes | memoryview
-    signature: bytes
+    present: Annotated[bytes, blob(MOST_MEMBERS // 8)]
+    included: Annotated[bytes, blob(MOST_MEMBERS // 8)]
+    weights: Annotated[tuple[float, ...], many(F32, MOST_MEMBERS)]
+    tokens: Annotated[int, U64]
+    median_norm: Annotated[float, F32]
+    median_weight: Annotated[float, F32]
+    signature: Annotated[bytes, SIGNATURE]
+    payload: Annotated[bytes | memoryview, VECTOR]
 
     def statement(self) -> bytes:
         """Return the bytes that the owner signs: all fields but the signature, with the payload as its hash."""
@@ -196,7 +199,7 @@ class Entry:
     # No slots, so that statement and digest can be cached: both are used repeatedly, and the payload to hash is long.
     @cached_property
     def _statement(self) -> bytes:
-        return b"entry" + to_bytes(self, _SIGNED_LAYOUT) + blake3_of(self.payload)
+        return b"entry" + to_bytes(self, layout_of(Entry)[:-2]) + blake3_of(self.payload)
 
     def digest(self) -> Digest:
         """Return the digest that chain digests absorb. The signature is not part of it."""
@@ -215,25 +218,6 @@ class Entry:
             radius=self.median_norm,
             median_weight=self.median_weight,
         )
-
-
-_SIGNED_LAYOUT: Layout = (
-    ("run", DIGEST),
-    ("round", I64),
-    ("span", SPAN),
-    ("parent", DIGEST),
-    ("height", U64),
-    ("roster", DIGEST),
-    ("present", blob(MOST_MEMBERS // 8)),
-    ("included", blob(MOST_MEMBERS // 8)),
-    ("weights", many(F32, MOST_MEMBERS)),
-    ("tokens", U64),
-    ("median_norm", F32),
-    ("median_weight", F32),
-)
-VECTOR = blob_view(MOST_PAYLOAD_BYTES)
-"""The vector of a message, always its last field: encoding and decoding a frame make no copy of it."""
-ENTRY_LAYOUT: Layout = (*_SIGNED_LAYOUT, ("signature", SIGNATURE), ("payload", VECTOR))
 
 
 def pack_included(places: set[int], num_members: int) -> bytes:

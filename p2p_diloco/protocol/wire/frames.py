@@ -1,8 +1,9 @@
 """A bounded binary encoding of frozen values: little-endian, fixed order, no tags, nothing that a stranger can inflate.
 
-A layout is a tuple of `(field name, Field)`. A list cannot have more elements than its frame has bytes, because each
-element takes at least one byte of the frame, whose length the transport has capped. Numbers that are not finite are
-refused, so no later module has to check for them.
+A class declares the encoding of each field beside its type, as in `nonce: Annotated[int, U64]`. Digests, peers, spans,
+flags and values of such classes need none. Fields are encoded in the order of the class. A list cannot have more
+elements than its frame has bytes, because each element takes at least one byte of the frame, whose length the transport
+has capped. Numbers that are not finite are refused, so no later module has to check for them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from p2p_diloco.errors import FrameError
-from p2p_diloco.ids import DIGEST_BYTES, PEER_ID_BYTES, SpanId
+from p2p_diloco.ids import DIGEST_BYTES, PEER_ID_BYTES, Digest, PeerId, SpanId
+
+Value = TypeVar("Value")
 
 
 class FrameReader:
@@ -57,6 +60,7 @@ class Field:
 
 
 Layout = tuple[tuple[str, Field], ...]
+"""Names and encodings of the fields of a value, in their order."""
 
 
 def number(code: str, most: int | None = None, *, saturates: bool = False) -> Field:
@@ -188,8 +192,9 @@ def pair(first: Field, second: Field) -> Field:
     )
 
 
-def record(kind: type[Any], layout: Layout) -> Field:
-    """Return the field of a frozen value of class `kind`, with its fields in the order of `layout`."""
+def record(kind: type[Any], layout: Layout | None = None) -> Field:
+    """Return the field of a value of class `kind`, by the layout of its class or by another one."""
+    layout = layout if layout is not None else layout_of(kind)
     return Field(
         put=lambda out, value: put_fields(out, value, layout),
         take=lambda reader: kind(**take_fields(reader, layout)),
@@ -209,11 +214,36 @@ def take_fields(reader: FrameReader, layout: Layout) -> dict[str, Any]:
     return {name: field.take(reader) for name, field in layout}
 
 
-def to_bytes(value: object, layout: Layout) -> bytes:
-    """Return the canonical bytes of `value`, which are hashed and signed."""
+def take_value(reader: FrameReader, kind: type[Value]) -> Value:
+    """Read a value of a class that declares its layout."""
+    return kind(**take_fields(reader, layout_of(kind)))
+
+
+def to_bytes(value: object, layout: Layout | None = None) -> bytes:
+    """Return the canonical bytes of `value`, which are hashed and signed, by the layout of its class or another one."""
     out = bytearray()
-    put_fields(out, value, layout)
+    put_fields(out, value, layout if layout is not None else layout_of(type(value)))
     return bytes(out)
+
+
+def signed_bytes(value: object) -> bytes:
+    """Return the canonical bytes of all fields of `value` but the last, which is a signature of them."""
+    return to_bytes(value, layout_of(type(value))[:-1])
+
+
+def layout_of(kind: type[Any]) -> Layout:
+    """Return the layout that a class declares."""
+    layout = _LAYOUTS.get(kind)
+    if layout is None:
+        hints = get_type_hints(kind, include_extras=True)
+        layout = _LAYOUTS[kind] = tuple((each.name, _declared(hints[each.name])) for each in fields(kind))
+    return layout
+
+
+def _declared(hint: Any) -> Field:
+    if get_origin(hint) is Annotated:
+        return cast(Field, get_args(hint)[1])
+    return _FIELD_OF_TYPE[hint] if hint in _FIELD_OF_TYPE else record(hint)
 
 
 def _put_span(out: bytearray, span: SpanId) -> None:
@@ -230,3 +260,5 @@ SPAN = Field(
     smallest=6,
     largest=6,
 )
+_FIELD_OF_TYPE: dict[Any, Field] = {Digest: DIGEST, PeerId: PEER, SpanId: SPAN, bool: FLAG}
+_LAYOUTS: dict[type[Any], Layout] = {}

@@ -6,23 +6,10 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.protocol.wire.frames import (
-    DIGEST,
-    F32,
-    FLAG,
-    I64,
-    PEER,
-    SIGNATURE,
-    U32,
-    U64,
-    Layout,
-    fixed,
-    many,
-    record,
-    to_bytes,
-)
+from p2p_diloco.protocol.wire.frames import F32, I64, SIGNATURE, U32, U64, fixed, many, record, signed_bytes
 from p2p_diloco.protocol.wire.member import SHARE
 
 MOST_FRAGMENTS = 1 << 12
@@ -33,8 +20,8 @@ SHORT_DIGEST_BYTES = 8
 class FragmentHead:
     """The log position of a fragment at a closed boundary: its last closed round and a digest over its spans' tips."""
 
-    round: int
-    digest: Digest
+    round: Annotated[int, I64]
+    digest: Annotated[Digest, fixed(SHORT_DIGEST_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +43,22 @@ class Heartbeat:
 
     run: Digest
     peer: PeerId
-    incarnation: int
-    sequence: int
+    incarnation: Annotated[int, U32]
+    sequence: Annotated[int, U64]
     roster: Digest
-    roster_k: int
-    heads: tuple[FragmentHead, ...]
+    roster_k: Annotated[int, U64]
+    heads: Annotated[tuple[FragmentHead, ...], many(record(FragmentHead), MOST_FRAGMENTS)]
     ready: bool
     takes_entries: bool
     can_be_dialled: bool
-    share: int
+    share: Annotated[int, SHARE]
     trains: bool
-    tokens: int
-    steps: int
-    tokens_per_second: float
-    loss: float
-    clock_behind: float = 0.0
-    signature: bytes
+    tokens: Annotated[int, U64]
+    steps: Annotated[int, U64]
+    tokens_per_second: Annotated[float, F32]
+    loss: Annotated[float, F32]
+    clock_behind: Annotated[float, F32] = 0.0
+    signature: Annotated[bytes, SIGNATURE]
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
@@ -80,34 +67,10 @@ class Heartbeat:
     # No slots, so that the bytes can be cached: many peers in one process may share the object.
     @cached_property
     def _statement(self) -> bytes:
-        return b"heartbeat" + to_bytes(self, _STATEMENT_LAYOUT)
+        return b"heartbeat" + signed_bytes(self)
 
     def signed(self, sign: Callable[[bytes], bytes]) -> Heartbeat:
         """Return this heartbeat with its peer's signature."""
-        word = copy(self)  # keeps the cached statement, so that a check in this process does not encode it again
-        object.__setattr__(word, "signature", sign(self.statement()))
-        return word
-
-
-_FRAGMENT_HEAD = record(FragmentHead, (("round", I64), ("digest", fixed(SHORT_DIGEST_BYTES))))
-HEARTBEAT_LAYOUT: Layout = (
-    ("run", DIGEST),
-    ("peer", PEER),
-    ("incarnation", U32),
-    ("sequence", U64),
-    ("roster", DIGEST),
-    ("roster_k", U64),
-    ("heads", many(_FRAGMENT_HEAD, MOST_FRAGMENTS)),
-    ("ready", FLAG),
-    ("takes_entries", FLAG),
-    ("can_be_dialled", FLAG),
-    ("share", SHARE),
-    ("trains", FLAG),
-    ("tokens", U64),
-    ("steps", U64),
-    ("tokens_per_second", F32),
-    ("loss", F32),
-    ("clock_behind", F32),
-    ("signature", SIGNATURE),
-)
-_STATEMENT_LAYOUT = HEARTBEAT_LAYOUT[:-1]
+        signed = copy(self)  # keeps the cached statement, so that a check in this process does not encode it again
+        object.__setattr__(signed, "signature", sign(self.statement()))
+        return signed

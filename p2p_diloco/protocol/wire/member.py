@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.protocol.wire.frames import (
-    DIGEST,
-    FLAG,
-    PEER,
-    SIGNATURE,
-    U32,
-    U64,
-    Layout,
-    fixed,
-    many,
-    number,
-    record,
-    to_bytes,
-)
+from p2p_diloco.protocol.wire.frames import SIGNATURE, U32, U64, fixed, many, number, record, signed_bytes, to_bytes
 
 FULL_SHARE = 8
 EQUAL_SHARE = FULL_SHARE // 2
@@ -46,25 +34,13 @@ class Member:
     """
 
     peer: PeerId
-    incarnation: int
-    since: int = 0
+    incarnation: Annotated[int, U32]
+    since: Annotated[int, U64] = 0
     counts: bool = False
     reduces: bool = True
     trains: bool = True
-    share: int = FULL_SHARE
-    place: bytes = NO_PLACE
-
-
-MEMBER_LAYOUT: Layout = (
-    ("peer", PEER),
-    ("incarnation", U32),
-    ("since", U64),
-    ("counts", FLAG),
-    ("reduces", FLAG),
-    ("trains", FLAG),
-    ("share", SHARE),
-    ("place", fixed(PLACE_BYTES)),
-)
+    share: Annotated[int, SHARE] = FULL_SHARE
+    place: Annotated[bytes, fixed(PLACE_BYTES)] = NO_PLACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +53,13 @@ class ReachProof:
     """
 
     prover: PeerId
-    place: bytes
-    cycle: int
-    signature: bytes
+    place: Annotated[bytes, fixed(PLACE_BYTES)]
+    cycle: Annotated[int, U64]
+    signature: Annotated[bytes, SIGNATURE]
 
     def statement(self, run: Digest, proved: PeerId) -> bytes:
         """Return the bytes that are signed."""
-        return b"reach proof" + run + proved + to_bytes(self, REACH_PROOF_LAYOUT[:-1])
-
-
-REACH_PROOF_LAYOUT: Layout = (
-    ("prover", PEER),
-    ("place", fixed(PLACE_BYTES)),
-    ("cycle", U64),
-    ("signature", SIGNATURE),
-)
+        return b"reach proof" + run + proved + signed_bytes(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +76,13 @@ class Declaration:
 
     run: Digest
     peer: PeerId
-    incarnation: int
-    cycle: int
-    proofs: tuple[ReachProof, ...]
+    incarnation: Annotated[int, U32]
+    cycle: Annotated[int, U64]
+    proofs: Annotated[tuple[ReachProof, ...], many(record(ReachProof), MOST_PROOFS)]
     trains: bool
-    share: int
+    share: Annotated[int, SHARE]
     leaving: bool
-    signature: bytes
+    signature: Annotated[bytes, SIGNATURE]
 
     @property
     def reachable(self) -> bool:
@@ -129,25 +97,12 @@ class Declaration:
 
     def num_bytes(self) -> int:
         """Return the number of bytes that it takes in a promise."""
-        return len(to_bytes(self, DECLARATION_LAYOUT))
+        return len(to_bytes(self))
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
-        return b"declaration" + to_bytes(self, DECLARATION_LAYOUT[:-1])
+        return b"declaration" + signed_bytes(self)
 
     def age(self) -> tuple[int, bool, int]:
         """Return the key that is greatest for a peer's newest declaration; an incarnation leaves once and for all."""
         return (self.incarnation, self.leaving, self.cycle)
-
-
-DECLARATION_LAYOUT: Layout = (
-    ("run", DIGEST),
-    ("peer", PEER),
-    ("incarnation", U32),
-    ("cycle", U64),
-    ("proofs", many(record(ReachProof, REACH_PROOF_LAYOUT), MOST_PROOFS)),
-    ("trains", FLAG),
-    ("share", SHARE),
-    ("leaving", FLAG),
-    ("signature", SIGNATURE),
-)

@@ -7,51 +7,44 @@ All others rely on the link, whose peer the transport has authenticated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, PeerId, SpanId
 from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.ballot import (
-    PREPARE_LAYOUT,
-    PROMISED_LAYOUT,
-    PROPOSAL_LAYOUT,
-    VOTE_LAYOUT,
     Prepare,
     Promised,
     Proposal,
     Vote,
 )
-from p2p_diloco.protocol.wire.entry import ENTRY_LAYOUT, HEAD_LAYOUT, MOST_PAYLOAD_BYTES, VECTOR, Entry
+from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, MOST_PAYLOAD_BYTES, VECTOR, Entry
 from p2p_diloco.protocol.wire.file_list import MOST_PIECES
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
     F32,
     F64,
-    FLAG,
     I64,
-    PEER,
     SIGNATURE,
-    SPAN,
     U8,
     U16,
     U32,
     U64,
     FrameReader,
-    Layout,
     blob,
     blob_view,
+    layout_of,
     many,
     pair,
     put_fields,
     put_length,
     record,
-    take_fields,
-    to_bytes,
+    signed_bytes,
+    take_value,
 )
-from p2p_diloco.protocol.wire.heartbeat import HEARTBEAT_LAYOUT, Heartbeat
-from p2p_diloco.protocol.wire.member import DECLARATION_LAYOUT, Declaration
-from p2p_diloco.protocol.wire.roster import CERTIFIED_LAYOUT, MOST_MEMBERS, CertifiedRoster
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.member import Declaration
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, CertifiedRoster
 
 PROTOCOL_VERSION = 10
 MOST_SPANS = 1 << 16
@@ -70,7 +63,7 @@ MOST_BLOCK_BYTES = 1 << 17
 class Ping:
     """Request for the peer's clock; the answer repeats `nonce`."""
 
-    nonce: int
+    nonce: Annotated[int, U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +74,8 @@ class Pong:
         is_settled: whether the peer has the swarm's time. A peer that has just started has only an estimate.
     """
 
-    nonce: int
-    clock_seconds: float
+    nonce: Annotated[int, U64]
+    clock_seconds: Annotated[float, F64]
     is_settled: bool = True
 
 
@@ -90,29 +83,29 @@ class Pong:
 class RosterRequest:
     """Request for the rosters after the first of these digests that the peer knows; for all, if it knows none."""
 
-    known: tuple[Digest, ...]
+    known: Annotated[tuple[Digest, ...], many(DIGEST, MOST_ROSTERS_IN_REPLY)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterReply:
     """Certified rosters in chain order, parents first."""
 
-    rosters: tuple[CertifiedRoster, ...]
+    rosters: Annotated[tuple[CertifiedRoster, ...], many(record(CertifiedRoster), MOST_ROSTERS_IN_REPLY)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsRequest:
     """Request for the tips of a fragment's spans."""
 
-    fragment: int
+    fragment: Annotated[int, U16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsReply:
     """Tips of a fragment's spans at the sender, in span order."""
 
-    fragment: int
-    heads: tuple[SpanHead, ...]
+    fragment: Annotated[int, U16]
+    heads: Annotated[tuple[SpanHead, ...], _HEADS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +133,8 @@ class SpanRequest:
 
     span: SpanId
     version: Digest
-    offset: int
-    most_bytes: int
+    offset: Annotated[int, U64]
+    most_bytes: Annotated[int, U32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,17 +146,17 @@ class SpanReply:
     """
 
     span: SpanId
-    head: SpanHead
-    total_bytes: int
-    offset: int
-    piece: bytes | memoryview
+    head: Annotated[SpanHead, _HEAD]
+    total_bytes: Annotated[int, U64]
+    offset: Annotated[int, U64]
+    piece: Annotated[bytes | memoryview, _PIECE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentRequest:
     """Request for the content digests of a fragment's spans."""
 
-    fragment: int
+    fragment: Annotated[int, U16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +166,8 @@ class ContentReply:
     A content digest covers the bytes and the whole head.
     """
 
-    fragment: int
-    digests: tuple[tuple[Digest, Digest], ...]
+    fragment: Annotated[int, U16]
+    digests: Annotated[tuple[tuple[Digest, Digest], ...], _DIGEST_PAIRS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,56 +178,56 @@ class SignedContentRequest:
         nonce: repeated in the answer, so that an older answer cannot be passed off as this one.
     """
 
-    fragment: int
+    fragment: Annotated[int, U16]
     voter: PeerId
     requester: PeerId
-    nonce: int
+    nonce: Annotated[int, U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedContent:
     """Signed answer: the digests of a `ContentReply` and the roster in force; no digests if the voter holds nothing."""
 
-    fragment: int
+    fragment: Annotated[int, U16]
     voter: PeerId
     requester: PeerId
-    nonce: int
+    nonce: Annotated[int, U64]
     roster: Digest
-    digests: tuple[tuple[Digest, Digest], ...]
-    signature: bytes
+    digests: Annotated[tuple[tuple[Digest, Digest], ...], _DIGEST_PAIRS]
+    signature: Annotated[bytes, SIGNATURE]
 
     def statement(self, run: Digest) -> bytes:
         """Return the bytes that are signed."""
-        return b"content" + run + to_bytes(self, _SIGNED_CONTENT_LAYOUT[:-1])
+        return b"content" + run + signed_bytes(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRequest:
     """Request for the signed manifest of the run that this link serves."""
 
-    nonce: int
+    nonce: Annotated[int, U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestReply:
     """The signed manifest, byte for byte."""
 
-    manifest: bytes
+    manifest: Annotated[bytes, blob(MOST_MANIFEST_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introductions:
     """Signed records of peers that the sender knows, so that a newcomer needs only the sender to find the others."""
 
-    records: tuple[bytes, ...]
+    records: Annotated[tuple[bytes, ...], many(blob(MOST_RECORD_BYTES), MOST_RECORDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRequest:
     """Request to dial the sender over a fresh connection, at these ports of the host that the receiver sees it at."""
 
-    nonce: int
-    ports: tuple[int, ...]
+    nonce: Annotated[int, U64]
+    ports: Annotated[tuple[int, ...], many(U16, MOST_PORTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,19 +239,19 @@ class ReachReply:
         cycle, signature: those of the sender's `ReachProof` if it could connect; otherwise zeros.
     """
 
-    nonce: int
-    host: bytes
-    port: int
-    reason: bytes
-    cycle: int
-    signature: bytes
+    nonce: Annotated[int, U64]
+    host: Annotated[bytes, blob(MOST_HOST_BYTES)]
+    port: Annotated[int, U16]
+    reason: Annotated[bytes, blob(MOST_REASON_BYTES)]
+    cycle: Annotated[int, U64]
+    signature: Annotated[bytes, SIGNATURE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldingsRequest:
     """Request for what the receiver holds of the text that the run shares."""
 
-    nonce: int
+    nonce: Annotated[int, U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,9 +262,9 @@ class Holdings:
         has_list: whether the sender can send the list of files.
     """
 
-    nonce: int
+    nonce: Annotated[int, U64]
     has_list: bool
-    pieces: bytes
+    pieces: Annotated[bytes, blob(MOST_PIECES // 8)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +272,7 @@ class BlockRequest:
     """Request for the bytes from `offset` on of a piece of the text, or of its list, named by its SHA-256."""
 
     digest: Digest
-    offset: int
+    offset: Annotated[int, U64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,9 +285,9 @@ class TextBlock:
     """
 
     digest: Digest
-    total_bytes: int
-    offset: int
-    block: bytes | memoryview
+    total_bytes: Annotated[int, U64]
+    offset: Annotated[int, U64]
+    block: Annotated[bytes | memoryview, _BLOCK]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,10 +302,10 @@ class SpanOffer:
         norm: norm of the contribution before clipping; 0 if none follows.
     """
 
-    index: int
+    index: Annotated[int, U32]
     parent: Digest
     sends: bool
-    norm: float
+    norm: Annotated[float, F32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,141 +317,99 @@ class Opening:
         tokens, steps: trained for this fragment since its last snapshot.
     """
 
-    round: int
+    round: Annotated[int, I64]
     roster: Digest
-    incarnation: int
-    tokens: int
-    steps: int
-    spans: tuple[SpanOffer, ...]
+    incarnation: Annotated[int, U32]
+    tokens: Annotated[int, U64]
+    steps: Annotated[int, U64]
+    spans: Annotated[tuple[SpanOffer, ...], _SPAN_OFFERS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanVector:
     """One encoded span of a contribution; in a received message, `payload` is a view of its frame."""
 
-    round: int
+    round: Annotated[int, I64]
     span: SpanId
-    payload: bytes | memoryview
+    payload: Annotated[bytes | memoryview, VECTOR]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMean:
     """A row's mean of one span, sent to the span's owner, with the members present, and those included with weights."""
 
-    round: int
+    round: Annotated[int, I64]
     span: SpanId
     roster: Digest
     parent: Digest
-    row: int
-    present: bytes
-    included: bytes
-    weights: tuple[float, ...]
-    norms: tuple[float, ...]
-    tokens: int
-    payload: bytes | memoryview
+    row: Annotated[int, U16]
+    present: Annotated[bytes, blob(MOST_MEMBERS // 8)]
+    included: Annotated[bytes, blob(MOST_MEMBERS // 8)]
+    weights: Annotated[tuple[float, ...], many(F32, MOST_MEMBERS)]
+    norms: Annotated[tuple[float, ...], many(F32, MOST_MEMBERS)]
+    tokens: Annotated[int, U64]
+    payload: Annotated[bytes | memoryview, VECTOR]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A reducer's notice that a contribution does not count; `newer_roster`: the receiver's roster is outdated."""
 
-    round: int
+    round: Annotated[int, I64]
     newer_roster: bool
-    reason: bytes
+    reason: Annotated[bytes, blob(512)]
 
 
 _HEAD = record(SpanHead, HEAD_LAYOUT)
-_SPAN_OFFER = record(SpanOffer, (("index", U32), ("parent", DIGEST), ("sends", FLAG), ("norm", F32)))
-_CERTIFIED = many(record(CertifiedRoster, CERTIFIED_LAYOUT), MOST_ROSTERS_IN_REPLY)
 _PIECE = blob_view(MOST_PIECE_BYTES)
 _BLOCK = blob_view(MOST_BLOCK_BYTES)
 _LONG = {VECTOR: MOST_PAYLOAD_BYTES, _PIECE: MOST_PIECE_BYTES, _BLOCK: MOST_BLOCK_BYTES}
 """Maximum lengths of the fields that end a frame and are most of it."""
 
-_ROW_MEAN_LAYOUT: Layout = (
-    ("round", I64),
-    ("span", SPAN),
-    ("roster", DIGEST),
-    ("parent", DIGEST),
-    ("row", U16),
-    ("present", blob(MOST_MEMBERS // 8)),
-    ("included", blob(MOST_MEMBERS // 8)),
-    ("weights", many(F32, MOST_MEMBERS)),
-    ("norms", many(F32, MOST_MEMBERS)),
-    ("tokens", U64),
-    ("payload", VECTOR),
-)
 _DIGEST_PAIRS = many(pair(DIGEST, DIGEST), MOST_SPANS)
 _HEADS = many(_HEAD, MOST_SPANS)
-_SPAN_OFFERS = many(_SPAN_OFFER, MOST_SPANS)
-_BYTES_OF_A_SPAN = {_DIGEST_PAIRS: 2 * DIGEST_BYTES, _HEADS: _HEAD.largest, _SPAN_OFFERS: _SPAN_OFFER.largest}
+_SPAN_OFFERS = many(record(SpanOffer), MOST_SPANS)
+_BYTES_OF_A_SPAN = {_DIGEST_PAIRS: 2 * DIGEST_BYTES, _HEADS: _HEAD.largest, _SPAN_OFFERS: record(SpanOffer).largest}
 """Length of an item of the fields that hold one for each span of a fragment."""
-_SIGNED_CONTENT_LAYOUT: Layout = (
-    ("fragment", U16),
-    ("voter", PEER),
-    ("requester", PEER),
-    ("nonce", U64),
-    ("roster", DIGEST),
-    ("digests", _DIGEST_PAIRS),
-    ("signature", SIGNATURE),
-)
-_OPENING_LAYOUT: Layout = (
-    ("round", I64),
-    ("roster", DIGEST),
-    ("incarnation", U32),
-    ("tokens", U64),
-    ("steps", U64),
-    ("spans", _SPAN_OFFERS),
-)
 
-_KINDS: dict[int, tuple[type[Any], Layout]] = {
-    1: (Heartbeat, HEARTBEAT_LAYOUT),
-    2: (Ping, (("nonce", U64),)),
-    3: (Pong, (("nonce", U64), ("clock_seconds", F64), ("is_settled", FLAG))),
-    4: (Declaration, DECLARATION_LAYOUT),
-    5: (RosterRequest, (("known", many(DIGEST, MOST_ROSTERS_IN_REPLY)),)),
-    6: (RosterReply, (("rosters", _CERTIFIED),)),
-    7: (Promised, PROMISED_LAYOUT),
-    8: (Proposal, PROPOSAL_LAYOUT),
-    9: (Vote, VOTE_LAYOUT),
-    10: (HeadsRequest, (("fragment", U16),)),
-    11: (HeadsReply, (("fragment", U16), ("heads", _HEADS))),
-    12: (EntryRequest, (("span", SPAN), ("parent", DIGEST))),
-    13: (EntryAbsent, (("span", SPAN), ("parent", DIGEST))),
-    14: (SpanRequest, (("span", SPAN), ("version", DIGEST), ("offset", U64), ("most_bytes", U32))),
-    15: (ContentRequest, (("fragment", U16),)),
-    16: (ContentReply, (("fragment", U16), ("digests", _DIGEST_PAIRS))),
-    17: (ManifestRequest, (("nonce", U64),)),
-    18: (ManifestReply, (("manifest", blob(MOST_MANIFEST_BYTES)),)),
-    19: (Refusal, (("round", I64), ("newer_roster", FLAG), ("reason", blob(512)))),
-    20: (Introductions, (("records", many(blob(MOST_RECORD_BYTES), MOST_RECORDS)),)),
-    21: (Prepare, PREPARE_LAYOUT),
-    22: (SignedContentRequest, (("fragment", U16), ("voter", PEER), ("requester", PEER), ("nonce", U64))),
-    23: (SignedContent, _SIGNED_CONTENT_LAYOUT),
-    25: (ReachRequest, (("nonce", U64), ("ports", many(U16, MOST_PORTS)))),
-    26: (
-        ReachReply,
-        (
-            ("nonce", U64),
-            ("host", blob(MOST_HOST_BYTES)),
-            ("port", U16),
-            ("reason", blob(MOST_REASON_BYTES)),
-            ("cycle", U64),
-            ("signature", SIGNATURE),
-        ),
-    ),
-    27: (HoldingsRequest, (("nonce", U64),)),
-    28: (Holdings, (("nonce", U64), ("has_list", FLAG), ("pieces", blob(MOST_PIECES // 8)))),
-    29: (BlockRequest, (("digest", DIGEST), ("offset", U64))),
-    32: (Opening, _OPENING_LAYOUT),
-    33: (SpanVector, (("round", I64), ("span", SPAN), ("payload", VECTOR))),
-    34: (Entry, ENTRY_LAYOUT),
-    35: (RowMean, _ROW_MEAN_LAYOUT),
-    36: (SpanReply, (("span", SPAN), ("head", _HEAD), ("total_bytes", U64), ("offset", U64), ("piece", _PIECE))),
-    37: (TextBlock, (("digest", DIGEST), ("total_bytes", U64), ("offset", U64), ("block", _BLOCK))),
+_KINDS: dict[int, type[Any]] = {
+    1: Heartbeat,
+    2: Ping,
+    3: Pong,
+    4: Declaration,
+    5: RosterRequest,
+    6: RosterReply,
+    7: Promised,
+    8: Proposal,
+    9: Vote,
+    10: HeadsRequest,
+    11: HeadsReply,
+    12: EntryRequest,
+    13: EntryAbsent,
+    14: SpanRequest,
+    15: ContentRequest,
+    16: ContentReply,
+    17: ManifestRequest,
+    18: ManifestReply,
+    19: Refusal,
+    20: Introductions,
+    21: Prepare,
+    22: SignedContentRequest,
+    23: SignedContent,
+    25: ReachRequest,
+    26: ReachReply,
+    27: HoldingsRequest,
+    28: Holdings,
+    29: BlockRequest,
+    32: Opening,
+    33: SpanVector,
+    34: Entry,
+    35: RowMean,
+    36: SpanReply,
+    37: TextBlock,
 }
 _FIRST_BULK_KIND = 32
-_KIND_OF = {message_class: kind for kind, (message_class, _) in _KINDS.items()}
+_KIND_OF = {message_class: kind for kind, message_class in _KINDS.items()}
 
 Message = (
     Heartbeat | Ping | Pong | Declaration | RosterRequest | RosterReply | Prepare | Promised | Proposal | Vote
@@ -486,9 +437,7 @@ def encode_message(message: Message) -> bytes:
 
 def message_parts(message: Message) -> tuple[bytearray, bytes | memoryview]:
     """Return the frame of a message in two parts, so that they need not be joined: the second is its vector, if any."""
-    kind = _KIND_OF[type(message)]
-    out = bytearray((PROTOCOL_VERSION, kind))
-    layout = _KINDS[kind][1]
+    out, layout = bytearray((PROTOCOL_VERSION, _KIND_OF[type(message)])), layout_of(type(message))
     name, last = layout[-1]
     if last not in _LONG:
         put_fields(out, message, layout)
@@ -502,7 +451,7 @@ def message_parts(message: Message) -> tuple[bytearray, bytes | memoryview]:
 def kind_of(head: bytes | bytearray | memoryview) -> type[Message] | None:
     """Return the kind of a frame by its first two bytes; None if `decode_message` would refuse them."""
     version, kind = head[:2] if len(head) >= 2 else (0, 0)
-    return _KINDS[kind][0] if version == PROTOCOL_VERSION and kind in _KINDS else None
+    return _KINDS[kind] if version == PROTOCOL_VERSION and kind in _KINDS else None
 
 
 def longest_frames(*, spans: int, payload_bytes: int) -> dict[type[Message], int]:
@@ -518,7 +467,7 @@ def longest_frames(*, spans: int, payload_bytes: int) -> dict[type[Message], int
             return 4 + spans * _BYTES_OF_A_SPAN[field]
         return 4 + payload_bytes if field is VECTOR else int(field.largest)
 
-    return {kind: 2 + sum(largest(field) for _, field in layout) for kind, layout in _KINDS.values()}
+    return {kind: 2 + sum(largest(field) for _, field in layout_of(kind)) for kind in _KINDS.values()}
 
 
 def decode_message(frame: bytes | bytearray | memoryview) -> Message:
@@ -535,7 +484,6 @@ def decode_message(frame: bytes | bytearray | memoryview) -> Message:
         )
     if kind not in _KINDS:
         raise FrameError(f"frame is of kind {kind}, which this peer does not know")
-    message_class, layout = _KINDS[kind]
-    fields = take_fields(reader, layout)
+    message = take_value(reader, _KINDS[kind])
     reader.expect_end()
-    return cast(Message, message_class(**fields))
+    return cast(Message, message)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Annotated
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, sha256, short_peer_id
 from p2p_diloco.protocol.clock import LEAD_TURNS
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.frames import DIGEST, FLAG, PEER, SIGNATURE, U64, Layout, many, pair, record, to_bytes
-from p2p_diloco.protocol.wire.member import MEMBER_LAYOUT, Member
+from p2p_diloco.protocol.wire.frames import PEER, SIGNATURE, U64, layout_of, many, pair, record, to_bytes
+from p2p_diloco.protocol.wire.member import Member
 
 MOST_MEMBERS = 2048
 """Maximum number of members: a certified roster must fit one control frame, at 60 bytes per member."""
@@ -47,11 +48,11 @@ class Roster:
     run: Digest
     genesis: Digest
     parent: Digest
-    k: int
-    cycle: int
+    k: Annotated[int, U64]
+    cycle: Annotated[int, U64]
     degraded: bool
-    members: tuple[Member, ...]
-    height: int
+    members: Annotated[tuple[Member, ...], many(record(Member), MOST_MEMBERS)]
+    height: Annotated[int, U64]
 
     def digest(self) -> Digest:
         """Return the digest by which entries and children refer to this roster."""
@@ -64,7 +65,7 @@ class Roster:
     # No slots, to allow caching: every message needs digest and members, and a roster never changes.
     @cached_property
     def _digest_and_size(self) -> tuple[Digest, int]:
-        encoded = to_bytes(self, ROSTER_LAYOUT)
+        encoded = to_bytes(self)
         return sha256(b"roster", encoded), len(encoded)
 
     @cached_property
@@ -140,29 +141,12 @@ class CertifiedRoster:
     """A roster with the votes that make it valid, all for the same ballot."""
 
     roster: Roster
-    ballot: int
-    votes: tuple[tuple[PeerId, bytes], ...]
+    ballot: Annotated[int, U64]
+    votes: Annotated[tuple[tuple[PeerId, bytes], ...], many(pair(PEER, SIGNATURE), MOST_MEMBERS)]
 
     def num_bytes(self) -> int:
         """Return the number of bytes that it takes in a message."""
-        return self.roster.num_bytes() + len(to_bytes(self, CERTIFIED_LAYOUT[1:]))
-
-
-ROSTER_LAYOUT: Layout = (
-    ("run", DIGEST),
-    ("genesis", DIGEST),
-    ("parent", DIGEST),
-    ("k", U64),
-    ("cycle", U64),
-    ("degraded", FLAG),
-    ("members", many(record(Member, MEMBER_LAYOUT), MOST_MEMBERS)),
-    ("height", U64),
-)
-CERTIFIED_LAYOUT: Layout = (
-    ("roster", record(Roster, ROSTER_LAYOUT)),
-    ("ballot", U64),
-    ("votes", many(pair(PEER, SIGNATURE), MOST_MEMBERS)),
-)
+        return self.roster.num_bytes() + len(to_bytes(self, layout_of(CertifiedRoster)[1:]))
 
 
 def by_seniority(members: Collection[Member], run: Digest) -> list[Member]:
