@@ -197,7 +197,7 @@ class StagedPeer(ABC):
         recalled = SavedState(rosters=(founding,), heads=heads or None)
         self.engine = PeerEngine(me=me, rules=self.plan.rules, verify=is_signed_by, recalled=recalled)
         # No need to compare states before taking part: all peers have just made the same one.
-        self.engine.membership.set_ready(bool(states))
+        self.engine.membership.local.set_ready(bool(states))
         self.thread = self.make_thread(states)
         self.thread.start()
         archive = Archive(

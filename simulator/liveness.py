@@ -200,7 +200,7 @@ def check_tables(swarm: Simulation) -> None:
     for machine in swarm.running(trains=False):
         engine = machine.running
         swarm.inspector.checks += 1
-        sizes = {"peers heard": len(engine.membership.peer_views), "links": len(engine.linked)}
+        sizes = {"peers heard": len(engine.membership.liveness.views), "links": len(engine.linked)}
         for what, size in sizes.items():
             if size > num_peers:
                 raise Violated("I9", f"{machine} keeps {size} {what} in a swarm of {num_peers}", machine.name)
@@ -269,4 +269,4 @@ def _can_vote(swarm: Simulation, roster: Roster, peer: bytes) -> bool:
     member = next(m for m in roster.members if m.peer == peer)
     if machine is None or not machine.runs:
         return False
-    return machine.remembers or machine.running.membership.me.incarnation == member.incarnation
+    return machine.remembers or machine.running.membership.local.me.incarnation == member.incarnation

@@ -159,7 +159,7 @@ class Machine:
         if self.engine is None or self.is_stopped:
             return False
         membership = self.engine.membership
-        return membership.me.incarnation == incarnation and not membership.leaving
+        return membership.local.me.incarnation == incarnation and not membership.local.leaving
 
     def linked_seconds(self, peer: PeerId) -> float:
         """Return for how long its peer has had a link to `peer`; 0 if it has none."""

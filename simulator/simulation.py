@@ -450,7 +450,7 @@ class Simulation:
 
     def all_members(self) -> bool:
         """Return whether each roster in force lists exactly the trainers that run, in their current incarnations."""
-        wanted = {(m.peer, m.running.membership.me.incarnation) for m in self.running()}
+        wanted = {(m.peer, m.running.membership.local.me.incarnation) for m in self.running()}
         rosters = [machine.running.book.in_force for machine in self.running()]
         return all(
             roster is not None and {(x.peer, x.incarnation) for x in roster.members if x.trains} == wanted

@@ -352,7 +352,7 @@ class Leave(Trouble):
 
     def mend(self, swarm: Simulation, name: str) -> None:
         machine = swarm.machines[name]
-        if machine.engine is not None and machine.engine.membership.leaving:
+        if machine.engine is not None and machine.engine.membership.local.leaving:
             swarm.end(name, "goes")
         swarm.start(name)
 

@@ -147,7 +147,7 @@ class LineWatch:
         known = [USABLE_SHARE * up] if up is not None else []
         shown = self._beneath_cap(self._rate.bytes_per_second_to_share())
         known += [shown] if shown is not None else []
-        averages = engine.me.trains and engine.membership.can_be_dialled and engine.book.in_force is not None
+        averages = engine.me.trains and engine.conditions.can_be_dialled and engine.book.in_force is not None
         if not averages or not (known or down):
             return FULL_SHARE
         return share_carried(
@@ -206,12 +206,12 @@ class LineWatch:
     def _expected(self, engine: PeerEngine, now: float, share: float) -> Forecast:
         roster, me = engine.book.in_force, engine.me
         assert roster is not None, "asked before"
-        alive = engine.membership.alive(now)
+        alive = engine.membership.liveness.alive(now)
         dialable = {member.peer: member.reduces for member in roster.members if member.trains}
         has_bootstrap = not all(member.trains for member in roster.members)
         dialable |= {peer: beat.can_be_dialled for peer, beat in alive.items()}
         dialable = {peer: can for peer, can in dialable.items() if peer not in alive or alive[peer].trains}
-        dialable[me.peer] = can = engine.membership.can_be_dialled
+        dialable[me.peer] = can = engine.conditions.can_be_dialled
         # Alone it has no traffic: forecast for when one more peer, which can be dialled, has joined.
         alone = len(dialable) == 1 and not has_bootstrap
         question = (len(dialable) + alone, sum(dialable.values()) + alone, can, has_bootstrap, share)

@@ -69,11 +69,11 @@ class ClockKeeper:
 
     def choose_sources(self) -> None:
         """Follow the clocks of the members that this peer can have a link to."""
-        roster, me = self._engine.book.in_force, self._engine.membership.me
+        roster, me = self._engine.book.in_force, self._engine.membership.local.me
         if roster is None:
             return
         member = roster.member(me.peer)
-        contact = self._engine.membership.contact
+        contact = self._engine.membership.liveness
         sources = self._sources = contact.clocks(self._clock.now())
         takes_part = member is not None and member.incarnation == me.incarnation
         depends_on_hub = contact.depends_on_hub(sources)
@@ -85,7 +85,7 @@ class ClockKeeper:
         beat, moment = self._engine.rules.heartbeat_seconds, asyncio.get_running_loop().time()
         if moment - self._requested_at >= beat:
             # They change when this peer becomes reachable, or heartbeats of other members arrive.
-            if self._sources != self._engine.membership.contact.clocks(now):
+            if self._sources != self._engine.membership.liveness.clocks(now):
                 self.choose_sources()
             self._requested_at = moment
             rounds, heads = self._engine.rules.clock, self._engine.chains.heads.values()
@@ -128,7 +128,7 @@ class ClockKeeper:
         behind_seconds = self._clock.wall_offset_seconds
         self._engine.set_conditions(replace(self._engine.conditions, clock_behind_seconds=behind_seconds))
         founder, before = self._engine.book.founder, self._watch.correction_seconds
-        behind = {peer: beat.clock_behind for peer, beat in self._engine.membership.alive(now).items()}
+        behind = {peer: beat.clock_behind for peer, beat in self._engine.membership.liveness.alive(now).items()}
         behind[me] = behind_seconds
         for peer, sentence in self._watch.look(behind, roster.peers() | {founder}, yields=me != founder):
             self._report("clock", sentence, None if peer == me else peer)

@@ -312,7 +312,7 @@ class SwarmNode:
                 if self._reach is not None:
                     self._reach.receive(peer, message)
             case EntryRequest() | SpanRequest() | HoldingsRequest() | BlockRequest() if (
-                self.engine.membership.is_paused
+                self.engine.conditions.is_paused
             ):
                 pass  # the requester turns to another peer
             case HoldingsRequest() | Holdings() | BlockRequest() | TextBlock():

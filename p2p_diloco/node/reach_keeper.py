@@ -293,7 +293,7 @@ def company_of(engine: PeerEngine, linked: frozenset[PeerId]) -> frozenset[PeerI
     wanted = engine.wanted_links()
     members = roster.peers() if wanted is None else roster.peers() & wanted
     founder = {engine.book.founder} & linked
-    coming = {p for p, view in engine.membership.peer_views.items() if view.heartbeat.trains and p in linked}
+    coming = {p for p, view in engine.membership.liveness.views.items() if view.heartbeat.trains and p in linked}
     return (members | founder | coming) - {engine.me.peer}
 
 

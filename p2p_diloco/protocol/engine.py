@@ -177,7 +177,7 @@ class PeerEngine:
 
     def found(self, founding: CertifiedRoster, now: float) -> list[Action]:
         """Found the run. This peer holds the initial state and is ready at once."""
-        self.membership.set_ready(True)
+        self.membership.local.set_ready(True)
         return self.membership.rosters.take((founding,), now)
 
     @property
@@ -202,7 +202,7 @@ class PeerEngine:
     @property
     def ready(self) -> bool:
         """Return whether this peer holds the agreed state and may be a member."""
-        return self.membership.ready
+        return self.membership.local.ready
 
     @property
     def round(self) -> int | None:
@@ -264,7 +264,7 @@ class PeerEngine:
         actions += self.membership.tick(now) if not is_time_uncertain else []
         actions += self.repair.pump(now)
         if self._heartbeats.is_due(now):
-            actions += self.membership.contact.report_split(now)
+            actions += self.membership.liveness.report_split(now)
             actions += self._sign_of_life(self.linked, now)
         elif self._to_greet:
             actions += self._sign_of_life(self._to_greet, now)
@@ -286,7 +286,7 @@ class PeerEngine:
     # -- messages
 
     def _take_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Action]:
-        if sender != beat.peer or not self.membership.take_heartbeat(beat, now):
+        if sender != beat.peer or not self.membership.liveness.take(beat, now):
             return []
         actions: list[Action] = []
         if beat.roster != ZERO_DIGEST and beat.roster not in self.book:
@@ -341,7 +341,7 @@ class PeerEngine:
         actions += self._routes.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self.repair.adopt_branch()
-        view = self.membership.peer_views.get(sender)
+        view = self.membership.liveness.views.get(sender)
         learnt = any(isinstance(action, KeepRoster) for action in actions)
         if learnt and view is not None and view.heartbeat.roster not in self.book:
             actions.append(self.membership.request_rosters(sender, now))
@@ -512,7 +512,7 @@ class PeerEngine:
 
     def _judge_influence(self, cycle: int, now: float) -> list[Action]:
         roster = self.book.in_force
-        rates = {peer: beat.tokens_per_second for peer, beat in self.membership.alive(now).items()}
+        rates = {peer: beat.tokens_per_second for peer, beat in self.membership.liveness.alive(now).items()}
         rates[self.me.peer] = self.conditions.progress.tokens_per_second
         return [*self.influence.cycle_over(cycle, roster.peers() if roster is not None else (), rates)]
 

@@ -95,7 +95,11 @@ async def wait_for_agreement(engine: PeerEngine, now: Callable[[], float]) -> bo
 def all_agree(engine: PeerEngine, now: float) -> bool:
     """Return whether this peer, if it follows the run, and all ready live peers have the same tips."""
     mine = tuple(head.digest for head in engine.closed_heads(now))
-    places = {tuple(head.digest for head in beat.heads) for beat in engine.membership.alive(now).values() if beat.ready}
+    places = {
+        tuple(head.digest for head in beat.heads)
+        for beat in engine.membership.liveness.alive(now).values()
+        if beat.ready
+    }
     if engine.me.trains or engine.me.archives:
         return bool(mine) and places <= {mine}
     return len(places) <= 1

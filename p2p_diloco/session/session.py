@@ -455,7 +455,7 @@ class PeerSession:
         reporter.publish(self._engine, node, manifest, self._run.num_parameters, self._clock.now())
 
     def _phase(self) -> str:
-        if self._engine.membership.is_paused:
+        if self._engine.membership.local.conditions.is_paused:
             return "paused"
         if not self._parts.plan.trains:
             return "following" if self._parts.plan.keeps_state else "serving"

@@ -264,7 +264,7 @@ class StatusReporter:
             averaging_share=engine.conditions.share / EQUAL_SHARE,
             num_ready=engine.membership.presence.num_ready(now),
             ready=engine.ready,
-            leaving=engine.membership.leaving,
+            leaving=engine.membership.local.leaving,
             phase=facts.phase,
             inner_steps=progress.steps,
             steps_undone=progress.undone,
@@ -317,7 +317,7 @@ def _byte_counts(counts: dict[Purpose, int]) -> ByteCounts:
 def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
     grid = engine.book.grid()
     lines = []
-    for peer, view in sorted(engine.membership.peer_views.items()):
+    for peer, view in sorted(engine.membership.liveness.views.items()):
         beat = view.heartbeat
         lines.append(
             PeerLine(

@@ -56,7 +56,7 @@ class TroubleWatch:
         """
         self._look_at_time(engine)
         round_index = max(engine.rules.clock.round_at(now), 0)
-        if not engine.ready or engine.membership.is_paused:
+        if not engine.ready or engine.conditions.is_paused:
             self._ready_since = None
         elif self._ready_since is None:
             self._ready_since = round_index
@@ -109,7 +109,7 @@ class TroubleWatch:
             self._standstill = (steady, stood)
         self._looked_at = steady
         # The membership forgets who has been silent for long.
-        received = (view.at for peer, view in engine.membership.peer_views.items() if peer != engine.me.peer)
+        received = (view.at for peer, view in engine.membership.liveness.views.items() if peer != engine.me.peer)
         self._last_heartbeat_at = max(self._last_heartbeat_at, *received, -math.inf)
 
 
@@ -124,7 +124,7 @@ class PaceWatch:
     def look(self, engine: PeerEngine, manifest: RunManifest, now: float) -> str:
         """Count; return what to report, if a warning begins."""
         steps, cycle_seconds = engine.conditions.progress.steps, engine.rules.cycle_seconds
-        if self._counted is None or not engine.ready or not steps or engine.membership.is_paused:
+        if self._counted is None or not engine.ready or not steps or engine.conditions.is_paused:
             self._counted = (now, steps)
             return ""
         since, before = self._counted
@@ -262,7 +262,9 @@ def _why_unlisted(engine: PeerEngine, now: float) -> str:
     roster = engine.book.in_force
     assert roster is not None, "asked only of a peer that follows a roster"
     said = f"this peer is not on roster {roster.k} of {counted(len(roster.members), 'member')}"
-    wait = engine.membership.declarations.returns.wait_seconds(engine.me.peer, engine.membership.me.incarnation, now)
+    membership = engine.membership
+    me = membership.local.me
+    wait = membership.declarations.returns.wait_seconds(me.peer, me.incarnation, now)
     if not wait:
         return said
     return (

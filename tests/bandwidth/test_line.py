@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,9 +44,9 @@ def engine(
         book=SimpleNamespace(in_force=roster if has_roster else None, grid=lambda: GRID),
         linked=frozenset(peer_id(number) for number in range(1, members)),
         me=SimpleNamespace(peer=peer_id(0), trains=trains),
-        membership=SimpleNamespace(alive=lambda now: alive or {}, can_be_dialled=True),
+        membership=SimpleNamespace(liveness=SimpleNamespace(alive=lambda now: alive or {})),
         rules=PLAN.rules,
-        conditions=Conditions(),
+        conditions=Conditions(can_be_dialled=True),
     )
     engine.set_conditions = lambda conditions: setattr(engine, "conditions", conditions)
     return engine
@@ -234,7 +235,7 @@ def test_a_peer_that_does_not_average_or_has_no_roster_gets_a_full_share() -> No
     assert line.share(engine(4, trains=False), 0.0) == FULL_SHARE
     assert line.share(engine(4, has_roster=False), 0.0) == FULL_SHARE
     home = engine(4)
-    home.membership.can_be_dialled = False
+    home.conditions = Conditions()
     assert line.share(home, 0.0) == FULL_SHARE
 
 
@@ -253,7 +254,7 @@ def test_a_peer_that_cannot_be_dialled_any_more_moves_less_even_if_another_takes
     others = [SimpleNamespace(can_be_dialled=False, trains=True) for _ in range(2)]
     line, state = watch(), engine(3, alive={peer_id(1): others[0], peer_id(2): others[1]})
     (reducing,) = line.notices(state, 0.0)
-    state.membership.can_be_dialled, others[0].can_be_dialled = False, True
+    state.conditions, others[0].can_be_dialled = replace(state.conditions, can_be_dialled=False), True
     (at_home,) = line.notices(state, 1.0)
     assert at_home.figures["up_bytes"] == reducing.figures["up_bytes"] / 2, "a contribution, where it sent two entries"
 

@@ -60,7 +60,7 @@ class Keeper(SilentListener):
         self.engine: Any = SimpleNamespace(
             me=SimpleNamespace(peer=transport.peer, sign=key.sign),
             book=SimpleNamespace(in_force=roster if members else None, founder=transport.peer),
-            membership=SimpleNamespace(peer_views={}),
+            membership=SimpleNamespace(liveness=SimpleNamespace(views={})),
             rules=SimpleNamespace(
                 may_be_member=listed.__contains__, run=RUN, clock=CLOCK, cycle_seconds=CLOCK.round_seconds
             ),

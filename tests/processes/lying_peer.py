@@ -340,7 +340,7 @@ def install(lie: str, folder: Path) -> None:
                 return entry
             changed = OWNERS[lie](entry, head, exchange.rules)
             record.tell(changed)
-            return replace(changed, signature=exchange.membership.me.sign(changed.statement()))
+            return replace(changed, signature=exchange.membership.local.me.sign(changed.statement()))
 
         Exchange.span_reduced = false_entry  # type: ignore[method-assign]
 

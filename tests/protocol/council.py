@@ -38,7 +38,7 @@ OTHER, THIRD = sorted(set(ids(3)) - {LEAD})
 
 def member_of_three(peer: PeerId = OTHER, **changes: object) -> Membership:
     here = membership_of(peer, founding(), roster_1(3), **changes)  # type: ignore[arg-type]
-    here.set_ready(True)
+    here.local.set_ready(True)
     return here
 
 
@@ -63,7 +63,7 @@ class Council:
         self.sequence = 0
         self.actions: list[tuple[PeerId, Action]] = []
         for one in self.here.values():
-            one.set_ready(True)
+            one.local.set_ready(True)
 
     def tick(self, now: float) -> list[Action]:
         """Let all members hear each other and act; return all their actions, including those that follow."""
@@ -71,7 +71,7 @@ class Council:
         before = len(self.actions)
         for peer, one in self.here.items():
             for other in self.here.keys() - {peer}:
-                one.take_heartbeat(heartbeat(other, sequence=self.sequence, trains=other != BOOT), now)
+                one.liveness.take(heartbeat(other, sequence=self.sequence, trains=other != BOOT), now)
         for peer, one in self.here.items():
             self.do(peer, one.tick(now), now)
         return [action for _, action in self.actions[before:]]
@@ -173,7 +173,7 @@ def listen(here: Membership, num_entries: int, present: Iterable[PeerId]) -> Non
 def seeing(*rosters: CertifiedRoster, num_entries: int = 0, linked: Iterable[PeerId] = ()) -> Membership:
     """A member that has listened, and was the only one present in the entries."""
     here = membership_of(A, founding(), *(rosters or (roster_1(3),)), linked=linked)
-    here.set_ready(True)
+    here.local.set_ready(True)
     listen(here, num_entries, {A})
     return here
 

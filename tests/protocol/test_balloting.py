@@ -311,7 +311,7 @@ def test_a_certificate_goes_to_voters_row_column_and_all_heard_peers() -> None:
     grid = fold_roster(roster.roster, 3)
     me = next(peer for peer in grid.rows[1] if peer not in roster.roster.voters)
     here = membership_of(me, founding(), roster, group_size=3)
-    here.take_heartbeat(heartbeat(NEW), NOW)
+    here.liveness.take(heartbeat(NEW), NOW)
     child = certify(child_of(roster.roster, crowd), roster.roster.voters)
     sends = here.balloting.spread(child, roster.roster, NOW)
     to = {send.to for send in sends if isinstance(send, Send) and send.message == RosterReply(rosters=(child,))}

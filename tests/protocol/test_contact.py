@@ -34,14 +34,14 @@ def test_clocks_of_members_that_this_peer_can_have_a_link_to_count() -> None:
     )
     assert roster.roster.voters == {A, B, C}
     here = membership_of(A, founding(), roster)
-    assert here.contact.clocks(0.0) == {B, C, D}
+    assert here.liveness.clocks(0.0) == {B, C, D}
     change(here, can_be_dialled=False)
-    assert here.contact.clocks(0.0) == {B, D}, "two that only dial out have no link"
+    assert here.liveness.clocks(0.0) == {B, D}, "two that only dial out have no link"
     hidden = certify(child_of(founding().roster, [member(peer, reduces=False) for peer in (A, B)]), [BOOT])
     alone = membership_of(A, founding(), hidden)
     change(alone, can_be_dialled=False)
-    assert alone.contact.clocks(0.0) == {BOOT}, "who hears no member agrees with them by the founder"
-    assert membership_of(A).contact.clocks(0.0) == frozenset()
+    assert alone.liveness.clocks(0.0) == {BOOT}, "who hears no member agrees with them by the founder"
+    assert membership_of(A).liveness.clocks(0.0) == frozenset()
 
 
 def hidden_member(peer: PeerId, *members: PeerId) -> Membership:
@@ -58,12 +58,12 @@ def hidden_member(peer: PeerId, *members: PeerId) -> Membership:
     ids=["a member", "the founder", "a joiner"],
 )
 def test_clocks_of_heard_members_count_if_none_can_be_dialled(here: Membership, nobody: set[PeerId]) -> None:
-    assert here.contact.clocks(0.0) == nobody
-    here.take_heartbeat(heartbeat(E), 0.0)
-    assert here.contact.clocks(0.0) == nobody, "a stranger has no say"
-    here.take_heartbeat(heartbeat(B), 0.0)
-    assert here.contact.clocks(0.0) == {B}, "the founder may be gone"
-    assert here.contact.clocks(here.rules.silence_seconds + 0.1) == nobody
+    assert here.liveness.clocks(0.0) == nobody
+    here.liveness.take(heartbeat(E), 0.0)
+    assert here.liveness.clocks(0.0) == nobody, "a stranger has no say"
+    here.liveness.take(heartbeat(B), 0.0)
+    assert here.liveness.clocks(0.0) == {B}, "the founder may be gone"
+    assert here.liveness.clocks(here.rules.silence_seconds + 0.1) == nobody
 
 
 def test_the_founders_clock_counts_until_over_half_of_such_members_are_heard() -> None:
@@ -74,42 +74,42 @@ def test_the_founders_clock_counts_until_over_half_of_such_members_are_heard() -
         (D, {B, C, D}, {B, C, D}),
     ]
     for heard, of_the_member, of_the_joiner in expected:
-        here.take_heartbeat(heartbeat(heard), 0.0)
-        joiner.take_heartbeat(heartbeat(heard), 0.0)
-        assert here.contact.clocks(0.0) == of_the_member
-        assert joiner.contact.clocks(0.0) == of_the_joiner
+        here.liveness.take(heartbeat(heard), 0.0)
+        joiner.liveness.take(heartbeat(heard), 0.0)
+        assert here.liveness.clocks(0.0) == of_the_member
+        assert joiner.liveness.clocks(0.0) == of_the_joiner
 
 
 def test_a_hub_is_the_only_peer_heard_and_can_hear_others() -> None:
     members = [member(A), *(member(peer, reduces=False) for peer in (B, C))]
     roster = certify(child_of(founding().roster, members), [BOOT])
     here = membership_of(B, founding(), roster)
-    assert here.contact.depends_on_hub(frozenset((A,)))
-    assert here.contact.depends_on_hub(frozenset((BOOT,))), "the founder"
-    assert not here.contact.depends_on_hub(frozenset((C,))), "it may hear this peer alone"
-    assert not here.contact.depends_on_hub(frozenset((A, C)))
-    assert not membership_of(A, founding(), roster).contact.depends_on_hub(frozenset((BOOT,))), "it is one itself"
+    assert here.liveness.depends_on_hub(frozenset((A,)))
+    assert here.liveness.depends_on_hub(frozenset((BOOT,))), "the founder"
+    assert not here.liveness.depends_on_hub(frozenset((C,))), "it may hear this peer alone"
+    assert not here.liveness.depends_on_hub(frozenset((A, C)))
+    assert not membership_of(A, founding(), roster).liveness.depends_on_hub(frozenset((BOOT,))), "it is one itself"
     two = certify(child_of(founding().roster, members[:2]), [BOOT])
-    assert not membership_of(B, founding(), two).contact.depends_on_hub(frozenset((A,))), "there is nobody else to hear"
-    assert membership_of(B, founding(), two).contact.depends_on_hub(frozenset((BOOT,))), "it hears the other one"
-    assert not membership_of(B).contact.depends_on_hub(frozenset((A,)))
+    assert not membership_of(B, founding(), two).liveness.depends_on_hub(frozenset((A,))), "nobody else is there"
+    assert membership_of(B, founding(), two).liveness.depends_on_hub(frozenset((BOOT,))), "it hears the other one"
+    assert not membership_of(B).liveness.depends_on_hub(frozenset((A,)))
 
 
 def test_a_joiner_uses_the_clocks_of_members_that_it_hears() -> None:
     roster = certify(child_of(founding().roster, [*map(member, (A, B, C)), member(D, counts=False)]), [BOOT])
     here = membership_of(NEW, founding(), roster)
-    assert here.contact.clocks(0.0) == {A, B, C, D}
-    here.take_heartbeat(heartbeat(D), 0.0)
-    assert here.contact.clocks(0.0) == {D}
-    here.take_heartbeat(heartbeat(B), 0.0)
-    assert here.contact.clocks(0.0) == {B, D}
+    assert here.liveness.clocks(0.0) == {A, B, C, D}
+    here.liveness.take(heartbeat(D), 0.0)
+    assert here.liveness.clocks(0.0) == {D}
+    here.liveness.take(heartbeat(B), 0.0)
+    assert here.liveness.clocks(0.0) == {B, D}
 
 
 SILENCE = run_rules().silence_seconds
 
 
 def reported(membership: Membership, now: float) -> list[str]:
-    actions = membership.contact.report_split(now)
+    actions = membership.liveness.report_split(now)
     assert all(isinstance(action, Report) and action.topic == "split" for action in actions)
     return [action.text for action in actions if isinstance(action, Report)]
 
@@ -117,13 +117,13 @@ def reported(membership: Membership, now: float) -> list[str]:
 def test_losing_and_regaining_a_majority_is_reported_once_each() -> None:
     membership = membership_of(A, founding(), roster_1(3))
     assert reported(membership, 0.0) == [], "nobody has been heard yet: it has just started"
-    membership.take_heartbeat(heartbeat(B), 1.0)
+    membership.liveness.take(heartbeat(B), 1.0)
     assert reported(membership, 1.0) == []
     assert reported(membership, 2.0 + SILENCE) == []
     (text,) = reported(membership, 2.0 + 2 * SILENCE)
     assert text.startswith("in contact with 1 of 3 voters; entries need more")
     assert reported(membership, 3.0 + 2 * SILENCE) == []
-    membership.take_heartbeat(heartbeat(B, sequence=2), 90.0)
+    membership.liveness.take(heartbeat(B, sequence=2), 90.0)
     assert reported(membership, 90.0) == ["in contact with 2 of 3 voters again"]
     assert reported(membership, 91.0) == []
 
@@ -152,10 +152,10 @@ def test_members_without_a_vote_are_not_missed_and_replace_no_voter() -> None:
     one_of_the_crowd = membership_of(crowd[0].peer, founding(), roster)
     for now in range(40):
         for here in (one_voter, one_of_the_crowd):
-            here.take_heartbeat(heartbeat(B, sequence=now + 1), float(now))
-        one_of_the_crowd.take_heartbeat(heartbeat(C, sequence=now + 1), float(now))
+            here.liveness.take(heartbeat(B, sequence=now + 1), float(now))
+        one_of_the_crowd.liveness.take(heartbeat(C, sequence=now + 1), float(now))
         for each in crowd:
-            alone.take_heartbeat(heartbeat(each.peer, sequence=now + 1), float(now))
+            alone.liveness.take(heartbeat(each.peer, sequence=now + 1), float(now))
     assert reports_of(one_voter) == []
     assert reports_of(one_of_the_crowd) == [], "it has no vote itself"
     (text,) = reports_of(alone)
@@ -169,7 +169,7 @@ def test_a_peer_that_only_dials_out_misses_no_peer_that_it_cannot_hear() -> None
         me=me, rules=run_rules(), book=book_with(founding(), roster), ballots=NO_BALLOTS, verify=verify, remembers=True
     )
     for now in range(40):
-        membership.take_heartbeat(heartbeat(A, sequence=now + 1), float(now))
+        membership.liveness.take(heartbeat(A, sequence=now + 1), float(now))
     assert reports_of(membership) == []
 
 
@@ -185,7 +185,7 @@ def test_in_a_grid_a_peer_needs_a_majority_of_its_row_and_column() -> None:
     assert grid is not None
     for now in range(40):
         for peer in sorted(grid.neighbours(me))[:3]:
-            near.take_heartbeat(heartbeat(peer, sequence=now + 1), float(now))
+            near.liveness.take(heartbeat(peer, sequence=now + 1), float(now))
     assert reports_of(near) == []
 
 

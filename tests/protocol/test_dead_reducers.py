@@ -53,12 +53,12 @@ def elect(living: frozenset[PeerId], *, cycles_without_entries: int, lead_rememb
             incarnation=1 + forgot,
         )
         swarm[peer].stall.cycles_without_entries = cycles_without_entries
-        swarm[peer].set_ready(True)
+        swarm[peer].local.set_ready(True)
         for seconds in range(int(LISTENED_CYCLES * CYCLE_SECONDS), 0, -4):
             swarm[peer].tick(NOW - seconds)
         near = GRID.neighbours(peer) if peer != chosen else ROSTER.peers()
         for other in living & near - {peer}:
-            swarm[peer].take_heartbeat(heartbeat(other), NOW)
+            swarm[peer].liveness.take(heartbeat(other), NOW)
     under_way = [(peer, send) for peer, each in swarm.items() for send in sends(each.tick(NOW))]
     while under_way:
         sender, send = under_way.pop()

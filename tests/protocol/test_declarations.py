@@ -144,7 +144,7 @@ def test_a_peer_that_the_manifest_does_not_list_is_not_news() -> None:
 def test_a_peer_declares_itself_while_the_roster_differs_from_its_state() -> None:
     stranger = membership_of(NEW, founding(), roster_1(3))
     assert stranger.declarations.own_news(NOW) is None, "it is not ready"
-    stranger.set_ready(True)
+    stranger.local.set_ready(True)
     word = stranger.declarations.own_news(NOW)
     assert word is not None
     assert (word.peer, word.cycle, word.leaving) == (NEW, 1, False)
@@ -157,12 +157,12 @@ def test_a_bootstrap_declares_itself_only_while_it_is_needed() -> None:
     few = certify(child_of(founding().roster, map(member, (A, B))), [BOOT])
     for certified, is_needed in ((few, True), (roster_1(3), False)):
         boot = membership_of(BOOT, founding(), certified, trains=False)
-        boot.set_ready(True)
-        assert boot.is_needed() is is_needed
+        boot.local.set_ready(True)
+        assert boot.declarations.is_needed() is is_needed
         assert (boot.declarations.own_news(NOW) is not None) is is_needed
-    assert not membership_of(BOOT, trains=False).is_needed()
-    assert not membership_of(BOOT, founding(), few).is_needed(), "it trains"
-    assert not membership_of(NEW, founding(), few, trains=False).is_needed(), "it did not found the run"
+    assert not membership_of(BOOT, trains=False).declarations.is_needed()
+    assert not membership_of(BOOT, founding(), few).declarations.is_needed(), "it trains"
+    assert not membership_of(NEW, founding(), few, trains=False).declarations.is_needed(), "it did not found the run"
 
 
 def test_a_promise_shows_its_voters_own_declaration_and_leavers_before_applicants(
@@ -232,9 +232,9 @@ def test_a_good_bye_from_before_the_listing_does_not_take_a_member_away() -> Non
     )
     here = membership_of(A, founding(), certify(roster, [BOOT], ballot_number(20, 0)))
     now = here.rules.clock.begin(40)
-    assert here.take_heartbeat(heartbeat(B, incarnation=2, sequence=7), now)
+    assert here.liveness.take(heartbeat(B, incarnation=2, sequence=7), now)
     assert here.receive(C, declaration(B, incarnation=9, leaving=True, cycle=3), now) == []
-    assert B in here.alive(now)
+    assert B in here.liveness.alive(now)
 
 
 def test_a_good_bye_is_forgotten_once_its_peer_is_listed_again() -> None:
@@ -249,8 +249,8 @@ def test_a_good_bye_is_forgotten_once_its_peer_is_listed_again() -> None:
     rosters = certify(second, [A, C, D], ballot_number(8, 0)), certify(third, [A, C, D], ballot_number(20, 0))
     here.rosters.take(rosters, now)
     here.tick(now)
-    assert here.take_heartbeat(heartbeat(B, incarnation=2), now)
-    assert B in here.alive(now)
+    assert here.liveness.take(heartbeat(B, incarnation=2), now)
+    assert B in here.liveness.alive(now)
 
 
 def test_the_own_declaration_is_signed_and_describes_the_peer() -> None:
@@ -312,15 +312,15 @@ def test_old_applications_are_dropped_and_declarations_of_members_are_kept() -> 
 
 def test_a_peer_that_declared_its_leaving_is_gone_until_its_next_incarnation() -> None:
     here = member_of_three(A)
-    assert not here.has_left(B, 1)
-    here.take_heartbeat(heartbeat(B), 0.0)
+    assert not here.declarations.has_left(B, 1)
+    here.liveness.take(heartbeat(B), 0.0)
     here.declarations.take(declaration(B), 0)
-    assert here.alive(0.0).keys() == {B}
+    assert here.liveness.alive(0.0).keys() == {B}
     here.declarations.take(declaration(B, leaving=True), 0)
-    assert here.has_left(B, 1)
-    assert here.alive(0.0) == {}
-    here.take_heartbeat(heartbeat(B, incarnation=2), 0.0)
-    assert here.alive(0.0).keys() == {B}
+    assert here.declarations.has_left(B, 1)
+    assert here.liveness.alive(0.0) == {}
+    here.liveness.take(heartbeat(B, incarnation=2), 0.0)
+    assert here.liveness.alive(0.0).keys() == {B}
 
 
 ANN, BOB = peer_id("ann"), peer_id("bob")

@@ -103,7 +103,7 @@ def test_a_lone_peer_leaves_at_once() -> None:
     engine = with_roster(engine_of(), roster_1(1))
     engine.link_up(peer_id("boot"))
     assert engine.leave(1.0) == []
-    assert engine.membership.leaving
+    assert engine.membership.local.leaving
 
 
 def test_a_leaving_peer_declares_it_to_all_links_and_stays_briefly_to_vote() -> None:
@@ -136,12 +136,12 @@ def test_a_leaving_peer_goes_at_once_without_links_or_once_a_roster_without_it_g
 
 def test_a_heartbeat_carries_a_declaration_that_the_voters_lack() -> None:
     engine = with_roster(engine_of("cat"), roster_1(2))
-    engine.membership.set_ready(True)
+    engine.membership.local.set_ready(True)
     engine.link_up(peer_id("bob"))
     application = declaration(peer_id("cat"))
     assert application in [action.message for action in engine.tick(1.0) if isinstance(action, Send)]
     listed = with_roster(engine_of("cat"), roster_1(3))
-    listed.membership.set_ready(True)
+    listed.membership.local.set_ready(True)
     listed.link_up(peer_id("bob"))
     assert application not in [action.message for action in listed.tick(1.0) if isinstance(action, Send)]
 
@@ -153,7 +153,7 @@ def test_messages_not_meant_for_the_rules_are_dropped() -> None:
 def test_a_heartbeat_from_another_peers_link_is_ignored() -> None:
     engine = engine_of()
     engine.receive(peer_id("cat"), heartbeat(peer_id("bob")), 0.0)
-    assert not engine.membership.peer_views
+    assert not engine.membership.liveness.views
 
 
 def test_an_unknown_roster_is_requested() -> None:
@@ -196,7 +196,7 @@ def test_a_peer_that_adopts_another_branch_reports_no_state_until_it_is_compared
     theirs = certify(child_of(parent, [member(ann), member(bob)], cycle=3), [ann, bob], ballot)
     rosters = (founding(), roster_1(2), ours)
     engine = engine_of(recalled=SavedState(rosters=rosters, heads=dict.fromkeys(ALL_SPANS, head_of())))
-    engine.membership.set_ready(True)
+    engine.membership.local.set_ready(True)
     assert engine.book.in_force == ours.roster
     assert len(engine.closed_heads(now)) == 2
     engine.receive(bob, RosterReply(rosters=(theirs,)), now)
@@ -645,14 +645,14 @@ def test_after_a_clock_far_ahead_is_set_right_nothing_waits_for_a_future_time() 
     assert asked_spans(engine.tick(ahead)), "it lacks the state"
     assert not asked_spans(engine.tick(ahead + 0.5))
     assert asked_spans(engine.tick(16.0))
-    assert bob in engine.membership.alive(16.0)
-    assert bob not in engine.membership.alive(17.0 + engine.rules.silence_seconds)
+    assert bob in engine.membership.liveness.alive(16.0)
+    assert bob not in engine.membership.liveness.alive(17.0 + engine.rules.silence_seconds)
 
 
 def test_a_ready_peer_whose_clock_is_set_back_continues_fetching() -> None:
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
-    engine.membership.set_ready(True)
+    engine.membership.local.set_ready(True)
     engine.tick(1e6)
     engine.catch_up.differences.want_span(SPAN, peer_id("bob"))
     engine.tick(16.0)
@@ -664,7 +664,7 @@ def test_a_clock_set_back_slightly_changes_nothing() -> None:
     engine.receive(peer_id("bob"), heartbeat(peer_id("bob")), 100.0)
     engine.tick(100.0)
     engine.tick(99.0)
-    assert engine.membership.peer_views[peer_id("bob")].at == 100.0
+    assert engine.membership.liveness.views[peer_id("bob")].at == 100.0
 
 
 @pytest.mark.parametrize("stranger", ["stranger", "boot"])
@@ -672,7 +672,7 @@ def test_a_strangers_messages_change_nothing_at_a_ready_member(stranger: str) ->
     """Nor do those of the founder, which is no longer a member: only its answer about the initial state counts."""
     engine = with_roster(engine_of(), roster_1(2))
     engine.hold_state(dict.fromkeys(engine.rules.span_elements, head_of()))
-    engine.membership.set_ready(True)
+    engine.membership.local.set_ready(True)
     villain, before = peer_id(stranger), dict(engine.chains.heads)
     engine.link_up(villain)
     higher = head_of(height=1000, digest=b"elsewhere", round_index=8)

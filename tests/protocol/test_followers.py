@@ -20,7 +20,7 @@ def followers(*, members: int = 1) -> tuple[Followers, Membership]:
 def hear(membership: Membership, now: float, *, ready: bool = False, trains: bool = True) -> None:
     sequence = 1 + int(10 * now)
     beat = heartbeat(B, roster=roster_1(1).roster.digest(), ready=ready, trains=trains, sequence=sequence)
-    membership.take_heartbeat(beat, now)
+    membership.liveness.take(beat, now)
 
 
 def test_an_unready_peer_with_recent_requests_is_fetching() -> None:

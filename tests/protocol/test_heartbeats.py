@@ -72,7 +72,7 @@ def test_a_peer_asks_for_entries_if_it_is_ready_or_nearly_level_and_not_paused(
     ready: bool, is_nearly_level: bool, is_paused: bool, takes_entries: bool
 ) -> None:
     membership = membership_of(peer_id("ann"))
-    membership.set_ready(ready)
+    membership.local.set_ready(ready)
     change(membership, is_paused=is_paused)
     _, chains = heartbeats()
     lamp = HeartbeatBuilder(rules=run_rules(), membership=membership, chains=chains)

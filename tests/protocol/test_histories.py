@@ -289,12 +289,12 @@ def stalled(*linked: PeerId, heard: float = 0.0, restarted: bool = False, rememb
     parting = certify(child_of(founding_of().roster, [*map(member, (A, B, C)), FEW]), [BOOT])
     now = 1 + restarted
     here = membership_of(A, founding_of(), parting, linked=frozenset(linked), incarnation=now, remembers=remembers)
-    here.set_ready(True)
+    here.local.set_ready(True)
     here.stall.cycles_without_entries = 12  # beyond `PATIENT_STALLS`, so any member may continue
     for second in range(int(heard), int(STALL_ENDS) + 1):
         for peer in linked:
             beat = heartbeat(peer, sequence=second + 1, roster=parting.roster.digest(), incarnation=now)
-            here.take_heartbeat(beat, float(second))
+            here.liveness.take(beat, float(second))
     return here
 
 
@@ -341,7 +341,7 @@ def test_in_a_long_stall_voters_that_lost_their_votes_take_what_another_member_s
 def test_in_a_stall_peers_without_the_state_take_what_the_others_signed() -> None:
     """Several of them would wait for each other for ever."""
     here = stalled(B, C, heard=0.0)
-    here.set_ready(False)
+    here.local.set_ready(False)
     assert here.book.in_force is not None
     cycle = int(STALL_ENDS // CYCLE_SECONDS)
     child = child_of(here.book.in_force, [member(B)], cycle=cycle, degraded=True)
@@ -443,9 +443,9 @@ def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks(
     for num_gone, wins in ((2, False), (3, True)):
         here = membership_of(A, founding_of(), roster_1(5))
         for peer in (B, C, D, E)[:num_gone]:
-            here.take_heartbeat(heartbeat(peer, roster=child.roster.digest()), 400.0)
+            here.liveness.take(heartbeat(peer, roster=child.roster.digest()), 400.0)
         for peer in (B, C, D, E)[num_gone:]:
-            here.take_heartbeat(heartbeat(peer, roster=parent.digest()), 400.0)
+            here.liveness.take(heartbeat(peer, roster=parent.digest()), 400.0)
         (report,) = here.rosters.take((child,), 400.0)
         assert isinstance(report, Report)
         assert report.topic == "roster-refused"
@@ -455,7 +455,7 @@ def test_a_degraded_child_that_most_members_follow_is_followed_after_two_checks(
         stall = here.rules.stalled_cycles * here.rules.cycle_seconds
         for sequence, peer in enumerate((B, C, D, E), 2):
             roster = child.roster if peer in (B, C, D, E)[:num_gone] else parent
-            here.take_heartbeat(heartbeat(peer, roster=roster.digest(), sequence=sequence), 400.0 + stall)
+            here.liveness.take(heartbeat(peer, roster=roster.digest(), sequence=sequence), 400.0 + stall)
         here.rosters.take((child,), 400.0 + stall)
         assert (here.book.in_force == child.roster) is wins
 
@@ -467,7 +467,7 @@ def test_a_peer_that_has_seen_a_stall_follows_a_degraded_child_at_once(num_membe
     parent = roster_1(num_members)
     child = after(parent.roster, (B, C), 10, degraded=True)
     here = membership_of(me, founding_of(), parent)
-    here.set_ready(True)
+    here.local.set_ready(True)
     here.stall.cycles_without_entries = here.rules.stalled_cycles - 1
     here.rosters.take((child,), 400.0)
     assert here.book.in_force == parent.roster
@@ -483,13 +483,13 @@ def test_a_degraded_child_is_refused_while_most_voters_sign_that_they_follow_its
     here = membership_of(ids(6)[5], founding_of(), roster_1(5))
     for now in (400.0, 400.0 + 10 * here.rules.stalled_cycles * here.rules.cycle_seconds):
         for peer in (B, C):
-            here.take_heartbeat(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
-        here.take_heartbeat(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
-        here.note_signed_rosters({peer: (parent.digest(), now) for peer in (D, E)})
+            here.liveness.take(heartbeat(peer, roster=child.roster.digest(), sequence=int(now)), now)
+        here.liveness.take(heartbeat(A, roster=parent.digest(), sequence=int(now)), now)
+        here.rosters.note_signed_rosters({peer: (parent.digest(), now) for peer in (D, E)})
         here.rosters.take((child,), now)
-        assert here.doubts
+        assert here.rosters.doubts
         assert here.book.in_force == parent
-    here.note_signed_rosters({peer: (parent.digest(), 400.0) for peer in (D, E)})
+    here.rosters.note_signed_rosters({peer: (parent.digest(), 400.0) for peer in (D, E)})
     here.rosters.take((child,), now)
     assert here.book.in_force == child.roster, "that is long ago"
 
@@ -511,8 +511,8 @@ def test_a_degraded_child_that_most_voters_follow_is_followed_even_if_others_wai
     for now in (400.0, 400.0 + stall):
         for peer in (E, F, *(() if is_signed else gone)):
             roster = (child.roster if peer in gone else first).digest()
-            here.take_heartbeat(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
-        here.note_signed_rosters({peer: (child.roster.digest(), now) for peer in gone} if is_signed else {})
+            here.liveness.take(heartbeat(peer, roster=roster, sequence=int(now), ready=peer in gone), now)
+        here.rosters.note_signed_rosters({peer: (child.roster.digest(), now) for peer in gone} if is_signed else {})
         assert here.book.in_force == first
         here.rosters.take((child,), now)
     assert (here.book.in_force == child.roster) is wins
@@ -523,10 +523,10 @@ def test_voters_without_a_roster_have_not_continued() -> None:
     child = after(parent, (B,), 10, degraded=True)
     here = membership_of(A, founding_of(), roster_1(5))
     for now in (400.0, 460.0):
-        here.take_heartbeat(heartbeat(B, roster=child.roster.digest(), sequence=int(now)), now)
-        here.take_heartbeat(heartbeat(C, roster=parent.digest(), sequence=int(now)), now)
+        here.liveness.take(heartbeat(B, roster=child.roster.digest(), sequence=int(now)), now)
+        here.liveness.take(heartbeat(C, roster=parent.digest(), sequence=int(now)), now)
         for peer in (D, E):
-            here.take_heartbeat(heartbeat(peer, sequence=int(now), ready=False), now)
+            here.liveness.take(heartbeat(peer, sequence=int(now), ready=False), now)
         here.rosters.take((child,), now)
     assert here.book.in_force == parent
 
@@ -535,7 +535,7 @@ def test_a_degraded_child_that_all_heard_peers_follow_is_followed_soon() -> None
     here = membership_of(A, founding_of(), roster_1(5))
     child = after(roster_of(5), (B, C), 10, degraded=True)
     for peer in (B, C):
-        here.take_heartbeat(heartbeat(peer, roster=child.roster.digest()), 400.0)
+        here.liveness.take(heartbeat(peer, roster=child.roster.digest()), 400.0)
     here.rosters.take((child,), 400.0)
     assert here.book.in_force == roster_of(5)
     here.rosters.take((child,), 408.0)
@@ -736,6 +736,6 @@ def test_a_degraded_child_seen_long_ago_does_not_shorten_the_wait(armed: str) ->
     late = after(parent, (B,), 2500, degraded=True)
     if not armed.endswith("entries"):
         here.tick(now)
-    here.take_heartbeat(heartbeat(B, roster=late.roster.digest()), now)
+    here.liveness.take(heartbeat(B, roster=late.roster.digest()), now)
     here.rosters.take((late,), now)
     assert here.book.in_force == parent

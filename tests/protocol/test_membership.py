@@ -20,7 +20,7 @@ def test_a_declared_leaving_calls_a_ballot_at_once_in_which_the_leaver_votes() -
     word = leaver.leave(now)
     assert word.leaving
     assert verify(OTHER, word.statement(), word.signature)
-    assert not leaver.ready
+    assert not leaver.local.ready
     assert not leaver.votes.may_name_parents(ROSTER.digest(), AFTER)
     assert not leaver.may_go(now)
     for peer in sorted(ROSTER.voters - {OTHER}):

@@ -38,8 +38,8 @@ def test_a_contribution_that_is_ready_after_the_pause_began_is_not_sent() -> Non
 def test_missing_contributions_are_reported_neither_by_nor_about_a_paused_peer() -> None:
     rounds, _ = exchange(2)
     for is_ready, me_paused, num_reports in ((True, False, 1), (False, False, 0), (True, True, 0)):
-        rounds.membership.peer_views.clear()
-        assert rounds.membership.take_heartbeat(heartbeat(BOB, ready=is_ready), 0.0)
+        rounds.membership.liveness.views.clear()
+        assert rounds.membership.liveness.take(heartbeat(BOB, ready=is_ready), 0.0)
         rounds.begin(0, True)
         feed(rounds, ANN, contribution(spans=owned(rounds)), 1.0)
         rounds.tick(5.0)
@@ -50,7 +50,7 @@ def test_missing_contributions_are_reported_neither_by_nor_about_a_paused_peer()
 
 def test_the_others_learn_it_from_heartbeats_and_declarations() -> None:
     membership = membership_of(ANN, founding(), roster_1(2))
-    membership.set_ready(True)
+    membership.local.set_ready(True)
     chains = ChainBook(
         rules=EntryRules(run=run_rules().run, clock=run_rules().clock, radius_limit=3.0),
         retained_cycles=1,

@@ -30,7 +30,7 @@ def test_if_most_spans_got_entries_a_member_in_none_of_four_cycles_is_absent_eve
     here = seeing(num_entries=3, linked=(B, C))
     here.presence.note_entry({B}, (), LAST_ROUNDS[0])
     here.presence.note_entry({C}, (), LAST_ROUNDS[0] - 1)
-    here.take_heartbeat(heartbeat(C), SEEN)
+    here.liveness.take(heartbeat(C), SEEN)
     assert named(here.presence.view(ROSTER, SEEN).absent) == {C}
 
 
@@ -38,9 +38,9 @@ def test_a_member_whose_link_was_closed_is_absent_after_a_cycle_and_one_with_a_l
     here = seeing(num_entries=3, linked=(B,))
     for peer in (B, C):
         here.presence.note_entry({peer}, (), LAST_ROUNDS[-3])
-        here.take_heartbeat(heartbeat(peer), SEEN - CYCLE_SECONDS - 1.0)
+        here.liveness.take(heartbeat(peer), SEEN - CYCLE_SECONDS - 1.0)
     assert named(here.presence.view(ROSTER, SEEN).absent) == {C}
-    here.take_heartbeat(heartbeat(C, sequence=2), SEEN - 1.0)
+    here.liveness.take(heartbeat(C, sequence=2), SEEN - 1.0)
     assert named(here.presence.view(ROSTER, SEEN).absent) == set()
 
 
@@ -48,13 +48,13 @@ def test_right_after_a_stall_nobody_is_absent_for_having_been_in_no_entry() -> N
     here = seeing(linked=(B, C))
     for number in range(5):
         here.presence.note_entry({A, B}, (), LAST_ROUNDS[-2] + number % 2)
-    here.take_heartbeat(heartbeat(C), SEEN)
+    here.liveness.take(heartbeat(C), SEEN)
     assert named(here.presence.view(ROSTER, SEEN).absent) == set()
 
 
 def test_if_few_spans_got_entries_a_member_not_heard_for_four_cycles_is_absent() -> None:
     here = seeing(num_entries=1, linked=(B, C))
-    here.take_heartbeat(heartbeat(B), SEEN - 4 * CYCLE_SECONDS + 1.0)
+    here.liveness.take(heartbeat(B), SEEN - 4 * CYCLE_SECONDS + 1.0)
     assert named(here.presence.view(ROSTER, SEEN).absent) == {C}
     here.presence.note_entry({C}, (), LAST_ROUNDS[-1])
     assert named(here.presence.view(ROSTER, SEEN).absent) == set()
@@ -123,7 +123,7 @@ def test_a_view_lists_peers_heard_peers_that_came_to_count_and_the_number_of_ent
     here.presence.round_over(-1, 77)
     for cycle in range(1, 5):
         here.presence.note_entry({A, B, C}, {A, B, C}, 2 * cycle)
-    here.take_heartbeat(heartbeat(B), 4 * CYCLE_SECONDS)
+    here.liveness.take(heartbeat(B), 4 * CYCLE_SECONDS)
     view = here.presence.view(fresh.roster, 4 * CYCLE_SECONDS + 1.0)
     assert named(view.heard, fresh.roster) == {A, B}
     assert named(view.counting, fresh.roster) == {B}, "the others count already"
@@ -153,18 +153,18 @@ def test_an_owner_without_entries_is_reported_as_idle() -> None:
 def test_an_unready_peer_draws_no_conclusions_from_its_logs() -> None:
     here = membership_of(LEAD, founding(), roster_1(3))
     assert here.presence.round_over(1, 0) == []
-    here.set_ready(True)
+    here.local.set_ready(True)
     assert here.presence.round_over(0, 0) == [], "the round before the first entries"
 
 
 def test_ready_peers_are_those_that_report_it_and_train() -> None:
     here = membership_of(A, founding(), roster_1(3))
     assert here.presence.num_ready(0.0) == 0
-    here.take_heartbeat(heartbeat(B), 0.0)
-    here.take_heartbeat(heartbeat(C, ready=False), 0.0)
-    here.take_heartbeat(heartbeat(peer_id("boot"), trains=False), 0.0)
+    here.liveness.take(heartbeat(B), 0.0)
+    here.liveness.take(heartbeat(C, ready=False), 0.0)
+    here.liveness.take(heartbeat(peer_id("boot"), trains=False), 0.0)
     assert here.presence.num_ready(0.0) == 1
-    here.set_ready(True)
+    here.local.set_ready(True)
     assert here.presence.num_ready(0.0) == 2
     here.leave(0.0)
     assert here.presence.num_ready(0.0) == 1
@@ -174,12 +174,12 @@ def test_ready_peers_are_those_that_report_it_and_train() -> None:
 def test_members_without_a_link_are_counted_by_the_entries_of_the_last_cycle() -> None:
     here = member_of_three(A)
     clock = here.rules.clock
-    here.set_ready(True)
-    here.take_heartbeat(heartbeat(B), 0.0)
+    here.local.set_ready(True)
+    here.liveness.take(heartbeat(B), 0.0)
     assert here.presence.num_ready(0.0) == 2
     here.presence.note_entry({A, B, C}, (), 0)
     assert here.presence.num_ready(0.0) == 3
-    here.take_heartbeat(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
+    here.liveness.take(heartbeat(B, sequence=2), clock.begin(clock.num_fragments + 1))
     assert here.presence.num_ready(clock.begin(clock.num_fragments + 1)) == 2, "it was there a cycle ago"
 
 
@@ -252,6 +252,6 @@ def test_counting_does_not_depend_on_the_order_of_entries_of_the_last_eight_cycl
 
 
 def test_a_peer_founds_a_run_as_its_current_incarnation() -> None:
-    assert member_of_three(A).me.member(3) == member(A, counts=False, share=3, place=NO_PLACE)
-    bootstrap = membership_of(A, trains=False, incarnation=4).me.member()
+    assert member_of_three(A).local.me.member(3) == member(A, counts=False, share=3, place=NO_PLACE)
+    bootstrap = membership_of(A, trains=False, incarnation=4).local.me.member()
     assert bootstrap == member(A, counts=False, trains=False, incarnation=4)

@@ -83,7 +83,7 @@ def repair(
     if holds:
         page.serving.hold_state()
     if is_new:
-        membership.take_heartbeat(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
+        membership.liveness.take(heartbeat(B, roster=ROSTER.digest(), heads=(fragment_head(),)), 0.0)
     return page
 
 
@@ -160,20 +160,20 @@ def test_only_peers_of_this_branch_are_donors_and_compared_with() -> None:
     assert page.sources.donors(0.0) == [B]
     stranger = heartbeat(B, roster=sha256(b"other branch"), heads=(fragment_head(-2),), sequence=2)
     assert page.compare(B, stranger, 0.0) == []
-    page.membership.take_heartbeat(stranger, 0.0)
+    page.membership.liveness.take(stranger, 0.0)
     assert page.sources.donors(0.0) == []
 
 
 def test_a_ready_peer_asks_unready_peers_for_entries_that_ready_peers_lack() -> None:
     """Two of three voters, restarted, were an entry above all ready peers, which waited for these two."""
     page = repair(num_members=3)
-    page.membership.set_ready(True)
+    page.membership.local.set_ready(True)
     page.linked.add(C)
     roster = roster_1(3).roster.digest()
     level = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=2)
     ahead = heartbeat(C, roster=roster, heads=(fragment_head(-2),), ready=False)
     for beat in (level, ahead):
-        page.membership.take_heartbeat(beat, 0.0)
+        page.membership.liveness.take(beat, 0.0)
     assert page.sources.donors(0.0) == [B]
     (send,) = page.compare(C, ahead, 0.0)
     assert isinstance(send, Send)
@@ -195,7 +195,7 @@ def test_an_unready_founder_is_asked_for_entries_if_no_member_is_linked() -> Non
     page.linked.clear()
     page.linked.add(boot)
     ahead = heartbeat(boot, roster=ROSTER.digest(), heads=(fragment_head(-2),), ready=False)
-    page.membership.take_heartbeat(ahead, 0.0)
+    page.membership.liveness.take(ahead, 0.0)
     page.compare(boot, ahead, 0.0)
     higher = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of(), head_of()))
     asked = [action for action in page.take(boot, higher, 0.1) if isinstance(action, Send)]
@@ -208,16 +208,16 @@ HIGHER = HeadsReply(fragment=0, heads=(head_of(height=5, digest=b"x"), head_of()
 def lone_member(*, is_ready: bool = False, since: float = 0.0) -> tuple[Repair, Heartbeat]:
     """Return the `Repair` of the only member, linked with the founder and with B, whose height is greater."""
     page, boot, roster = repair(num_members=1), peer_id("boot"), roster_1(1).roster.digest()
-    page.membership.set_ready(is_ready)
+    page.membership.local.set_ready(is_ready)
     page.linked.add(boot)
-    page.membership.take_heartbeat(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
+    page.membership.liveness.take(heartbeat(boot, roster=roster, heads=(fragment_head(),)), since)
     page.sources.look(page.catch_up, since)
     return page, heartbeat(B, roster=roster, heads=(fragment_head(-2),), sequence=2)
 
 
 def test_the_only_member_asks_ready_peers_for_entries_that_it_lost() -> None:
     page, ahead = lone_member()
-    page.membership.take_heartbeat(ahead, 0.0)
+    page.membership.liveness.take(ahead, 0.0)
     assert [action.message for action in page.compare(B, ahead, 0.0) if isinstance(action, Send)] == [
         HeadsRequest(fragment=0)
     ]
@@ -235,7 +235,7 @@ def test_the_only_member_asks_strangers_until_it_is_ready_and_no_longer_than_a_s
     page, ahead = lone_member(is_ready=is_ready, since=-heard_for)
     assert run_rules().stalled_cycles * run_rules().cycle_seconds == 48.0
     for beat in (heartbeat(peer_id("boot"), roster=ahead.roster, heads=(fragment_head(),), sequence=2), ahead):
-        assert page.membership.take_heartbeat(beat, 0.0)
+        assert page.membership.liveness.take(beat, 0.0)
     assert bool(page.compare(B, ahead, 0.0)) is asks
 
 
@@ -244,7 +244,7 @@ def test_two_strangers_do_not_keep_the_only_member_from_contributing_once_it_is_
     page.linked.add(C)
     for peer, now in ((B, 0.0), (C, 1.0)):
         beat = heartbeat(peer, roster=ahead.roster, heads=ahead.heads, sequence=2)
-        assert page.membership.take_heartbeat(beat, now)
+        assert page.membership.liveness.take(beat, now)
         page.compare(peer, beat, now)
         page.take(peer, HIGHER, now)
     assert page.catch_up.differences.left_out() == frozenset()
@@ -256,19 +256,19 @@ def test_a_ready_peer_left_out_of_the_roster_starts_afresh_if_no_entries_follow(
     members = ids(4)[not is_listed :]
     listed = certify(child_of(founding().roster, [member(peer) for peer in members]), [peer_id("boot")])
     page = repair(listed=listed)
-    page.membership.set_ready(True)
+    page.membership.local.set_ready(True)
     roster, ahead = listed.roster.digest(), tuple(head_of(height=9, digest=b"%d" % index) for index in range(3))
     said = []
     for second in range(90):
         now = float(second)
         beat = heartbeat(B, roster=roster, heads=(fragment_head(),), sequence=second + 2)
-        page.membership.take_heartbeat(beat, now)
+        page.membership.liveness.take(beat, now)
         page.catch_up.differences.ask_tips(0, B, now)
         actions = page.take(B, HeadsReply(fragment=0, heads=ahead), now)
         actions += page.take(B, EntryAbsent(span=SPAN, parent=head_of().digest), now)
         actions += page.pump(now)
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
-    assert page.membership.ready is is_listed
+    assert page.membership.local.ready is is_listed
     begun_anew = "roster 1 continues without this peer, and no peer has the entries since; catching up as a newcomer"
     assert said == ([] if is_listed else [begun_anew])
 
@@ -277,7 +277,7 @@ def test_strangers_are_asked_nothing_if_there_are_other_members() -> None:
     page = repair(num_members=2)
     page.linked.add(C)
     ahead = heartbeat(C, roster=ROSTER.digest(), heads=(fragment_head(-2),))
-    page.membership.take_heartbeat(ahead, 0.0)
+    page.membership.liveness.take(ahead, 0.0)
     assert page.compare(C, ahead, 0.0) == []
 
 
@@ -302,7 +302,7 @@ def test_the_only_voter_does_not_wait_forever_for_donors_that_differ(voters: tup
     said = []
     for second in range(90):
         beat = heartbeat(B, roster=roster.roster.digest(), heads=(fragment_head(-2),), sequence=second + 2)
-        page.membership.take_heartbeat(beat, float(second))
+        page.membership.liveness.take(beat, float(second))
         actions = page.pump(float(second))
         said += [action.text for action in actions if isinstance(action, Report) and action.topic == "ready"]
     alone = "ready: others hold different bytes, but only this peer votes"
@@ -342,7 +342,7 @@ def test_a_leaving_peer_does_not_become_ready_again() -> None:
     page.membership.local.leave(None)
     for now in (0.0, 5.0, 10.0, 15.0, 17.0):
         assert page.pump(now) == []
-    assert not page.membership.ready
+    assert not page.membership.local.ready
 
 
 def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None, archives: bool = False) -> Repair:
@@ -353,7 +353,7 @@ def bystander(*beats: Heartbeat, roster: CertifiedRoster | None = None, archives
     rosters = (founding(), roster or roster_1(3))
     page = repair(membership=membership_of(peer_id("boot"), *rosters, trains=False, archives=archives))
     for beat in beats:
-        page.membership.take_heartbeat(beat, 0.0)
+        page.membership.liveness.take(beat, 0.0)
     return page
 
 
@@ -380,9 +380,9 @@ def test_an_archivist_follows_the_logs_keeps_what_it_holds_and_asks_for_no_place
     assert isinstance(ask.message, HeadsRequest)
     for now in (0.0, 60.0):
         for peer in (A, B, C):
-            page.membership.take_heartbeat(ready(peer, sequence=int(now) + 2), now)
+            page.membership.liveness.take(ready(peer, sequence=int(now) + 2), now)
         assert not page.is_needless(now), "others hold the state too, but this peer keeps it"
-    page.membership.set_ready(True)
+    page.membership.local.set_ready(True)
     assert page.membership.declarations.own_news(60.0) is None, "it never becomes a member"
 
 
@@ -411,11 +411,11 @@ def test_a_founder_that_is_needed_on_the_roster_follows_the_logs(roster: Certifi
 def test_a_founder_that_is_needed_again_becomes_ready_like_a_joiner_and_keeps_what_it_holds() -> None:
     page = bystander(ready(A), ready(B), roster=roster_1(2))
     assert not is_needless(page)
-    assert not page.membership.ready
+    assert not page.membership.local.ready
     for fragment, num_spans in enumerate(run_rules().num_spans):
         for peer in (A, B):
             page.content_compared(peer, fragment, num_spans, [], 0.0)
-    assert page.membership.ready
+    assert page.membership.local.ready
 
 
 def is_needless(page: Repair) -> bool:
@@ -439,9 +439,9 @@ def test_a_founder_holds_the_initial_state_until_a_peer_with_a_fast_line_is_read
 def test_a_founder_waits_for_a_ready_peer_to_declare_its_share() -> None:
     page = bystander(ready(A))
     assert not page.is_needless(0.0)
-    page.membership.take_heartbeat(ready(A, share=7, sequence=2), 1.0)
+    page.membership.liveness.take(ready(A, share=7, sequence=2), 1.0)
     assert not page.is_needless(1.0)
-    page.membership.take_heartbeat(ready(A, sequence=3), 2.0)
+    page.membership.liveness.take(ready(A, sequence=3), 2.0)
     assert not page.is_needless(2.0)
     assert not page.is_needless(1.9 + SILENCE)
     assert page.is_needless(2.0 + SILENCE)
@@ -453,7 +453,7 @@ def test_three_thin_lines_are_enough_but_a_fetch_from_the_founder_is_completed()
     assert is_needless(page)
     page.take(joiner, SpanRequest(span=SPAN, version=sha256(b""), offset=0, most_bytes=1 << 16), 0.0)
     assert not is_needless(page)
-    page.membership.take_heartbeat(ready(joiner, share=1, sequence=2), 0.0)
+    page.membership.liveness.take(ready(joiner, share=1, sequence=2), 0.0)
     assert is_needless(page)
 
 
@@ -480,7 +480,7 @@ def test_dropped_state_is_no_longer_fetched() -> None:
     listed = certify(child_of(roster_1(3).roster, [BOOTSTRAP, *(member(peer) for peer in (A, B, C))]), [A, B, C])
     page.membership.book.add(listed)
     beat = heartbeat(B, roster=listed.roster.digest(), heads=(fragment_head(),))
-    page.membership.take_heartbeat(beat, 0.0)
+    page.membership.liveness.take(beat, 0.0)
     asked = [action.message for action in page.pump(0.0) if isinstance(action, Send)]
     assert asked
     assert all(isinstance(message, SpanRequest) for message in asked)
@@ -489,15 +489,15 @@ def test_dropped_state_is_no_longer_fetched() -> None:
 def test_spans_are_fetched_over_fast_lines_or_from_the_founder() -> None:
     page, boot = repair(), peer_id("boot")
     page.linked |= {C, boot}
-    page.membership.take_heartbeat(ready(B, share=7, sequence=2), 0.0)
+    page.membership.liveness.take(ready(B, share=7, sequence=2), 0.0)
     assert page.sources.for_spans(0.0) == [B]
-    page.membership.take_heartbeat(ready(boot, ready=False, trains=False), 0.0)
+    page.membership.liveness.take(ready(boot, ready=False, trains=False), 0.0)
     assert page.sources.for_spans(0.0) == [boot]
     page.linked.remove(B)
     assert page.sources.donors(0.0) == [], "what a founder holds is old: nobody is ready by its word"
     assert page.sources.for_spans(0.0) == [boot]
     page.linked.add(B)
-    page.membership.take_heartbeat(ready(C), 0.0)
+    page.membership.liveness.take(ready(C), 0.0)
     assert page.sources.for_spans(0.0) == [boot], "from strangers nothing is learnt"
     page.membership.book.add(certify(child_of(ROSTER, [member(peer) for peer in (A, B, C)]), [A, B]))
     assert page.sources.for_spans(0.0) == [C]
@@ -510,7 +510,7 @@ def test_spans_are_fetched_from_an_unready_founder_if_all_members_are_empty() ->
     page.linked.add(boot)
     empty = heartbeat(B, roster=ROSTER.digest(), ready=False, sequence=2)
     for beat in (empty, ready(boot, ready=False)):
-        page.membership.take_heartbeat(beat, 0.0)
+        page.membership.liveness.take(beat, 0.0)
     asked = [action for action in page.pump(0.0) if isinstance(action, Send)]
     assert {send.to for send in asked if isinstance(send.message, SpanRequest)} == {boot}
     assert page.sources.donors(0.0) == [], "nobody is ready by its word"
@@ -555,8 +555,8 @@ def among_four(*, is_ready: bool = True) -> Repair:
     page.linked.update({C, D})
     roster = roster_1(4).roster.digest()
     for peer in (B, C, D):
-        page.membership.take_heartbeat(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
-    page.membership.set_ready(is_ready)
+        page.membership.liveness.take(heartbeat(peer, roster=roster, heads=(fragment_head(),), sequence=2), 0.0)
+    page.membership.local.set_ready(is_ready)
     return page
 
 
@@ -623,7 +623,7 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
         (other, mover, "the other peer has to move"),
     ):
         page = repair(membership=membership_of(me, founding(), roster_1(2)))
-        page.membership.set_ready(True)
+        page.membership.local.set_ready(True)
         differing(page, peer)
         said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
         assert expected in said, said
@@ -649,7 +649,7 @@ def test_a_donor_that_has_advanced_is_asked_for_its_heads() -> None:
     assert answer(page, elsewhere, peer=C, now=3.0) == [CompareContent], "who is no donor cannot give it"
     assert answer(page, *[HEAD.digest] * 3, elsewhere, now=3.0) == [CompareContent], "there are three spans"
     assert answer(page, elsewhere, now=3.0) == [CompareContent, HeadsRequest]
-    page.membership.set_ready(True)
+    page.membership.local.set_ready(True)
     assert answer(page, elsewhere, now=6.0) == [CompareContent], "members get entries from their reducers"
 
 
@@ -689,7 +689,7 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     )
     membership.local.set_conditions(Conditions(can_be_dialled=True))
     for peer in (B, C):
-        membership.take_heartbeat(
+        membership.liveness.take(
             heartbeat(peer, roster=roster.digest(), heads=(fragment_head(),), can_be_dialled=False), 0.0
         )
     page.pump(0.0)
@@ -753,7 +753,7 @@ def test_a_peer_without_a_roster_accepts_nothing() -> None:
 
 
 def damaged_for_good(page: Repair) -> None:
-    page.membership.set_ready(True)
+    page.membership.local.set_ready(True)
     page.span_damaged(SPAN, "a reason")
     page.span_rebuilt(SPAN, None, None, 0.1)
 

@@ -85,7 +85,7 @@ def test_a_roster_is_reported_with_joined_and_departed_members(monkeypatch: pyte
 def test_who_was_too_late_waits_before_its_application_is_shown_and_the_event_says_why() -> None:
     here = seeing()
     here.presence.note_entry({C}, (), 0)
-    here.take_heartbeat(heartbeat(C), NOW)
+    here.liveness.take(heartbeat(C), NOW)
     said = roster_sentences(here, without(C), now=NOW)
     absent = VOTING * ROUND_SECONDS
     assert said == [f"roster 2: 2 members (gone: {short_peer_id(C)}, in no entry for {absent:.0f} s)"]
@@ -98,7 +98,7 @@ def test_who_was_too_late_waits_before_its_application_is_shown_and_the_event_sa
 @pytest.mark.parametrize("reason", ["left", "its link closed"])
 def test_who_left_or_was_killed_does_not_wait(reason: str) -> None:
     here = seeing()
-    here.take_heartbeat(heartbeat(C), SEEN - CYCLE_SECONDS - 1.0)
+    here.liveness.take(heartbeat(C), SEEN - CYCLE_SECONDS - 1.0)
     if reason == "left":
         here.declarations.take(declaration(C, cycle=2, leaving=True), 2)
     assert roster_sentences(here, without(C), now=SEEN) == [f"roster 2: 2 members (gone: {short_peer_id(C)}, {reason})"]
@@ -128,11 +128,11 @@ def test_a_degraded_roster_is_named_as_such() -> None:
 
 def test_data_about_strangers_is_dropped_when_they_go() -> None:
     here = member_of_three(A)
-    here.take_heartbeat(heartbeat(NEW), 0.0)
+    here.liveness.take(heartbeat(NEW), 0.0)
     here.declarations.take(declaration(NEW), 0)
     here.presence.note_entry({NEW, B}, {NEW, B}, 4)
     here.rosters.take((certify(child_of(ROSTER, ROSTER.members), ids(3)),), 1000.0)
-    assert NEW not in here.peer_views
+    assert NEW not in here.liveness.views
     assert NEW not in here.declarations.newest
     assert [here.presence.last_round(peer) for peer in (B, NEW)] == [4, -1]
 
@@ -154,7 +154,7 @@ def test_a_peer_whose_later_start_is_listed_takes_the_next_number_once() -> None
     here = membership_of(A, founding(), roster_1(3), incarnation=3)
     first = listing(ROSTER, 3)
     assert "identity" not in [action.topic for action in here.rosters.take((first,), NOW) if isinstance(action, Report)]
-    assert here.me.incarnation == 3
+    assert here.local.me.incarnation == 3
     second = listing(first.roster, 9)
     (report,) = [
         action.text
@@ -165,9 +165,9 @@ def test_a_peer_whose_later_start_is_listed_takes_the_next_number_once() -> None
         "roster 3 lists start 9 of this peer, but this is start 3: either its clock was ahead then (nothing to do), or "
         "another process uses a copy of its state directory (stop one of them, and give it its own state directory)"
     )
-    here.set_ready(True)
+    here.local.set_ready(True)
     word = here.declarations.own_news(NOW)
     assert word is not None
-    assert word.incarnation == here.me.incarnation == 10
+    assert word.incarnation == here.local.me.incarnation == 10
     here.rosters.take((listing(second.roster, 12),), NOW)
-    assert here.me.incarnation == 10, "a copy of its disk would do the same, and neither would stop"
+    assert here.local.me.incarnation == 10, "a copy of its disk would do the same, and neither would stop"

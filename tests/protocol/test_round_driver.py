@@ -92,7 +92,7 @@ def hear_bob(page: RoundDriver, membership: Membership, cycle: int, steps: int) 
     for second in range(int(CYCLE_SECONDS)):
         now = cycle * CYCLE_SECONDS + second + 1.0
         pass_time(page, now, now + 1.0)
-        membership.take_heartbeat(heartbeat(peer_id("bob"), sequence=int(now), steps=steps), now)
+        membership.liveness.take(heartbeat(peer_id("bob"), sequence=int(now), steps=steps), now)
 
 
 def test_a_cycle_in_which_most_voters_are_present_without_a_step_is_not_stalled() -> None:

@@ -37,7 +37,7 @@ def routes_of(
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
     membership.stall.cycles_without_entries = cycles_without_entries
     for place, listener in enumerate(LISTENERS):
-        membership.take_heartbeat(heartbeat(listener, ready=False, takes_entries=place % 2 == 0), 0.0)
+        membership.liveness.take(heartbeat(listener, ready=False, takes_entries=place % 2 == 0), 0.0)
     return Routes(rules=rules, membership=membership, linked=set(linked))
 
 

@@ -379,7 +379,7 @@ def page_of(
         page.serving.hold_state()
     roster = roster_1(5).roster.digest()
     for peer in sorted(linked - {JOINER}):
-        membership.take_heartbeat(heartbeat(peer, roster=roster, heads=(fragment_head(), fragment_head())), 0.0)
+        membership.liveness.take(heartbeat(peer, roster=roster, heads=(fragment_head(), fragment_head())), 0.0)
     return page
 
 
@@ -485,7 +485,7 @@ def test_relying_on_a_few_is_reported_once() -> None:
     for sequence, now in enumerate((stall - 0.1, stall, stall + 0.1), 2):
         roster = roster_1(5).roster.digest()
         beat = heartbeat(ANN, roster=roster, heads=(fragment_head(), fragment_head()), sequence=sequence)
-        page.membership.take_heartbeat(beat, now)
+        page.membership.liveness.take(beat, now)
         reports = [action for action in page.pump(now) if isinstance(action, Report)]
         said.append([report.text for report in reports if "relying on" in report.text])
     assert [len(texts) for texts in said] == [0, 1, 0]

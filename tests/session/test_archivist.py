@@ -305,7 +305,8 @@ class Alone:
         engine: Any = SimpleNamespace(
             ready=True,
             closed_heads=lambda now: self._set_heads(beat),
-            membership=SimpleNamespace(alive=lambda now: {"ada": beat}, is_paused=False),
+            conditions=SimpleNamespace(is_paused=False),
+            membership=SimpleNamespace(liveness=SimpleNamespace(alive=lambda now: {"ada": beat})),
             book=SimpleNamespace(in_force=SimpleNamespace(peers=lambda: {"ada"})),
         )
         reporter: Any = self.reporter

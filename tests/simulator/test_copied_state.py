@@ -115,7 +115,7 @@ def test_the_only_voter_restored_from_a_backup_after_its_clock_was_ahead_continu
             assert founder.running.me.incarnation < later
             first = swarm.round
             await swarm.until(swarm.all_ready, within=8 * RULES.cycle_seconds)
-            assert founder.running.membership.me.incarnation == later + 1
+            assert founder.running.membership.local.me.incarnation == later + 1
             assert f"lists start {later} of this peer" in founder.texts("identity")[-1]
             first = swarm.round + 1
             await swarm.run_to_round(first + 4)

@@ -110,7 +110,7 @@ def engine(
         exchange=SimpleNamespace(asked_in=asked_in, made_in=made_in),
         conditions=Conditions(progress=Progress(undone_why="step 9 left a.weight not finite")),
         membership=SimpleNamespace(
-            me=SimpleNamespace(incarnation=1),
+            local=SimpleNamespace(me=SimpleNamespace(peer=ADA, incarnation=1)),
             declarations=SimpleNamespace(returns=SimpleNamespace(wait_seconds=lambda *_: waits)),
         ),
     )

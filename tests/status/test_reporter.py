@@ -101,7 +101,7 @@ def test_rounds_are_counted_once_this_peer_is_ready() -> None:
     count.round_closed(CLOSED)
     assert status_of(count, peer).rounds_closed == 0
     assert status_of(count, peer).participation is None
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     for closed in (CLOSED, replace(CLOSED, num_included=2)):
         count.round_closed(closed)
     status = status_of(count, peer)
@@ -169,8 +169,8 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
     silent: Any = SimpleNamespace(
         ready=False, can_be_dialled=True, share=8, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
     )
-    peer.membership.peer_views[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
-    peer.membership.peer_views[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
+    peer.membership.liveness.views[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
+    peer.membership.liveness.views[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
     lines = {line.peer: line for line in status_of(count, peer).peers}
     ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
     assert (ben.ready, ben.reachable, ben.trains, ben.steps) == (True, False, True, 3)
@@ -223,7 +223,7 @@ def test_text_from_other_peers_is_shown_without_control_characters(monkeypatch: 
     )
     monkeypatch.setattr(trouble, "explain_idleness", lambda *_: "dialled\x1b]0;owned\x07")
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     for now in (NOW, NOW + 9 * PLAN.rules.cycle_seconds):
         count.publish(peer, node, small_manifest(), 1000, now)
     status = watcher.last
@@ -238,7 +238,7 @@ def test_dials_that_fail_after_the_session_began_are_known_to_the_trouble(monkey
     failures: dict[PeerId, str] = {}
     count.follow(peer, failed_dials=failures)
     failures[peer_key("ben").peer] = "45.10.0.9:31338 timed out"
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     for now in (NOW, NOW + 9 * PLAN.rules.cycle_seconds):
         count.publish(peer, node, small_manifest(), 1000, now)
     assert watcher.last.trouble == "45.10.0.9:31338 timed out"
@@ -255,7 +255,7 @@ def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_
 
     late = 3 * clock.num_fragments + 1
     assert say(late).trouble == "", "it was not ready"
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     for round_index in range(late, 2 * late):
         assert say(round_index).trouble == ""
     for round_index in (2 * late, 2 * late + 1):
@@ -266,7 +266,7 @@ def test_a_ready_peer_in_no_entry_for_three_cycles_reports_why_once_and_when_it_
     peer.last_included = 4 * late
     assert say(4 * late + 1).trouble == ""
     assert say(8 * late).trouble
-    peer.membership.set_ready(False)
+    peer.membership.local.set_ready(False)
     assert say(8 * late).trouble == ""
     told = [event.text for event in watcher.events if event.topic == "trouble"]
     assert told[1::2] == ["contributions are included in entries", "contributions are included in entries again"]
@@ -278,7 +278,7 @@ def test_a_process_that_stood_still_says_so_and_not_that_its_steps_are_too_long(
     count = StatusReporter(observer=watcher, unix_seconds=lambda: 123.0, steady=lambda: steady[0])
     peer, clock = engine(), PLAN.rules.clock
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
 
     def say(cycles: float, seconds: float) -> str:
         steady[0] += seconds
@@ -298,7 +298,7 @@ def test_a_process_that_stood_still_says_so_and_not_that_its_steps_are_too_long(
 def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_once() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     manifest = small_manifest({"rounds.planned_steps": 10})
     cycle = PLAN.rules.cycle_seconds
@@ -334,7 +334,7 @@ def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_onc
 def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     manifest = small_manifest({"rounds.planned_steps": 10, "model.tensors": [["weight", [4, 4], "radial"]]})
     cycle = PLAN.rules.cycle_seconds
@@ -349,7 +349,7 @@ def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
 def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
     count, watcher = reporter()
     peer = engine()
-    peer.membership.set_ready(True)
+    peer.membership.local.set_ready(True)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     for index in (1, 2):
         peer.set_conditions(

@@ -133,7 +133,7 @@ class Archivist(NoTraining):
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 engine, now = self._host.engine, self._host.now()
-                if engine.ready and not engine.membership.is_paused:
+                if engine.ready and not engine.conditions.is_paused:
                     self._agreement.note(engine.closed_heads(now), self._published(now), len(self._members()))
                     # What comes late to a round is there a cycle later.
                     await self._export_if_due(self._agreement.num_cycles - 1)
@@ -205,7 +205,7 @@ class Archivist(NoTraining):
 
     def _published(self, now: float) -> dict[PeerId, tuple[FragmentHead, ...]]:
         """Return the log positions that ready members have published last."""
-        beats, members = self._host.engine.membership.alive(now), self._members()
+        beats, members = self._host.engine.membership.liveness.alive(now), self._members()
         return {peer: beat.heads for peer, beat in beats.items() if peer in members and beat.ready}
 
     def _members(self) -> frozenset[PeerId]:

@@ -16,14 +16,8 @@ from dataclasses import replace
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send, sends
-from p2p_diloco.protocol.membership.declarations import Declarations
-from p2p_diloco.protocol.membership.liveness import Liveness
-from p2p_diloco.protocol.membership.local import LocalState
-from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.proposal import next_roster
-from p2p_diloco.protocol.membership.rosters import Rosters
-from p2p_diloco.protocol.membership.stall import Stall
-from p2p_diloco.protocol.membership.votes import Votes
+from p2p_diloco.protocol.membership.rosters import Observations, Rosters
 from p2p_diloco.protocol.wire.ballot import (
     Candidacy,
     Prepare,
@@ -51,26 +45,12 @@ class Balloting:
     itself as its own leader is taken at once.
     """
 
-    def __init__(
-        self,
-        local: LocalState,
-        declarations: Declarations,
-        liveness: Liveness,
-        presence: Presence,
-        stall: Stall,
-        votes: Votes,
-        rosters: Rosters,
-    ) -> None:
-        self._local = local
-        self._declarations = declarations
-        self._liveness = liveness
-        self._presence = presence
-        self._stall = stall
-        self._votes = votes
+    def __init__(self, seen: Observations, rosters: Rosters) -> None:
+        self._seen = seen
         self._rosters = rosters
-        self._rules = local.rules
-        self._book = local.book
-        self._verify = local.verify
+        self._rules = seen.local.rules
+        self._book = seen.local.book
+        self._verify = seen.local.verify
         self._candidacies: dict[bool, Candidacy] = {}
         """For ordinary and degraded children, the last ballot that this peer led; over if its parent is."""
         self._prepared = 0
@@ -84,12 +64,12 @@ class Balloting:
             return []
         ballot = clock.ballot_at(now)
         actions: list[Action] = []
-        if self._is_vote_due(parent, ballot) or self._votes.has_voted(parent):
+        if self._is_vote_due(parent, ballot) or self._seen.votes.has_voted(parent):
             actions += self._promise(parent, ballot, now, degraded=False)
-        if self._stall.continues():
+        if self._seen.stall.continues():
             actions += self._promise(parent, ballot, now, degraded=True)
-        has_left = self._declarations.has_left
-        if self._votes.has_voted(parent) or any(has_left(m.peer, m.incarnation) for m in parent.members):
+        has_left = self._seen.declarations.has_left
+        if self._seen.votes.has_voted(parent) or any(has_left(m.peer, m.incarnation) for m in parent.members):
             actions += self.prepare_if_leader(parent, now)
         return actions
 
@@ -101,9 +81,9 @@ class Balloting:
     # -- what the parent allows
 
     def _may_vote(self, parent: Roster, *, degraded: bool) -> bool:
-        if not self._votes.knows_its_own(parent):
+        if not self._seen.votes.knows_its_own(parent):
             return False
-        return self._stall.continues() if degraded else self._local.peer in parent.voters
+        return self._seen.stall.continues() if degraded else self._seen.local.peer in parent.voters
 
     def _rule(self, parent: Roster, *, degraded: bool) -> Rule:
         founder, before = self._book.founder, self._book.parent_of(parent)
@@ -121,7 +101,7 @@ class Balloting:
 
     def prepare_if_leader(self, parent: Roster, now: float) -> list[Action]:
         """Request promises from the electorate, once in each turn of this peer."""
-        clock, me = self._rules.clock, self._local.peer
+        clock, me = self._rules.clock, self._seen.local.peer
         ballot = clock.ballot_at(now)
         if self._prepared >= ballot or self._leader(parent, ballot, now, degraded=False) != me:
             return []
@@ -142,17 +122,17 @@ class Balloting:
         return self._promise(parent, prepare.ballot, now, degraded=False)
 
     def _promise(self, parent: Roster, ballot: int, now: float, *, degraded: bool) -> list[Action]:
-        bond = self._votes.bond(parent, degraded=degraded)
+        bond = self._seen.votes.bond(parent, degraded=degraded)
         if bond.promised >= ballot or not self._may_vote(parent, degraded=degraded):
             return []
-        actions: list[Action] = [KeepBallots(ballots=self._votes.promise(parent, ballot, degraded=degraded))]
-        me = self._local.me
+        actions: list[Action] = [KeepBallots(ballots=self._seen.votes.promise(parent, ballot, degraded=degraded))]
+        me = self._seen.local.me
         unsigned = Promise(
             parent=parent.digest(),
             degraded=degraded,
             ballot=ballot,
             voted=(bond.voted.ballot, bond.voted.roster.digest()) if bond.voted is not None else None,
-            view=self._presence.view(parent, now),
+            view=self._seen.presence.view(parent, now),
             voter=me.peer,
             signature=NO_SIGNATURE,
         )
@@ -167,18 +147,18 @@ class Balloting:
 
     def take_promise(self, sender: PeerId, promised: Promised, now: float) -> list[Action]:
         """Count a promise made to this peer; propose once there are enough."""
-        parent, me, clock = self._book.in_force, self._local.peer, self._rules.clock
+        parent, me, clock = self._book.in_force, self._seen.local.peer, self._rules.clock
         promise, voted, degraded = promised.promise, promised.voted, promised.promise.degraded
         if parent is None or promise.parent != parent.digest():
             return self._send_child(sender, promise.parent, now)
         if self._leader(parent, promise.ballot, now, degraded=degraded) != me:
             return []
-        if degraded and not self._stall.continues() and parent.member(me) is not None:
+        if degraded and not self._seen.stall.continues() and parent.member(me) is not None:
             return []
         candidacy = self._candidacies.get(degraded)
         if candidacy is None or candidacy.ballot < promise.ballot or not self._is_open(candidacy):
             candidacy = Candidacy(parent=parent, degraded=degraded, ballot=promise.ballot)
-        rule, quorum = self._rule(parent, degraded=degraded), self._stall.quorum(parent, degraded=degraded)
+        rule, quorum = self._rule(parent, degraded=degraded), self._seen.stall.quorum(parent, degraded=degraded)
         try:
             candidacy = add_promise(candidacy, sender, promised, rule, quorum, self._verify, self._checked)
         except PeerError as error:
@@ -186,7 +166,7 @@ class Balloting:
         if voted is not None and voted not in self._checked:
             self._checked = [*self._checked[-1:], voted]
         for declaration in promise.view.declarations:
-            self._declarations.take(declaration, clock.cycle_at(now))
+            self._seen.declarations.take(declaration, clock.cycle_at(now))
         had_proposed = candidacy.proposal is not None
         self._candidacies[degraded] = candidacy = propose(candidacy, rule, quorum)
         actions = self.prepare_if_leader(parent, now) if voted is not None and not degraded else []
@@ -210,21 +190,21 @@ class Balloting:
 
     def take_proposal(self, sender: PeerId, proposal: Proposal, now: float) -> list[Action]:
         """Vote for a proposal of the leader of its ballot, if this peer's promises allow it."""
-        parent, roster, me = self._book.in_force, proposal.roster, self._local.me
+        parent, roster, me = self._book.in_force, proposal.roster, self._seen.local.me
         degraded = roster.degraded
         if parent is None or roster.parent != parent.digest():
             return []
         if self._leader(parent, proposal.ballot, now, degraded=degraded) != sender:
             return []
-        if not self._may_vote(parent, degraded=degraded) or not self._votes.may_vote_in(proposal.ballot):
+        if not self._may_vote(parent, degraded=degraded) or not self._seen.votes.may_vote_in(proposal.ballot):
             return []
         try:
             check_child(roster, parent, proposal.ballot, self._rules)
-            rule, quorum = self._rule(parent, degraded=degraded), self._stall.quorum(parent, degraded=degraded)
+            rule, quorum = self._rule(parent, degraded=degraded), self._seen.stall.quorum(parent, degraded=degraded)
             check_proposal(proposal, parent, rule, quorum, self._verify)
         except PeerError as error:
             return [Report(topic="proposal-refused", text=f"{short_peer_id(sender)}: {error}")]
-        bound = self._votes.vote(proposal)
+        bound = self._seen.votes.vote(proposal)
         if bound is None:
             return []
         digest = roster.digest()
@@ -242,7 +222,7 @@ class Balloting:
             if with_vote is candidacy:
                 continue
             self._candidacies[degraded] = with_vote
-            certified = certificate(with_vote, self._stall.quorum(candidacy.parent, degraded=degraded))
+            certified = certificate(with_vote, self._seen.stall.quorum(candidacy.parent, degraded=degraded))
             if certified is not None:
                 actions = self._rosters.take((certified,), now, is_own=True)
                 return actions + self.spread(certified, candidacy.parent, now)
@@ -250,7 +230,7 @@ class Balloting:
 
     def spread(self, certified: CertifiedRoster, parent: Roster, now: float) -> list[Action]:
         """Send a certified roster to the voters, this peer's row and column, and all peers with live heartbeats."""
-        clock, me = self._rules.clock, self._local.peer
+        clock, me = self._rules.clock, self._seen.local.peer
         _, grid = self._book.folded(parent.digest(), clock.round_at(now))
-        to = parent.voters | row_mates(grid, me) | column_mates(grid, me) | self._liveness.alive(now).keys()
+        to = parent.voters | row_mates(grid, me) | column_mates(grid, me) | self._seen.liveness.alive(now).keys()
         return [*sends(to - {me}, RosterReply(rosters=(certified,)), clock.soon(now))]

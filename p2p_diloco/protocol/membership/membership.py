@@ -1,31 +1,28 @@
 """Membership: one peer's view of the swarm, and its part in agreeing on the members of a run.
 
 Each question has a module of its own: who this peer is (`local.py`), what peers declare (`declarations.py`), who is
-alive (`liveness.py`), whom entries name (`presence.py`), whether the run has stalled (`stall.py`), what this peer has
-voted for (`votes.py`), which rosters it takes (`rosters.py`, and `doubt.py` for those without a majority), how the next
-one is certified (`balloting.py`), and which members it can have links to (`contact.py`).
+alive and in contact (`liveness.py`), whom entries name (`presence.py`), whether the run has stalled (`stall.py`), what
+this peer has voted for (`votes.py`), which rosters it takes (`rosters.py`), and how the next one is certified
+(`balloting.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, Report, Send, sends
 from p2p_diloco.protocol.membership.balloting import Balloting
-from p2p_diloco.protocol.membership.contact import Contact
 from p2p_diloco.protocol.membership.declarations import Declarations
-from p2p_diloco.protocol.membership.doubt import Doubt
-from p2p_diloco.protocol.membership.liveness import Liveness, PeerView
+from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalPeer, LocalState
 from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.roster_book import RosterBook
-from p2p_diloco.protocol.membership.rosters import Rosters
+from p2p_diloco.protocol.membership.rosters import Observations, Rosters
 from p2p_diloco.protocol.membership.stall import Stall
 from p2p_diloco.protocol.membership.votes import Votes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Ballots, Prepare, Promised, Proposal, Vote
-from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.messages import RosterRequest
 from p2p_diloco.protocol.wire.roster import Verify
@@ -64,78 +61,18 @@ class Membership:
         self.presence = presence = Presence(local, declarations, liveness)
         self.stall = stall = Stall(local, declarations, liveness)
         self.votes = votes = Votes(local, ballots, remembers=remembers)
-        self.doubt = doubt = Doubt(local, liveness, presence, stall, votes)
-        self.rosters = rosters = Rosters(local, declarations, liveness, presence, stall, votes, doubt)
-        self.balloting = Balloting(local, declarations, liveness, presence, stall, votes, rosters)
-        self.contact = Contact(local, liveness)
-
-    # -- what others read most
-
-    @property
-    def me(self) -> LocalPeer:
-        """Return this peer, with the incarnation under which it takes part."""
-        return self.local.me
-
-    @property
-    def ready(self) -> bool:
-        """Return whether this peer holds the agreed state and may be a member."""
-        return self.local.ready
-
-    @property
-    def leaving(self) -> bool:
-        """Return whether this peer has declared that it leaves."""
-        return self.local.leaving
-
-    @property
-    def is_paused(self) -> bool:
-        """Return whether its owner has paused this peer."""
-        return self.local.conditions.is_paused
-
-    @property
-    def can_be_dialled(self) -> bool:
-        """Return whether others have proved this peer reachable."""
-        return self.local.conditions.can_be_dialled
-
-    @property
-    def peer_views(self) -> Mapping[PeerId, PeerView]:
-        """Return the latest heartbeat of each peer."""
-        return self.liveness.views
-
-    @property
-    def doubts(self) -> bool:
-        """Return whether others follow a degraded roster that this peer has not adopted."""
-        return self.doubt.is_open
-
-    def alive(self, now: float) -> dict[PeerId, Heartbeat]:
-        """Return the latest heartbeats of peers that are not silent and have not declared that they leave."""
-        return self.liveness.alive(now)
-
-    def has_left(self, peer: PeerId, incarnation: int) -> bool:
-        """Return whether that incarnation of a peer has declared that it leaves."""
-        return self.declarations.has_left(peer, incarnation)
-
-    def is_needed(self) -> bool:
-        """Return whether this peer, which founded the run and does not train, is needed on the roster."""
-        return self.declarations.is_needed()
+        seen = Observations(
+            local=local, declarations=declarations, liveness=liveness, presence=presence, stall=stall, votes=votes
+        )
+        self.rosters = Rosters(seen)
+        self.balloting = Balloting(seen, self.rosters)
 
     # -- what happens
-
-    def set_ready(self, is_ready: bool) -> None:
-        """Note whether this peer holds the agreed state."""
-        self.local.set_ready(is_ready)
-
-    def note_signed_rosters(self, signed: Mapping[PeerId, tuple[Digest, float]]) -> None:
-        """Take, per voter without a link, the roster that it signed as the one in force, and when."""
-        self.doubt.note_signed_rosters(signed)
 
     def entry_absorbed(self, round_index: int) -> None:
         """Note that the line in force got an entry."""
         self.stall.entry_absorbed()
         self.rosters.entry_absorbed(round_index)
-
-    def take_heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
-        """Receive a heartbeat; return False if it is ignored, such as one that is old or not signed by its peer."""
-        return self.liveness.take(heartbeat, now)
 
     def receive(
         self, sender: PeerId, message: Declaration | Prepare | Promised | Proposal | Vote, now: float
@@ -170,7 +107,7 @@ class Membership:
             and declarations.is_news(declaration, roster, now)
             and declarations.may_forward(declaration, now)
         ):
-            actions += sends(roster.voters - {self.me.peer, peer}, declaration, clock.soon(now))
+            actions += sends(roster.voters - {self.local.peer, peer}, declaration, clock.soon(now))
         if declaration.leaving and roster.member(peer) is not None:
             actions.append(Report(topic="good-bye", text=f"{short_peer_id(peer)} leaves"))
             actions += self.balloting.prepare_if_leader(roster, now)
@@ -179,7 +116,7 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Do what is due: forget what is outdated, and promise or lead in the ballot whose turn it is."""
         if self.liveness.tick(now):
-            self.doubt.end()
+            self.rosters.end_doubt()
         cycle = self.rules.clock.cycle_at(now)
         if self.book.in_force is not None and cycle >= 0:
             self.declarations.forget_old(cycle)
@@ -190,7 +127,7 @@ class Membership:
         self.liveness.set_back(now)
         self.declarations.set_back()
         self.stall.set_back(now)
-        self.doubt.end()
+        self.rosters.end_doubt()
 
     # -- rosters to request
 
@@ -214,5 +151,5 @@ class Membership:
         """Return whether the others no longer need this leaving peer: its vote, and the spans that it averages."""
         governing = self.book.governing(self.rules.clock.round_at(now))
         rosters = (self.book.in_force, governing[0] if governing is not None else None)
-        is_listed = any(roster is not None and roster.member(self.me.peer) is not None for roster in rosters)
+        is_listed = any(roster is not None and roster.member(self.local.peer) is not None for roster in rosters)
         return not is_listed or self.local.has_stayed(now)

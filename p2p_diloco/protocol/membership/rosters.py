@@ -2,57 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from p2p_diloco.errors import PeerError
-from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepLiveliness, KeepRoster, Report
 from p2p_diloco.protocol.membership.declarations import Declarations
-from p2p_diloco.protocol.membership.doubt import Doubt
-from p2p_diloco.protocol.membership.histories import LineHistory
+from p2p_diloco.protocol.membership.histories import LineHistory, is_left_behind, is_left_by_all
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.stall import Stall
 from p2p_diloco.protocol.membership.votes import Votes
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
+from p2p_diloco.protocol.wire.heartbeat import Heartbeat
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_certificate, is_majority
 from p2p_diloco.rate import counted
 
 MOST_REFUSED = 16
 """Number of refused rosters to remember, so that each is reported once."""
+MOST_SIGNERS_SHOWN = 4
 MOST_NAMED = 16
 """Maximum number of members that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """Parts that hold what this peer has observed of the members, and what it has promised and voted for."""
+
+    local: LocalState
+    declarations: Declarations
+    liveness: Liveness
+    presence: Presence
+    stall: Stall
+    votes: Votes
 
 
 class Rosters:
     """Takes certified rosters into the book, and begins anew under each that comes into force."""
 
-    def __init__(
-        self,
-        local: LocalState,
-        declarations: Declarations,
-        liveness: Liveness,
-        presence: Presence,
-        stall: Stall,
-        votes: Votes,
-        doubt: Doubt,
-    ) -> None:
-        self._local = local
-        self._declarations = declarations
-        self._liveness = liveness
-        self._presence = presence
-        self._stall = stall
-        self._votes = votes
-        self._doubt = doubt
-        self._rules = local.rules
-        self._book = local.book
+    def __init__(self, seen: Observations) -> None:
+        self._seen = seen
+        self._rules = seen.local.rules
+        self._book = seen.local.book
         self.history = LineHistory(self._book)
         self._refused: list[Digest] = []
         self._has_reported_forgotten = False
+        self._doubts_since: float | None = None
+        self._signed_rosters: Mapping[PeerId, tuple[Digest, float]] = {}
 
     def entry_absorbed(self, round_index: int) -> None:
         """Note that the line in force is alive: it got an entry."""
-        self._doubt.end()
+        self.end_doubt()
         self.history.entry_absorbed(self._rules.clock.cycle(round_index))
 
     def keep_liveliness(self) -> list[Action]:
@@ -100,17 +101,17 @@ class Rosters:
         """Return whether a roster must be put in force; raise PeerError if it must not even be kept."""
         roster, mine, clock = certified.roster, self._book.in_force, self._rules.clock
         ahead = clock.ballot_round(certified.ballot) - clock.round_at(now)
-        member = mine.member(self._local.peer) if mine is not None else None
-        if ahead > 1 and member is not None and member.incarnation == self._local.me.incarnation:
+        member = mine.member(self._seen.local.peer) if mine is not None else None
+        if ahead > 1 and member is not None and member.incarnation == self._seen.local.me.incarnation:
             raise PeerError(f"roster {roster.k} was voted for {ahead} rounds from now; at most one is allowed")
         is_child = roster.parent == self._book.in_force_digest
         if mine is not None and roster.degraded and is_child and roster.digest() not in self._book:
-            self._doubt.check(certified, mine, now)
+            self._check_degraded(certified, mine, now)
         return self.history.is_better(certified, clock.cycle_at(now))
 
     def _report_forgotten(self, certified: CertifiedRoster) -> list[Action]:
         """Report, once, that a child of the roster in force has a vote of this peer that is not on its disk."""
-        if self._has_reported_forgotten or not self._votes.has_forgotten(certified):
+        if self._has_reported_forgotten or not self._seen.votes.has_forgotten(certified):
             return []
         self._has_reported_forgotten = True
         text = (
@@ -128,16 +129,114 @@ class Rosters:
         self._refused = [*self._refused[1 - MOST_REFUSED :], digest]
         return [Report(topic="roster-refused", text=reason)]
 
+    # -- degraded rosters, certified with fewer votes than a majority
+
+    # One member's vote can be enough for such a roster. A stalled peer follows it at once if its signers may have acted
+    # in good faith. A peer that returns to a swarm that continued without it checks twice, because the first message
+    # may come from a liar.
+
+    @property
+    def doubts(self) -> bool:
+        """Return whether others follow a degraded roster that this peer has not adopted."""
+        return self._doubts_since is not None
+
+    def end_doubt(self) -> None:
+        """Begin anew: the roster in force has changed or got an entry, or this peer has slept."""
+        self._doubts_since = None
+
+    def note_signed_rosters(self, signed: Mapping[PeerId, tuple[Digest, float]]) -> None:
+        """Take, per voter without a link, the roster that it signed as the one in force, and when."""
+        self._signed_rosters = signed
+
+    def _check_degraded(self, certified: CertifiedRoster, mine: Roster, now: float) -> None:
+        """Raise PeerError for a degraded child of ours, unless this peer is stalled too or most others have moved on.
+
+        Most others are more than half of the members with live heartbeats, or of the electorate. That much of the
+        electorate could have certified an ordinary child, and it keeps members that all wait from holding each other
+        back for ever.
+        """
+        check_certificate(certified, mine, self._seen.local.verify, self._rules)
+        roster, signers = certified.roster, [peer for peer, _ in certified.votes]
+        has_quorum = self._seen.stall.quorum(mine, degraded=True)(signers)
+        if self._seen.stall.has_seen(mine) and has_quorum and self._may_be_honest(roster, mine, signers, now):
+            return
+        clock = self._rules.clock
+        is_idle = self._seen.presence.latest_round() < clock.round_at(now) - 2 * clock.num_fragments
+        since = self._doubts_since
+        self._doubts_since = (now if since is None else since) if is_idle else None
+        if since is not None and is_idle and self._have_moved_on(mine, since, now):
+            return
+        names = ", ".join(map(short_peer_id, sorted(signers)[:MOST_SIGNERS_SHOWN]))
+        raise PeerError(
+            f"roster {roster.k}, signed by {names}, has no majority of roster {roster.k - 1}; only stalled peers take "
+            f"it, after {self._rules.stalled_cycles} cycles without entries; this peer had "
+            f"{self._seen.stall.cycles_without_entries}"
+        )
+
+    def _have_moved_on(self, mine: Roster, since: float, now: float) -> bool:
+        """Return whether most others have followed another roster since this peer began to doubt.
+
+        If a member follows a roster that is known here, its entries, or those that it names, get time to arrive.
+        """
+        beats = list(self._seen.liveness.alive(now).values())
+        named = self._rosters_named(beats, now)
+        is_alive = is_majority(mine, [peer for peer, known in named if known in self._book])
+        have_voters_gone = is_majority(mine, [peer for peer, unknown in named if unknown not in self._book])
+        if is_alive or not (have_voters_gone or is_left_behind(mine, beats, self._book)):
+            return False
+        seconds = self._rules.silence_seconds
+        if not is_left_by_all(mine, beats, self._book):
+            seconds = max(seconds, self._rules.stalled_cycles * self._rules.cycle_seconds)
+        return now - since >= seconds
+
+    def _rosters_named(self, beats: Sequence[Heartbeat], now: float) -> list[tuple[PeerId, Digest]]:
+        """Return the rosters that others follow, by their heartbeats and recently signed statements."""
+        since = now - 2 * self._rules.cycle_seconds - self._rules.silence_seconds
+        signed = [(peer, roster) for peer, (roster, at) in self._signed_rosters.items() if at >= since]
+        by_heartbeat = [(beat.peer, beat.roster) for beat in beats]
+        return [(peer, roster) for peer, roster in (*signed, *by_heartbeat) if roster != ZERO_DIGEST]
+
+    def _may_be_honest(self, roster: Roster, mine: Roster, signers: Collection[PeerId], now: float) -> bool:
+        """Return whether those who signed a degraded child of ours may have done so in good faith.
+
+        Members that do not vote continue alone only if nobody who can vote is there. Of voters that were started anew
+        nobody knows whether they remember their votes, so they hold back the others only until the stall is long. A
+        child that omits this peer is in doubt while another voter waits here too, or if who signed it was linked to
+        this peer in the whole stall and so knows that it is there; who slept, or was cut off, may have missed it. Peers
+        that have lost the state hold back nobody: they could do so for ever.
+        """
+        local = self._seen.local
+        beats = {peer: beat for peer, beat in self._seen.liveness.alive(now).items() if beat.ready}
+        if not local.ready:
+            return True
+        able = {
+            member.peer
+            for peer, beat in beats.items()
+            if (member := mine.member(peer)) is not None and member.incarnation == beat.incarnation
+        }
+        if self._seen.votes.knows_its_own(mine):
+            able.add(local.peer)
+        able &= mine.voters
+        here = mine.voters & {local.peer, *beats}
+        if (able or (here and not self._seen.stall.is_long())) and not mine.voters.intersection(signers):
+            return False
+        if local.leaving or mine.member(local.peer) is None or roster.member(local.peer) is not None:
+            return True
+        waiting = {peer for peer, beat in beats.items() if beat.roster == self._book.in_force_digest}
+        since = now - self._rules.stalled_cycles * self._rules.cycle_seconds
+        knew = any(peer in beats and self._seen.liveness.was_linked_since(peer, since) for peer in signers)
+        return not knew and not able & waiting - set(signers)
+
     # -- entering
 
     def _enter(self, before: Roster | None, after: Roster, now: float) -> list[Action]:
         """Begin anew under the roster that is now in force."""
-        self._stall.roster_entered(after, now)
-        self._doubt.end()
-        actions = self._local.renumber(after)
+        self._seen.stall.roster_entered(after, now)
+        self.end_doubt()
+        actions = self._seen.local.renumber(after)
         if before is None or after.degraded or before.peers() != after.peers():
             reasons = self._note_dropped(before, after, now) if before is not None else {}
-            text = _roster_sentence(before, after, reasons, self._local.peer)
+            text = _roster_sentence(before, after, reasons, self._seen.local.peer)
             actions.append(Report(topic="roster", text=text))
         self._forget_strangers(after, now)
         if before is not None and not self._book.is_on_chain(before.digest()):
@@ -149,33 +248,33 @@ class Rosters:
     def _note_dropped(self, before: Roster, after: Roster, now: float) -> dict[PeerId, str]:
         """Return why each member is gone, as seen from here; one that is here but too late waits before it returns."""
         clock, reasons = self._rules.clock, {}
-        if not self._local.ready or after.parent != before.digest():
+        if not self._seen.local.ready or after.parent != before.digest():
             return {}
         for peer in before.peers() - after.peers():
             member = before.member(peer)
             assert member is not None, "it was listed"
-            last = max(self._presence.last_round(peer), member.since * clock.num_fragments)
+            last = max(self._seen.presence.last_round(peer), member.since * clock.num_fragments)
             absent_seconds = max(clock.round_at(now) - last, 0) * clock.round_seconds
-            if self._declarations.has_left(peer, member.incarnation):
+            if self._seen.declarations.has_left(peer, member.incarnation):
                 reasons[peer] = "left"
             elif not member.trains:
                 reasons[peer] = "no longer needed"
-            elif self._liveness.is_closed(member, now):
+            elif self._seen.liveness.is_closed(member, now):
                 reasons[peer] = "its link closed"
             else:
                 reasons[peer] = f"in no entry for {absent_seconds:.0f} s"
-                is_late = peer in self._liveness.alive(now) or peer == self._local.peer
+                is_late = peer in self._seen.liveness.alive(now) or peer == self._seen.local.peer
                 if is_late and not after.degraded:
                     listed_seconds = (after.cycle - member.since) * self._rules.cycle_seconds
-                    self._declarations.returns.dropped(peer, member.incarnation, listed_seconds, now)
+                    self._seen.declarations.returns.dropped(peer, member.incarnation, listed_seconds, now)
         return reasons
 
     def _forget_strangers(self, roster: Roster, now: float) -> None:
         """Drop what is kept about peers that are neither members nor present, so that nothing grows for ever."""
         members = roster.peers()
-        self._liveness.forget_strangers(members, now)
-        self._declarations.keep_only(members | self._liveness.views.keys() | {self._local.peer})
-        self._presence.keep_only(members)
+        self._seen.liveness.forget_strangers(members, now)
+        self._seen.declarations.keep_only(members | self._seen.liveness.views.keys() | {self._seen.local.peer})
+        self._seen.presence.keep_only(members)
 
 
 def _roster_sentence(before: Roster | None, after: Roster, reasons: Mapping[PeerId, str], me: PeerId) -> str:

@@ -58,7 +58,7 @@ class Readiness:
 
     def become_ready(self, catch_up: CatchUp, donors: list[PeerId], now: float) -> list[Action]:
         """Become ready if enough others hold the same bytes, or if there is no other peer; else ask on."""
-        roster, me = self._membership.book.in_force, self._membership.me.peer
+        roster, me = self._membership.book.in_force, self._membership.local.peer
         assert roster is not None
         if roster.peers() != {me}:  # else there is only a founder to compare with
             donors = [donor for donor in donors if roster.member(donor) is not None]
@@ -75,7 +75,7 @@ class Readiness:
                 return self.ask_witnesses(catch_up, donors, now)
             text = "ready: others hold different bytes, but only this peer votes"
         self._unverified.note(False, now)
-        self._membership.set_ready(True)
+        self._membership.local.set_ready(True)
         return [Report(topic="ready", text=text)]
 
     def begin_anew(self, catch_up: CatchUp, now: float) -> list[Action]:
@@ -84,11 +84,11 @@ class Readiness:
         A ready peer follows only more than half of the electorate, whose answers about a moving tip arrive too late.
         """
         roster, membership = self._membership.book.in_force, self._membership
-        if not membership.ready or roster is None or roster.member(membership.me.peer) is not None:
+        if not membership.local.ready or roster is None or roster.member(membership.local.peer) is not None:
             return []
         if not self._sources.has_waited(catch_up, now):
             return []
-        membership.set_ready(False)
+        membership.local.set_ready(False)
         text = (
             f"roster {roster.k} continues without this peer, and no peer has the entries since; "
             "catching up as a newcomer"

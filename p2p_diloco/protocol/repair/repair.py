@@ -74,7 +74,7 @@ class Repair:
         self._scrub_number: int | None = None
 
     def _new_catch_up(self, before: CatchUp | None = None) -> CatchUp:
-        me, rules = self.membership.me, self.rules
+        me, rules = self.membership.local.me, self.rules
         indirect = IndirectVoters(
             me=me.peer,
             draw_nonce=lambda now: int.from_bytes(me.sign(b"nonce" + repr(now).encode())[:7], "little"),
@@ -95,9 +95,9 @@ class Repair:
     @property
     def follows(self) -> bool:
         """Return whether this peer follows the logs: it trains or archives, or is or should be on the roster."""
-        roster, me = self.membership.book.in_force, self.membership.me
+        roster, me = self.membership.book.in_force, self.membership.local.me
         is_listed = roster is not None and roster.member(me.peer) is not None
-        return me.trains or me.archives or is_listed or self.membership.is_needed()
+        return me.trains or me.archives or is_listed or self.membership.declarations.is_needed()
 
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         """Return the tips that heartbeats publish; none while spans are missing or an abandoned branch is replaced."""
@@ -112,7 +112,7 @@ class Repair:
     def drop(self) -> None:
         """Stop holding and fetching vectors."""
         self.serving.drop_state()
-        self.membership.set_ready(False)
+        self.membership.local.set_ready(False)
         self.catch_up.differences.forget()
 
     # -- time
@@ -135,7 +135,7 @@ class Repair:
         readiness.awake(now)
         if not self.follows or membership.book.in_force is None:
             return []
-        if membership.ready and catch_up.is_complete() and not catch_up.differences.is_parted:
+        if membership.local.ready and catch_up.is_complete() and not catch_up.differences.is_parted:
             self.serving.hold_state()
             readiness.not_alone(now)
             return []  # the common case, at every tick and after every message
@@ -146,20 +146,21 @@ class Repair:
             catch_up.differences.stop_waiting()
         catch_up.fetcher.want_everything()
         self.sources.look(catch_up, now)
-        membership.note_signed_rosters(catch_up.indirect.rosters)
+        membership.rosters.note_signed_rosters(catch_up.indirect.rosters)
         actions = readiness.begin_anew(catch_up, now)
-        actions += catch_up.verifier.ask_indirect([0], now) if membership.doubts and not membership.ready else []
+        if membership.rosters.doubts and not membership.local.ready:
+            actions += catch_up.verifier.ask_indirect([0], now)
         holders = list(self.sources.holders(now))
         able = [*(donors or holders), *self.sources.strangers(now)]
         actions += catch_up.pump(able, now, self.sources.for_spans(now), holders)
         actions += readiness.report_waiting(catch_up, now)
-        if not membership.ready:
+        if not membership.local.ready:
             actions += self._compare_kept()
         if catch_up.is_complete():
             self.serving.hold_state()
-            if not membership.ready and not membership.leaving:
+            if not membership.local.ready and not membership.local.leaving:
                 actions += readiness.become_ready(catch_up, donors, now)
-        elif not membership.ready and catch_up.differences.lacks_entries_only():
+        elif not membership.local.ready and catch_up.differences.lacks_entries_only():
             late = [donor for donor in donors if not catch_up.scrub.is_ahead(donor, now)]
             actions += readiness.ask_witnesses(catch_up, late, now) if late else []
         return actions
@@ -179,7 +180,7 @@ class Repair:
         self.serving.set_back()
         self.readiness.set_back(now)
         self.catch_up.indirect.forget()
-        if not self.membership.ready:
+        if not self.membership.local.ready:
             self.catch_up = self._new_catch_up(self.catch_up)
 
     def adopt_branch(self) -> None:
@@ -188,7 +189,7 @@ class Repair:
         A fragment may have matched the others when this round began, and have absorbed an entry of the old branch
         since. So its current tips are compared, not those at the beginning of the round.
         """
-        self.membership.set_ready(False)
+        self.membership.local.set_ready(False)
         self._heartbeats.thaw()
         self.catch_up.adopt()
 
@@ -198,7 +199,7 @@ class Repair:
         A peer that follows our own roster may hold entries of a branch that was abandoned since, if its log continued
         where no other peer had one. It cannot prove that they are valid, but it can serve the whole span.
         """
-        heard = self.membership.peer_views.get(sender)
+        heard = self.membership.liveness.views.get(sender)
         return heard is not None and heard.heartbeat.roster == self.membership.book.in_force_digest
 
     # -- messages
@@ -223,7 +224,7 @@ class Repair:
             if sources.may_serve(sender):
                 catch_up.differences.adopted(fragment)
                 # A peer becomes ready by the answers of donors only, not of any peer with the same tips.
-                if self.serving.has_state and (self.membership.ready or sources.is_donor(sender, beat, now)):
+                if self.serving.has_state and (self.membership.local.ready or sources.is_donor(sender, beat, now)):
                     actions += catch_up.verifier.ask_content(fragment, sender, now)
         return actions
 
@@ -272,7 +273,7 @@ class Repair:
         question = self.catch_up.scrub.take(sender, reply)
         if question is None:
             return []
-        if self.membership.ready or not self._has_gone_on(reply):
+        if self.membership.local.ready or not self._has_gone_on(reply):
             return [question]
         self.catch_up.scrub.keep(question, now)
         if sender not in self.sources.donors(now):
@@ -289,7 +290,7 @@ class Repair:
 
     def _take_signed(self, sender: PeerId, answer: SignedContent, now: float) -> list[Action]:
         catch_up = self.catch_up
-        if answer.requester != self.membership.me.peer:
+        if answer.requester != self.membership.local.peer:
             return self.serving.bring_back(sender, answer, now)
         if not catch_up.indirect.expects(answer):
             return []
@@ -301,7 +302,7 @@ class Repair:
         catch_up.verifier.take_signed(answer, now)
         self.sources.look(catch_up, now)
         actions = catch_up.verifier.settle_fragment(answer.fragment, now)
-        is_ready = self.membership.ready
+        is_ready = self.membership.local.ready
         is_compared = not is_ready or catch_up.scrub.is_contested(answer.fragment)
         if answer.digests and is_compared and self.serving.holds(answer.fragment):
             question = catch_up.scrub.compare_signed(answer, sender)

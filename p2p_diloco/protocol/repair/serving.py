@@ -60,7 +60,7 @@ class Followers:
         """Return whether a peer that trains and is not ready yet has recently requested something."""
         since = now - QUIET_SILENCES * self._rules.silence_seconds
         self._requested_at = {peer: at for peer, at in self._requested_at.items() if at > since}
-        alive = self._membership.alive(now)
+        alive = self._membership.liveness.alive(now)
         return any(peer in alive and alive[peer].trains and not alive[peer].ready for peer in self._requested_at)
 
     def wait_for(self, now: float) -> tuple[bool, list[Action]]:
@@ -70,7 +70,7 @@ class Followers:
         some strangers may never stop fetching.
         """
         fetching = self.are_fetching(now)
-        roster, me = self._membership.book.in_force, self._membership.me
+        roster, me = self._membership.book.in_force, self._membership.local.me
         if roster is None or roster.peers() != {me.peer} or not me.trains:
             self._rounds_left = self._most_rounds
             return False, []
@@ -117,7 +117,7 @@ class Serving:
 
     def _may_drop(self, now: float, follows: bool) -> bool:
         """Return whether a ready reducer has bandwidth to spare, or several members are ready and none fetches here."""
-        roster, alive = self._membership.book.in_force, self._membership.alive(now)
+        roster, alive = self._membership.book.in_force, self._membership.liveness.alive(now)
         if not self.has_state or roster is None or roster.k == 0 or follows:
             return False
         beats = [(member, alive[member.peer]) for member in roster.members if member.peer in alive]
@@ -151,7 +151,7 @@ class Serving:
             case ContentRequest() if self.has_state and self.holds(message.fragment):
                 return [ServeContent(to=sender, fragment=message.fragment)]
             case SignedContentRequest() if message.fragment < len(self._rules.num_spans):
-                if message.voter != self._membership.me.peer:
+                if message.voter != self._membership.local.peer:
                     to = self._relay.forward(sender, message, self._ways(sender, message), now)
                     return [self._send(to, message, now)] if to is not None else []
                 return self._answer_signed(sender, message, now) if not is_adopting else []
@@ -174,14 +174,14 @@ class Serving:
         """Return the signed answer to a relayed question; without digests if this peer holds nothing."""
         unsigned = SignedContent(
             fragment=question.fragment,
-            voter=self._membership.me.peer,
+            voter=self._membership.local.peer,
             requester=question.requester,
             nonce=question.nonce,
             roster=self._membership.book.in_force_digest or ZERO_DIGEST,
             digests=digests,
             signature=NO_SIGNATURE,
         )
-        return replace(unsigned, signature=self._membership.me.sign(unsigned.statement(self._rules.run)))
+        return replace(unsigned, signature=self._membership.local.me.sign(unsigned.statement(self._rules.run)))
 
     def _ways(self, sender: PeerId, question: SignedContentRequest) -> list[PeerId]:
         """Return the peers that a question can be forwarded to: its voter, or neighbours of the voter.

@@ -41,7 +41,7 @@ class Sources:
         return {peer: beat for peer, beat in self._on_our_chain(now).items() if self.may_serve(peer)}
 
     def _on_our_chain(self, now: float) -> dict[PeerId, Heartbeat]:
-        alive, book = self._membership.alive(now), self._membership.book
+        alive, book = self._membership.liveness.alive(now), self._membership.book
         return {
             peer: beat
             for peer, beat in sorted(alive.items())
@@ -79,8 +79,8 @@ class Sources:
         a span while it fetches entries for it.
         """
         roster, patience = self._membership.book.in_force, self._rules.stalled_cycles * self._rules.cycle_seconds
-        is_alone = roster is not None and roster.peers() == {self._membership.me.peer}
-        if not is_alone or self._membership.ready or self._listening.seconds(now) >= patience:
+        is_alone = roster is not None and roster.peers() == {self._membership.local.peer}
+        if not is_alone or self._membership.local.ready or self._listening.seconds(now) >= patience:
             return []
         return [peer for peer, beat in self._on_our_chain(now).items() if beat.ready]
 
@@ -88,7 +88,7 @@ class Sources:
         """Return whether a peer on our chain, which has just sent `beat`, is one of the donors."""
         if not self.may_serve(sender):
             return False
-        if beat.ready and not self._membership.has_left(sender, beat.incarnation):
+        if beat.ready and not self._membership.declarations.has_left(sender, beat.incarnation):
             return bool(beat.heads) and sender in self._linked
         return sender in self.donors(now)
 
@@ -119,12 +119,12 @@ class Sources:
         if roster is None or grid is None:
             return None
         holders = self.holders(now)
-        linked = {peer: beat for peer, beat in membership.alive(now).items() if peer in self._linked}
-        left = (m.peer for m in roster.members if membership.has_left(m.peer, m.incarnation))
+        linked = {peer: beat for peer, beat in membership.liveness.alive(now).items() if peer in self._linked}
+        left = (m.peer for m in roster.members if membership.declarations.has_left(m.peer, m.incarnation))
         return Contacts(
-            me=membership.me.peer,
-            can_be_dialled=membership.can_be_dialled,
-            is_ready=membership.ready,
+            me=membership.local.peer,
+            can_be_dialled=membership.local.conditions.can_be_dialled,
+            is_ready=membership.local.ready,
             roster=roster,
             grid=grid,
             founder=book.founder,

@@ -113,7 +113,7 @@ class Exchange:
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
         self.finish: Finish | None = None
-        self._upload_budget = UploadBudget(rules=rules, me=membership.me.peer)
+        self._upload_budget = UploadBudget(rules=rules, me=membership.local.peer)
         self._is_awaited = False
         """Whether the island was asked for its contribution to the round in progress and has not answered."""
         self._left_out: frozenset[SpanId] = frozenset()
@@ -143,7 +143,7 @@ class Exchange:
         if governing is None or round_index < 0 or is_over:  # no round begins after the last: no span is skipped
             return []
         roster, grid = governing
-        me = self.membership.me
+        me = self.membership.local.me
         collection = self._open(round_index, roster, grid)
         fragment = self.rules.clock.fragment(round_index)
         actions: list[Action] = []
@@ -167,7 +167,7 @@ class Exchange:
 
     def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
         """Begin a collection under `roster`."""
-        book, me = self.membership.book, self.membership.me.peer
+        book, me = self.membership.book, self.membership.local.peer
         fragment = self.rules.clock.fragment(round_index)
         num_spans = self.rules.num_spans[fragment]
         row, digest, clock = grid.row_for(me), roster.digest(), self.rules.clock
@@ -196,7 +196,7 @@ class Exchange:
         deadline = self.rules.clock.contribute_by(contribution.round)
         if not self._is_awaited or collection is None or collection.round != contribution.round or now > deadline:
             return []
-        if self.membership.is_paused:
+        if self.membership.local.conditions.is_paused:
             return self._come_empty_handed(collection, now)
         self.made_in = collection.round
         if collection.is_one_row:
@@ -218,14 +218,14 @@ class Exchange:
             f"round {collection.round}: no contribution under roster {collection.roster.k}, because this peer has "
             "voted for the next roster and waits for its certificate"
         )
-        said = [] if self.membership.leaving else [Report(topic="roster", text=text)]
+        said = [] if self.membership.local.leaving else [Report(topic="roster", text=text)]
         return [*said, *self._come_empty_handed(collection, now)]
 
     def _announce_and_send(
         self, collection: Collection, contribution: FragmentContribution, now: float
     ) -> list[Action]:
         self._is_awaited = False
-        me, clock = self.membership.me, self.rules.clock
+        me, clock = self.membership.local.me, self.rules.clock
         openings: list[tuple[PeerId, Piece]] = []
         pieces: list[tuple[PeerId, Piece]] = []
         shares = split_by_reducer(contribution, collection.grid, collection.row)
@@ -374,7 +374,9 @@ class Exchange:
     def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in collection.settled or span not in collection.reduced:
             return []
-        gone = frozenset(m.peer for m in collection.members.values() if self.membership.has_left(m.peer, m.incarnation))
+        gone = frozenset(
+            m.peer for m in collection.members.values() if self.membership.declarations.has_left(m.peer, m.incarnation)
+        )
         if not at_deadline and still_expected(collection, span, gone):
             return []
         found = gather_contributions(collection, span, self.chains.heads.get(span), self._reduction)
@@ -412,7 +414,7 @@ class Exchange:
     def hand_up(self, mean: RowMean, now: float) -> list[Action]:
         """Send the mean of this row to the span's owner."""
         assert self.collection is not None, "a mean belongs to the round in progress"
-        owner, me = self.collection.grid.owner(mean.span), self.membership.me.peer
+        owner, me = self.collection.grid.owner(mean.span), self.membership.local.peer
         if owner == me:
             return self.take(me, mean, now)
         return [Send(to=owner, message=mean, deadline=self.rules.clock.finish_by(mean.round))]
@@ -447,11 +449,11 @@ class Exchange:
             head,
             gathered.inclusion_of(sound, measured),
             payload,
-            owner=collection.roster.position(self.membership.me.peer),
+            owner=collection.roster.position(self.membership.local.peer),
         )
         if isinstance(entry, str):
             return entry
-        return replace(entry, signature=self.membership.me.sign(entry.statement()))
+        return replace(entry, signature=self.membership.local.me.sign(entry.statement()))
 
     def _row_mean(
         self, collection: Collection, gathered: MeanInputs, inclusion: Inclusion, payload: bytes | memoryview
@@ -478,8 +480,8 @@ class Exchange:
 
         Also report members whose vectors did not arrive. They count as present, so no roster ever drops them for that.
         """
-        collection, me = self.collection, self.membership.me.peer
-        if collection is None or self.membership.is_paused:
+        collection, me = self.collection, self.membership.local.peer
+        if collection is None or self.membership.local.conditions.is_paused:
             return []
         if me not in collection.openings:
             return []
@@ -507,11 +509,11 @@ class Exchange:
 
     def _is_known_idle(self, peer: PeerId) -> bool:
         """Return whether a member says itself that it is not ready: it catches up, or its owner has paused it."""
-        view = self.membership.peer_views.get(peer)
+        view = self.membership.liveness.views.get(peer)
         return view is not None and not view.heartbeat.ready
 
     def _refusal(self, to: PeerId, round_index: int, reason: str, newer: bool, now: float) -> Action:
-        if to == self.membership.me.peer:
+        if to == self.membership.local.peer:
             return Report(topic="refused", text=f"round {round_index}: own contribution left out: {reason}")
         message = Refusal(round=round_index, newer_roster=newer, reason=reason.encode()[:512])
         return Send(to=to, message=message, deadline=now + self.rules.clock.round_seconds)

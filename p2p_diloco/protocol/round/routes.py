@@ -34,7 +34,7 @@ class Routes:
     def __init__(self, *, rules: RunRules, membership: Membership, linked: Collection[PeerId]) -> None:
         self._rules = rules
         self._membership = membership
-        self._me = membership.me.peer
+        self._me = membership.local.peer
         self._linked = linked
 
     def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
@@ -95,7 +95,7 @@ class Routes:
         learnt = [action.certified for action in actions if isinstance(action, KeepRoster)]
         if not learnt or grid is None or len(grid.rows) == 1 or sender not in column_mates(grid, self._me):
             return []
-        listeners = {peer for peer in self._membership.alive(now) if peer not in grid.row_of}
+        listeners = {peer for peer in self._membership.liveness.alive(now) if peer not in grid.row_of}
         reply = RosterReply(rosters=first_that_fit([(certified, certified.num_bytes()) for certified in learnt]))
         to = sorted(row_mates(grid, self._me) | listeners)
         return [Send(to=peer, message=reply, deadline=deadline) for peer in to]
@@ -110,7 +110,7 @@ class Routes:
         clock = self._rules.clock
         if entry.round != clock.round_at(now) or self._me not in grid.column(entry.span):
             return []
-        alive = self._membership.alive(now).items()
+        alive = self._membership.liveness.alive(now).items()
         listeners = {peer for peer, beat in alive if beat.takes_entries and peer not in grid.row_of}
         row = grid.row_for(self._me)
         to = set(grid.rows[row]) | {peer for peer in listeners if grid.row_for(peer) == row}
