@@ -21,8 +21,7 @@ from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import InFlight, SpanState, absorb, genesis_state
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK
-from p2p_diloco.protocol.round.round import rounding_seed
+from p2p_diloco.protocol.round.round import ROW_MEAN_SLACK, rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster

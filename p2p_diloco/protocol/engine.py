@@ -40,7 +40,7 @@ from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
 from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
-from p2p_diloco.protocol.wire.entry import Entry, EntryRules
+from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
@@ -122,11 +122,8 @@ class PeerEngine:
             remembers=bool(recalled.rosters),
             linked=self.linked,
         )
-        entry_rules = EntryRules(
-            run=rules.run, clock=rules.clock, radius_limit=rules.entry_limit, weight_clip=rules.weight_clip
-        )
         in_memory = min(rules.retained_cycles, CYCLES_IN_MEMORY)
-        self.chains = ChainBook(rules=entry_rules, retained_cycles=in_memory, verify=verify)
+        self.chains = ChainBook(rules=rules, retained_cycles=in_memory, verify=verify)
         self.exchange = Exchange(rules=rules, membership=self.membership, chains=self.chains)
         self._heartbeats = HeartbeatBuilder(rules=rules, membership=self.membership, chains=self.chains)
         self._round_driver = RoundDriver(

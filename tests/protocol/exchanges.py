@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
+from fake_run import PAYLOAD_BYTES, peer_id, run_rules, verify
 from made import founding, head_of, membership_of, roster_1, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
@@ -10,7 +10,6 @@ from p2p_diloco.protocol.actions import Action, Send
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution, contribution_messages
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import Opening, Refusal, SpanVector
 
 ANN, BOB = peer_id("ann"), peer_id("bob")
@@ -21,9 +20,7 @@ HEAD = head_of()
 def exchange(num_members: int = 1, *, with_roster: bool = True, trains: bool = True) -> tuple[Exchange, ChainBook]:
     rules = run_rules()
     rosters = (founding(), roster_1(num_members)) if with_roster else ()
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     for span in SPANS:
         chains.set_head(span, HEAD)
     return Exchange(rules=rules, membership=membership_of(ANN, *rosters, trains=trains), chains=chains), chains

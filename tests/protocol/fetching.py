@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from fake_run import RUN, peer_id, run_rules, verify
+from fake_run import peer_id, run_rules, verify
 from made import SPAN, head_of, ids
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
@@ -16,7 +16,6 @@ from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import ContentReply, SpanReply, SpanRequest
 
 A, B, C = ids(3)
@@ -35,7 +34,7 @@ def indirect_voters(num_spans: tuple[int, ...] = (1,)) -> IndirectVoters:
 def catch_up(*spans: SpanId, span_bytes: int = 8) -> tuple[CatchUp, ChainBook]:
     """Return what fetches spans of one fragment, or the one span of most tests."""
     wanted = what_is_fetched(*(spans or (SPAN,)), span_bytes=span_bytes)
-    rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
+    rules = run_rules()
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     return CatchUp(me=ME, indirect=indirect_voters(wanted.num_spans), rules=wanted, chains=chains), chains
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_run import RUN, ballot_number, peer_id, run_rules, sign_as, verify
+from fake_run import ballot_number, peer_id, run_rules, sign_as, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, book_with, certify, child_of, entry_on, founding, head_of, ids, roster_1, roster_of
 
 from p2p_diloco.ids import SpanId
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate, heads_digest, wins_tie
-from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head
+from p2p_diloco.protocol.wire.entry import Entry, next_head
 
 ROSTER = roster_of(1)
 BOOK = book_with(founding(), roster_1(1))
@@ -23,7 +23,7 @@ START = head_of()
 
 
 def book(retained_cycles: int = 16) -> ChainBook:
-    rules = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
+    rules = run_rules()
     chains = ChainBook(rules=rules, retained_cycles=retained_cycles, verify=verify)
     chains.set_head(SPAN, START)
     return chains

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from fake_run import RUN, run_rules, verify
+from fake_run import run_rules, verify
 from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, entry_on, head_of, ids, member, roster_of
@@ -15,7 +15,6 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.protocol.wire.entry import (
     Entry,
-    EntryRules,
     check_entry,
     included_places,
     lies_within,
@@ -30,7 +29,7 @@ ROSTER = roster_of(3)
 GRID = fold_roster(ROSTER, 16)
 OWNER = GRID.columns[(SPAN.index + SPAN.fragment + GRID.rotation) % 3][0]
 HEAD = head_of(radius=1.0)
-RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=3.0)
+RULES = run_rules()
 
 
 def check(entry: Entry, norm: float = 1.0) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_run import RUN, run_rules, sign_as, verify
+from fake_run import run_rules, sign_as, verify
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import SPAN, entry_on, head_of, ids, roster_of
@@ -27,23 +27,22 @@ from p2p_diloco.log import (
     balanced,
 )
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish
 from p2p_diloco.protocol.round.round import (
+    ROW_MEAN_SLACK,
     UNKNOWN_NORM_RATIO,
     Collection,
+    Finish,
     MeanInputs,
-    ReductionRules,
     gather_contributions,
     row_members,
 )
-from p2p_diloco.protocol.wire.entry import Entry, EntryRules, build_entry, check_entry, next_head, pack_included
+from p2p_diloco.protocol.wire.entry import Entry, build_entry, check_entry, next_head, pack_included
 from p2p_diloco.protocol.wire.grid import Grid, fold_roster
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
 from p2p_diloco.protocol.wire.roster import Roster
 
 CLIP, KAPPA, INVALID = MAX_WEIGHT_RATIO, MAX_NORM_RATIO, REJECT_NORM_RATIO
-RULES = EntryRules(run=RUN, clock=run_rules().clock, radius_limit=INVALID, weight_clip=CLIP)
-REDUCTION = ReductionRules(weight_clip=CLIP, radius_limit=KAPPA)
+RULES = replace(run_rules(), entry_limit=INVALID, contribution_limit=KAPPA, weight_clip=CLIP)
 ROSTER = roster_of(5)
 GRID = fold_roster(ROSTER, 16)
 MOST_LENGTHENED = 1.324
@@ -110,7 +109,7 @@ def test_an_honest_entry_is_never_refused_in_any_state_of_its_span(
     So there is no state after which a span never gets entries again.
     """
     newcomers = frozenset(ids(5)[:num_new])
-    gathered = gather_contributions(collected(told, head, newcomers=newcomers), SPAN, head, REDUCTION)
+    gathered = gather_contributions(collected(told, head, newcomers=newcomers), SPAN, head, RULES)
     assert isinstance(gathered, MeanInputs)
     sound = frozenset(peer for place, peer in enumerate(ids(5)) if place not in unsound)
     if not sound:
@@ -130,7 +129,7 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
     owner = Finish(collection=whole, owned=(SPAN,))
     for row in range(2):
         gathered = gather_contributions(
-            collected(told[3 * row :], head, roster=roster, grid=grid, row=row), SPAN, head, REDUCTION
+            collected(told[3 * row :], head, roster=roster, grid=grid, row=row), SPAN, head, RULES
         )
         assert isinstance(gathered, MeanInputs)
         found = gathered.inclusion_of(frozenset(part.peer for part in gathered.reduce.parts))
@@ -140,7 +139,7 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
             present=pack_included(set(found.present), 6), included=pack_included(set(found.places), 6),
             weights=weights, norms=found.norms, tokens=found.tokens, payload=b"mean",
         ))  # fmt: skip
-    finished = owner.gather(SPAN, head, REDUCTION)
+    finished = owner.gather(SPAN, head, RULES)
     assert isinstance(finished, MeanInputs)
     senders = frozenset(part.peer for part in finished.reduce.parts)
     longest = finished.reduce.norm_limit * MOST_LENGTHENED
@@ -163,7 +162,7 @@ def test_the_first_entry_of_a_span_is_too_short_to_ruin_a_model(grid: Grid) -> N
         with pytest.raises(PeerError, match=r"has norm \S+, beyond the limit 48"):
             check(entry, FOUNDED, huge, ROSTER, grid)
     lone = collected([(1000, 10, 3e38)], FOUNDED, roster=roster_of(1), grid=fold_roster(roster_of(1), 16))
-    gathered = gather_contributions(lone, SPAN, FOUNDED, REDUCTION)
+    gathered = gather_contributions(lone, SPAN, FOUNDED, RULES)
     assert isinstance(gathered, MeanInputs)
     assert gathered.reduce.norm_limit == KAPPA * FOUNDED.radius, "nor is the only contribution that came"
 
@@ -177,7 +176,7 @@ def test_a_run_whose_norms_are_far_from_the_founding_radius_gets_an_entry_in_eve
     norm, head = as_float32(rms * ONE_RMS), FOUNDED
     heads = []
     for _ in range(40):
-        gathered = gather_contributions(collected([(tokens, 10, norm)] * 5, head), SPAN, head, REDUCTION)
+        gathered = gather_contributions(collected([(tokens, 10, norm)] * 5, head), SPAN, head, RULES)
         assert isinstance(gathered, MeanInputs)
         entry = entry_by(gathered, frozenset(ids(5)), head, ROSTER, GRID)
         check(entry, head, min(norm, gathered.reduce.norm_limit) * MOST_LENGTHENED)
@@ -195,7 +194,7 @@ def test_a_run_whose_norms_are_far_from_the_founding_radius_gets_an_entry_in_eve
 def test_any_radius_returns_to_the_honest_value_within_a_hundred_entries(radius: float, norm: float) -> None:
     head, told = head_of(radius=as_float32(radius)), [(1000, 10, as_float32(norm))] * 5
     for _ in range(100):
-        gathered = gather_contributions(collected(told, head), SPAN, head, REDUCTION)
+        gathered = gather_contributions(collected(told, head), SPAN, head, RULES)
         assert isinstance(gathered, MeanInputs)
         entry = entry_by(gathered, frozenset(ids(5)), head, ROSTER, GRID)
         check(entry, head)
@@ -235,7 +234,7 @@ def test_no_entry_publishes_an_absurd_number_in_any_state_of_its_span(radius: fl
 def test_what_was_measured_bounds_the_norms_that_contributors_claim(claimed: float, published: float) -> None:
     """All five send vectors of norm 1.2 after an entry of radius 1, and claim another one."""
     head = head_of(radius=1.0)
-    gathered = gather_contributions(collected([(10, 1, claimed)] * 5, head), SPAN, head, REDUCTION)
+    gathered = gather_contributions(collected([(10, 1, claimed)] * 5, head), SPAN, head, RULES)
     assert isinstance(gathered, MeanInputs)
     measured = dict.fromkeys(ids(5), 1.2)
     inclusion = gathered.inclusion_of(frozenset(ids(5)), measured)
@@ -246,14 +245,14 @@ def test_what_was_measured_bounds_the_norms_that_contributors_claim(claimed: flo
 
 def test_norms_of_0_do_not_affect_the_median_norm() -> None:
     head = head_of(radius=3.0)
-    silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head), SPAN, head, REDUCTION)
+    silent = gather_contributions(collected([(10, 1, 0.0)] * 5, head), SPAN, head, RULES)
     assert isinstance(silent, MeanInputs)
     assert entry_by(silent, frozenset(ids(5)), head, ROSTER, GRID).median_norm == 3.0
 
 
 def test_a_liar_about_tokens_weighs_at_most_four_times_the_founding_weight_at_first() -> None:
     told = [(10**15, 1, 1.0), *[(10_000, 10, 1.0)] * 4]
-    gathered = gather_contributions(collected(told, FOUNDED), SPAN, FOUNDED, REDUCTION)
+    gathered = gather_contributions(collected(told, FOUNDED), SPAN, FOUNDED, RULES)
     assert isinstance(gathered, MeanInputs)
     assert [part.weight for part in gathered.reduce.parts] == [CLIP * FOUNDING_WEIGHT] * 5
 
@@ -267,7 +266,7 @@ def in_a_row(told: list[tuple[int, int, float]], num_members: int) -> Collection
 def test_a_reducer_that_does_not_know_the_radius_still_weighs_contributions() -> None:
     """In a grid it may average for its row what it does not hold itself."""
     told = [(10**15, 1, 1.0), *[(1000, 10, 1.0)] * 2]
-    gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
+    gathered = gather_contributions(in_a_row(told, 6), SPAN, None, RULES)
     assert isinstance(gathered, MeanInputs)
     assert len({part.weight for part in gathered.reduce.parts}) == 1
 
@@ -275,17 +274,17 @@ def test_a_reducer_that_does_not_know_the_radius_still_weighs_contributions() ->
 @pytest.mark.parametrize("norm", [1e30, 1e-30, 0.0])
 def test_without_a_known_radius_one_liar_about_norms_neither_drowns_nor_excludes_the_others(norm: float) -> None:
     told = [(1000, 10, norm), *[(1000, 10, 1.0)] * 2]
-    gathered = gather_contributions(in_a_row(told, 6), SPAN, None, REDUCTION)
+    gathered = gather_contributions(in_a_row(told, 6), SPAN, None, RULES)
     assert isinstance(gathered, MeanInputs)
     assert gathered.reduce.norm_limit == UNKNOWN_NORM_RATIO
-    two = gather_contributions(in_a_row(told[:2], 5), SPAN, None, REDUCTION)
+    two = gather_contributions(in_a_row(told[:2], 5), SPAN, None, RULES)
     assert isinstance(two, MeanInputs)
     assert two.reduce.norm_limit == float("inf"), "of two nobody knows who lies"
 
 
 def test_no_weight_exceeds_the_sum_of_the_others_in_its_row() -> None:
     head = replace(head_of(radius=1.0), median_weight=1000.0)
-    gathered = gather_contributions(collected([(2000, 10, 1.0), *[(10, 1, 1.0)] * 2], head), SPAN, head, REDUCTION)
+    gathered = gather_contributions(collected([(2000, 10, 1.0), *[(10, 1, 1.0)] * 2], head), SPAN, head, RULES)
     assert isinstance(gathered, MeanInputs)
     three = frozenset(part.peer for part in gathered.reduce.parts)
     assert gathered.inclusion_of(three).weights == (200.0, 100.0, 100.0)

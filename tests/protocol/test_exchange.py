@@ -15,7 +15,7 @@ from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import MOST_EARLY_SENDERS, Exchange
 from p2p_diloco.protocol.round.round import contribution_messages
 from p2p_diloco.protocol.wire.ballot import Proposal
-from p2p_diloco.protocol.wire.entry import Entry, EntryRules, next_head, places_in
+from p2p_diloco.protocol.wire.entry import Entry, next_head, places_in
 from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
 
 DIGEST_6 = roster_of(6).digest()
@@ -191,9 +191,7 @@ def grid_round(me: PeerId = ANN) -> Exchange:
     roster = certify(roster_of(6), [peer_id("boot")])
     rules = replace(run_rules(), group_size=2)
     membership = membership_of(me, founding(), roster, group_size=2)
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     for span in SPANS:
         chains.set_head(span, HEAD)
     return Exchange(rules=rules, membership=membership, chains=chains)

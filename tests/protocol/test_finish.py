@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_run import run_rules
 from made import SPAN, head_of, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Stage
-from p2p_diloco.protocol.round.finish import ROW_MEAN_SLACK, Finish, refuse_row_mean
-from p2p_diloco.protocol.round.round import Collection, MeanInputs, ReductionRules, row_members
+from p2p_diloco.protocol.round.round import ROW_MEAN_SLACK, Collection, Finish, MeanInputs, refuse_row_mean, row_members
 from p2p_diloco.protocol.wire.entry import pack_included
 from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import RowMean
@@ -19,7 +19,7 @@ from p2p_diloco.protocol.wire.roster import Roster
 ROSTER = roster_of(6)
 GRID = fold_roster(ROSTER, 2)
 HEAD = head_of(radius=1.0)
-RULES = ReductionRules(weight_clip=4.0, radius_limit=2.0)
+RULES = run_rules()
 ROWS = range(len(GRID.rows))
 
 

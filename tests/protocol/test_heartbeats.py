@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
-from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
+from fake_run import ALL_SPANS, peer_id, run_rules, verify
 from made import change, founding, head_of, membership_of, roster_1
 
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.messages import decode_message, encode_message
 
 
 def heartbeats() -> tuple[HeartbeatBuilder, ChainBook]:
     rules = run_rules()
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     return HeartbeatBuilder(rules=rules, membership=membership_of(peer_id("ann")), chains=chains), chains
 
 

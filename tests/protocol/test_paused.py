@@ -10,7 +10,6 @@ from p2p_diloco.protocol.actions import Report, TakeSnapshot
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.messages import SpanVector
 
 
@@ -52,7 +51,7 @@ def test_the_others_learn_it_from_heartbeats_and_declarations() -> None:
     membership = membership_of(ANN, founding(), roster_1(2))
     membership.local.set_ready(True)
     chains = ChainBook(
-        rules=EntryRules(run=run_rules().run, clock=run_rules().clock, radius_limit=3.0),
+        rules=run_rules(),
         retained_cycles=1,
         verify=verify,
     )

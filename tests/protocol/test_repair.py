@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_run import ALL_SPANS, RUN, peer_id, run_rules, verify
+from fake_run import ALL_SPANS, peer_id, run_rules, verify
 from made import (
     SPAN,
     book_with,
@@ -41,7 +41,6 @@ from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Repair
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.messages import (
     ContentReply,
@@ -73,9 +72,7 @@ def repair(
     rules, is_new = run_rules(), membership is None
     if membership is None:
         membership = membership_of(A, founding(), listed if listed is not None else roster_1(num_members))
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     for span in ALL_SPANS if holds else ():
         chains.set_head(span, head_of())
     heartbeats = HeartbeatBuilder(rules=rules, membership=membership, chains=chains)
@@ -680,9 +677,7 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
     roster = child_of(founding().roster, [member(A), member(B, reduces=False), member(C, reduces=False)])
     book = book_with(founding(), certify(roster, [peer_id("boot")]))
     membership = Membership(me=me, rules=rules, book=book, ballots=NO_BALLOTS, verify=verify, remembers=True)
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     heartbeats = HeartbeatBuilder(rules=rules, membership=membership, chains=chains)
     page = Repair(
         rules=rules, membership=membership, chains=chains, heartbeats=heartbeats, linked={B, C}, verify=verify

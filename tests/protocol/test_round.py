@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_run import peer_id
+from fake_run import peer_id, run_rules
 from hypothesis import given
 from hypothesis import strategies as st
 from made import NAMES, SPAN, founding, head_of, ids, member, roster_of
@@ -18,7 +18,6 @@ from p2p_diloco.protocol.round.round import (
     EncodedSpan,
     FragmentContribution,
     MeanInputs,
-    ReductionRules,
     contribution_messages,
     gather_contributions,
     newcomers_of,
@@ -36,7 +35,7 @@ from p2p_diloco.protocol.wire.roster import Roster
 ROSTER = roster_of(3)
 A, B, C = ids(3)
 HEAD = head_of(radius=1.0)
-RULES = ReductionRules(weight_clip=4.0, radius_limit=2.0)
+RULES = run_rules()
 
 
 def contribution(parent: Digest = HEAD.digest, **changes: int) -> FragmentContribution:

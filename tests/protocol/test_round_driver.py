@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_run import CYCLE_SECONDS, ROUND_SECONDS, RUN, peer_id, run_rules, verify
+from fake_run import CYCLE_SECONDS, ROUND_SECONDS, peer_id, run_rules, verify
 from made import certify, change, child_of, founding, heartbeat, membership_of, roster_1
 
 from p2p_diloco.protocol.actions import RoundClosed
@@ -10,15 +10,12 @@ from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
-from p2p_diloco.protocol.wire.entry import EntryRules
 
 
 def turns(name: str = "ann") -> tuple[RoundDriver, Membership]:
     rules = run_rules()
     membership = membership_of(peer_id(name), founding(), roster_1(2))
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     exchange = Exchange(rules=rules, membership=membership, chains=chains)
     return RoundDriver(rules=rules, membership=membership, chains=chains, exchange=exchange), membership
 

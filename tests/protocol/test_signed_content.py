@@ -31,7 +31,6 @@ from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.repair.reports import ContentReports
 from p2p_diloco.protocol.repair.signed_content import Relay
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.wire.entry import EntryRules
 from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
@@ -362,9 +361,7 @@ def page_of(
 ) -> Repair:
     rules = run_rules()
     membership = membership_of(me, *rosters)
-    chains = ChainBook(
-        rules=EntryRules(run=RUN, clock=rules.clock, radius_limit=3.0), retained_cycles=16, verify=verify
-    )
+    chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
     for span in ALL_SPANS if holds else ():
         chains.set_head(span, head_of())
     page = Repair(

@@ -16,7 +16,8 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
-from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, EntryRules, check_entry, is_signed_by_owner, next_head
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, check_entry, is_signed_by_owner, next_head
 from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.roster import Verify
 
@@ -77,11 +78,10 @@ class ChainBook:
     """Holds the heads of all spans, and recent entries for peers that missed them. A state machine without I/O.
 
     Args:
-        rules: the manifest's rules for entries.
         retained_cycles: number of cycles whose entries are kept here for others; the shell keeps older ones on disk.
     """
 
-    def __init__(self, *, rules: EntryRules, retained_cycles: int, verify: Verify) -> None:
+    def __init__(self, *, rules: RunRules, retained_cycles: int, verify: Verify) -> None:
         self.heads: dict[SpanId, SpanHead] = {}
         self._rules = rules
         self._verify = verify

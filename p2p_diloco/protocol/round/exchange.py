@@ -12,19 +12,19 @@ from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.demand import contribution_budget
-from p2p_diloco.protocol.round.finish import Finish, refuse_row_mean
 from p2p_diloco.protocol.round.round import (
     NOTHING_MEASURED,
     Collection,
+    Finish,
     FragmentContribution,
     MeanInputs,
-    ReductionRules,
     contribution_messages,
     gather_contributions,
     has_trained,
     is_sending,
     newcomers_of,
     refuse_opening,
+    refuse_row_mean,
     row_members,
     split_by_reducer,
     still_expected,
@@ -108,7 +108,6 @@ class Exchange:
         self.rules = rules
         self.membership = membership
         self.chains = chains
-        self._reduction = ReductionRules(weight_clip=rules.weight_clip, radius_limit=rules.contribution_limit)
         self._gathered: dict[tuple[Stage, SpanId], MeanInputs] = {}
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
         self.collection: Collection | None = None
@@ -379,7 +378,7 @@ class Exchange:
         )
         if not at_deadline and still_expected(collection, span, gone):
             return []
-        found = gather_contributions(collection, span, self.chains.heads.get(span), self._reduction)
+        found = gather_contributions(collection, span, self.chains.heads.get(span), self.rules)
         actions = self._settle(collection.settled, found, span, now, at_deadline=at_deadline)
         if span in collection.settled:
             awaited = (peer for peer, opening in collection.openings.items() if is_sending(opening, span))
@@ -392,7 +391,7 @@ class Exchange:
     def _finish_span(self, finish: Finish, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in finish.settled or not (at_deadline or finish.is_complete(span)):
             return []
-        found = finish.gather(span, self.chains.heads.get(span), self._reduction)
+        found = finish.gather(span, self.chains.heads.get(span), self.rules)
         return self._settle(finish.settled, found, span, now, at_deadline=at_deadline)
 
     def _settle(

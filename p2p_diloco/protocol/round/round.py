@@ -1,7 +1,8 @@
-"""One round at one peer: what it contributes, what it collects as a reducer, and when it stops waiting.
+"""One round at one peer: what it contributes, what it collects as a reducer and as an owner, and when it stops waiting.
 
 Each span is handled on its own. A reducer averages a span as soon as all contributions that can still arrive have
-arrived, or at the deadline. Whatever other peers do, a round is over when the next one begins.
+arrived, or at the deadline. In a grid of several rows, the owner of a span waits likewise for the means of the rows,
+averages them and signs the entry. Whatever other peers do, a round is over when the next one begins.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from p2p_diloco.log import (
     weight_limit,
 )
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.wire.entry import Inclusion, join_inclusions, only_present, too_few
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.entry import Inclusion, join_inclusions, lies_within, only_present, places_in, too_few
 from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.member import Member
-from p2p_diloco.protocol.wire.messages import Opening, SpanOffer, SpanVector
+from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer, SpanVector
 from p2p_diloco.protocol.wire.roster import Roster
 
 NOTHING_MEASURED: Mapping[PeerId, float] = MappingProxyType({})
@@ -56,14 +58,6 @@ class FragmentContribution:
     tokens: int
     steps: int
     spans: tuple[EncodedSpan, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReductionRules:
-    """Limits on contributions."""
-
-    weight_clip: float
-    radius_limit: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,7 +213,7 @@ class MeanInputs:
 
 
 def gather_contributions(
-    collection: Collection, span: SpanId, head: SpanHead | None, rules: ReductionRules
+    collection: Collection, span: SpanId, head: SpanHead | None, rules: RunRules
 ) -> MeanInputs | str:
     """Return the parts of this row's mean, or why there is none this round.
 
@@ -251,7 +245,7 @@ def gather_contributions(
                 Part(peer=peer, payload=collection.payloads[peer, span], weight=weights[peer], norm=offer.norm)
                 for peer, (_, _, offer) in came.items()
             ),
-            norm_limit=_norm_limit(head, parent, rules.radius_limit, [offer.norm for _, _, offer in came.values()]),
+            norm_limit=_norm_limit(head, parent, rules, [offer.norm for _, _, offer in came.values()]),
             rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
         ),
         inclusions={
@@ -286,7 +280,7 @@ def _inclusion(place: int, opening: Opening, offer: SpanOffer, weight: float) ->
     return Inclusion(present=(place,), places=(place,), weights=(weight,), norms=(offer.norm,), tokens=opening.tokens)
 
 
-def _norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norms: Sequence[float]) -> float:
+def _norm_limit(head: SpanHead | None, parent: Digest, rules: RunRules, norms: Sequence[float]) -> float:
     """Return the largest norm of a contribution that is accepted: a multiple of the parent's radius, if it is known.
 
     A reducer of a row may not hold the parent. It then uses a multiple of the median of the claimed norms, if there are
@@ -294,7 +288,7 @@ def _norm_limit(head: SpanHead | None, parent: Digest, radius_limit: float, norm
     knows the radius and refuses means of rows that are too long.
     """
     if head is not None and head.digest == parent:
-        return head.norm_limit(radius_limit)
+        return head.norm_limit(rules.contribution_limit)
     median = lower_median(norms) if len(norms) >= 3 else 0.0
     return UNKNOWN_NORM_RATIO * median if median > 0 else float("inf")
 
@@ -319,7 +313,7 @@ def _weights(
     offers: Mapping[PeerId, tuple[int, Opening, SpanOffer]],
     newcomers: frozenset[PeerId],
     head: SpanHead | None,
-    rules: ReductionRules,
+    rules: RunRules,
 ) -> dict[PeerId, float]:
     """Return weights: quantity times quality of this cycle, clipped.
 
@@ -349,3 +343,120 @@ def newcomers_of(roster: Roster, parent: Roster | None, cycle: int, first_cycle:
     before: Sequence[Member] = parent.members if parent is not None else ()
     known = {(member.peer, member.incarnation) for member in before}
     return frozenset(m.peer for m in roster.members if (m.peer, m.incarnation) not in known)
+
+
+ROW_MEAN_SLACK = 1.05
+"""Factor by which a row's mean may exceed the norm limit. A mean is no longer than its longest part, but rounding it to
+8 bits may lengthen it slightly."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Finish:
+    """The row means that an owner holds for one round.
+
+    Attributes:
+        owned: spans that this peer finishes. Empty in a run of one row, where reducers finish what they reduce.
+        means: row means by span and row.
+    """
+
+    collection: Collection
+    owned: tuple[SpanId, ...]
+    means: dict[tuple[SpanId, int], tuple[RowMean, Inclusion]] = field(default_factory=dict)
+    settled: set[SpanId] = field(default_factory=set)
+
+    def add(self, mean: RowMean) -> None:
+        """Keep the first mean of a row. Call `refuse_row_mean` before."""
+        inclusion = Inclusion(
+            present=places_in(mean.present),
+            places=places_in(mean.included),
+            weights=mean.weights,
+            norms=mean.norms,
+            tokens=mean.tokens,
+        )
+        if mean.span not in self.settled:
+            self.means.setdefault((mean.span, mean.row), (mean, inclusion))
+
+    def is_complete(self, span: SpanId) -> bool:
+        """Return whether the means of all rows have arrived."""
+        return all((span, row) in self.means for row in range(len(self.collection.grid.rows)))
+
+    def gather(self, span: SpanId, head: SpanHead | None, rules: RunRules) -> MeanInputs | str:
+        """Return the parts of the span's entry, or why the span is skipped this round.
+
+        The parent is the one that more than half of the electorate named, over all rows; it must be the owner's own
+        tip. A row without contributions only names who was present, and is not part of the mean.
+        """
+        collection = self.collection
+        rows = [self.means[span, row] for row in range(len(collection.grid.rows)) if (span, row) in self.means]
+        named: dict[Digest, list[int]] = {}
+        for mean, inclusion in rows:
+            named.setdefault(mean.parent, []).extend(inclusion.present)
+        roster = collection.roster
+        parent = max(named, key=lambda p: (roster.num_voters(named[p]), len(named[p])), default=None)
+        if parent is None or not roster.has_majority(named[parent]):
+            there = named[parent] if parent is not None else []
+            return f"{too_few(roster, there)} on one parent, in {len(rows)} rows; more than half are needed"
+        if head is None or head.digest != parent:
+            return "the others follow a different parent than this owner"
+        agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
+        inclusions = _bound_weights(
+            {row: inclusion for row, (_, inclusion) in agreeing.items()}, head, rules.weight_clip
+        )
+        parts = tuple(
+            Part(
+                peer=collection.grid.reducer(span, row),
+                payload=mean.payload,
+                weight=sum(inclusions[row].weights),
+                norm=0.0,
+            )
+            for row, (mean, inclusion) in agreeing.items()
+            if inclusion.places
+        )
+        if not parts:
+            return f"no contribution arrived; {too_few(roster, named[parent])}"
+        return MeanInputs(
+            parent=parent,
+            reduce=ReduceSpan(
+                round=collection.round,
+                span=span,
+                stage=Stage.FINISH,
+                parts=parts,
+                norm_limit=head.norm_limit(ROW_MEAN_SLACK * rules.contribution_limit),
+                rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
+            ),
+            inclusions={collection.grid.reducer(span, row): inclusions[row] for row in agreeing},
+        )
+
+
+def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
+    """Limit the weights of rows to what an entry may have. Honest reducers that are up to date already keep to that."""
+    limit = as_float32(weight_limit(head.median_weight, weight_clip))
+    return {
+        row: replace(each, weights=balanced([min(weight, limit) for weight in each.weights]))
+        for row, each in inclusions.items()
+    }
+
+
+def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:
+    """Return why a row's mean does not count; None if it does."""
+    collection = finish.collection
+    grid = collection.grid
+    if mean.roster != collection.roster_digest:
+        return f"names a different roster; roster {collection.roster.k} is in force here"
+    if mean.span not in finish.owned or mean.row >= len(grid.rows) or grid.reducer(mean.span, mean.row) != sender:
+        return f"its sender does not reduce {mean.span} of row {mean.row} for this owner"
+    places = places_in(mean.included)
+    members = collection.roster.members
+    present = places_in(mean.present)
+    if not present or not lies_within(mean.included, mean.present):
+        return "names no members as present, or includes members that were not there"
+    if present[-1] >= len(members) or any(grid.row_of[members[p].peer] != mean.row for p in present):
+        return f"names members that are not in row {mean.row}"
+    if not len(places) == len(mean.weights) == len(mean.norms):
+        return f"has {len(mean.weights)} weights and {len(mean.norms)} norms for {len(places)} members"
+    if places and (min(mean.weights) < 0 or sum(mean.weights) <= 0 or min(mean.norms) < 0):
+        return "has a negative norm, or weights that do not sum to more than 0"
+    expected = expected_bytes if places else 0
+    if len(mean.payload) != expected:
+        return f"{mean.span} came with {len(mean.payload)} bytes, {expected} expected"
+    return None

@@ -11,7 +11,6 @@ from typing import Annotated
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
 from p2p_diloco.log import (
-    MAX_WEIGHT_RATIO,
     RADIUS_BOUNDS,
     RADIUS_MOVED,
     WEIGHT_BOUNDS,
@@ -26,7 +25,7 @@ from p2p_diloco.log import (
     weight_limit,
     within_reach,
 )
-from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
     F32,
@@ -250,28 +249,13 @@ def next_head(head: SpanHead, entry: Entry) -> SpanHead:
     return advance_head(head, entry.absorbed())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryRules:
-    """Limits on entries.
-
-    Attributes:
-        radius_limit: largest norm of an entry, as a multiple of the last published median norm.
-        weight_clip: largest weight of a contribution, as a multiple of the last published median weight.
-    """
-
-    run: Digest
-    clock: RoundClock
-    radius_limit: float
-    weight_clip: float = MAX_WEIGHT_RATIO
-
-
 def is_signed_by_owner(entry: Entry, grid: Grid, verify: Verify) -> bool:
     """Return whether the entry is signed by the owner of its span, in the grid of the roster that it names."""
     return verify(grid.owner(entry.span), entry.statement(), entry.signature)
 
 
 def check_entry(
-    entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules, payload_norm: float, verify: Verify
+    entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: RunRules, payload_norm: float, verify: Verify
 ) -> None:
     """Check that `entry` may be applied to a span whose tip is `head`. Uses nothing else, so all peers agree.
 
@@ -287,7 +271,7 @@ def check_entry(
     present, places = places_in(entry.present), included_places(entry)
     num_members, num_voters = len(roster.members), len(roster.voters)
     bitmap_bytes = (num_members + 7) // 8
-    limit = head.norm_limit(rules.radius_limit)
+    limit = head.norm_limit(rules.entry_limit)
     problems = (
         (entry.run != rules.run, "belongs to another run"),
         (entry.roster != roster.digest(), "names another roster"),
@@ -328,7 +312,7 @@ def _refuse_medians(entry: Entry, head: SpanHead) -> str | None:
     return None
 
 
-def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: EntryRules) -> str | None:
+def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, rules: RunRules) -> str | None:
     """Return why an entry's weights are not those that its owner must use, or None.
 
     An entry does not show whether its payload is the mean with these weights, nor whether they follow from the tokens
