@@ -25,7 +25,7 @@ from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
 from p2p_diloco.protocol.clock import SHORTEST_TURN_SECONDS, TURN_SHARE, RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership import doubt, roster_book, stall
+from p2p_diloco.protocol.membership import roster_book, rosters, stall
 from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.membership.presence import Presence
 from p2p_diloco.protocol.membership.reach import Network, Reach
@@ -403,7 +403,7 @@ def _minority_certifies() -> list[Patch]:
     def wrong(parent: Roster, peers: Collection[PeerId]) -> bool:
         return 3 * len(parent.voters.intersection(peers)) >= len(parent.voters)
 
-    return [(module, "is_majority", wrong) for module in (roster, stall, doubt)]
+    return [(module, "is_majority", wrong) for module in (roster, stall, rosters)]
 
 
 @_mistake("member-not-counted", "I8")
@@ -414,7 +414,7 @@ def _member_not_counted() -> list[Patch]:
         counted = parent.voters - {max(parent.voters)} if len(parent.voters) > 1 else parent.voters
         return 2 * len(counted.intersection(peers)) > len(counted)
 
-    return [(module, "is_majority", wrong) for module in (roster, stall, doubt)]
+    return [(module, "is_majority", wrong) for module in (roster, stall, rosters)]
 
 
 @_mistake("rosters-not-served", "I6 I7 I8")

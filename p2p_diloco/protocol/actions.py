@@ -152,7 +152,7 @@ class ServeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildSpan:
-    """Compute from this peer's checkpoint and entries what a span's bytes should be; answer with `span_rebuilt`."""
+    """Compute from this peer's checkpoint and entries what a span's bytes should be; answer with `SpanRebuilt`."""
 
     span: SpanId
 
@@ -161,7 +161,7 @@ class RebuildSpan:
 class RebuildParent:
     """Compute from this peer's checkpoint and entries the state of a span before the entry that led to `tip`.
 
-    Answer with `parent_rebuilt`.
+    Answer with `ParentRebuilt`.
     """
 
     span: SpanId
@@ -170,7 +170,7 @@ class RebuildParent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashSpan:
-    """Compute the content digest of a transferred span before the span is used; answer with `span_hashed`.
+    """Compute the content digest of a transferred span before the span is used; answer with `SpanHashed`.
 
     `state` is as in `ReplaceSpan`, but the engine keeps it.
     """

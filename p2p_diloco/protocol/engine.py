@@ -22,17 +22,7 @@ from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.readiness import ASKS_IN_A_ROUND
 from p2p_diloco.protocol.repair.repair import Repair
-from p2p_diloco.protocol.results import (
-    ContentCompared,
-    EntryChecked,
-    EntryCompared,
-    ParentRebuilt,
-    Result,
-    SpanDamaged,
-    SpanHashed,
-    SpanRebuilt,
-    SpanReduced,
-)
+from p2p_diloco.protocol.results import EntryChecked, EntryCompared, Result, SpanReduced
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
 from p2p_diloco.protocol.round.influence import Agreement, Influence
@@ -321,16 +311,8 @@ class PeerEngine:
                 return self.exchange.contribute(result, now)
             case SpanReduced():
                 return self._take_mean(result, now)
-            case ContentCompared(peer=peer, fragment=fragment, num_equal=num_equal, differing=differing):
-                return self.repair.content_compared(peer, fragment, num_equal, differing, now)
-            case SpanRebuilt(span=span, head=head, state=state):
-                return self.repair.span_rebuilt(span, head, state, now)
-            case ParentRebuilt(span=span, tip=tip, parent=parent, state=state):
-                return self.repair.parent_rebuilt(span, tip, parent, state, now)
-            case SpanHashed(span=span, head=head, content=content):
-                return self.repair.span_hashed(span, head, content, now)
-            case SpanDamaged(span=span, reason=reason):
-                return self.repair.span_damaged(span, reason)
+            case _:
+                return self.repair.take_result(result, now)
 
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()

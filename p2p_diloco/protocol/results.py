@@ -58,7 +58,12 @@ class ContentCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRebuilt:
-    """Result of a `RebuildSpan`: the head of the span, and its bytes if ours differ; None for both if it failed."""
+    """Result of a `RebuildSpan`.
+
+    Attributes:
+        head: the tip at which the span was rebuilt; None if the disk does not reach it.
+        state: the bytes that the span should have; None if it has them.
+    """
 
     span: SpanId
     head: SpanHead | None = None
@@ -92,14 +97,5 @@ class SpanDamaged:
     reason: str
 
 
-Result = (
-    EntryChecked
-    | EntryCompared
-    | SpanReduced
-    | FragmentContribution
-    | ContentCompared
-    | SpanRebuilt
-    | ParentRebuilt
-    | SpanHashed
-    | SpanDamaged
-)
+RepairResult = ContentCompared | SpanRebuilt | ParentRebuilt | SpanHashed | SpanDamaged
+Result = EntryChecked | EntryCompared | SpanReduced | FragmentContribution | RepairResult

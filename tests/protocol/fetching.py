@@ -15,6 +15,7 @@ from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES
 from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
+from p2p_diloco.protocol.results import ContentCompared, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, SpanReply, SpanRequest
 
@@ -73,7 +74,9 @@ def content_of(state: bytes) -> Digest:
 def hashed(fetch: CatchUp, actions: list[Action], now: float) -> list[Action]:
     """Answer the one `HashSpan` among these actions, as the node does."""
     (order,) = [action for action in actions if isinstance(action, HashSpan)]
-    return fetch.verifier.hashed(order.span, order.head, content_of(bytes(order.state)), now)
+    return fetch.verifier.hashed(
+        SpanHashed(span=order.span, head=order.head, content=content_of(bytes(order.state))), now
+    )
 
 
 def vouched(
@@ -92,14 +95,14 @@ def differing(fetch: CatchUp, *peers: PeerId, now: float = 0.0) -> list[Action]:
     for peer in peers:
         fetch.verifier.ask_content(0, peer, now)
         assert fetch.scrub.take(peer, ContentReply(fragment=0, digests=((tip.digest, content_of(b"other")),)))
-        actions += fetch.verifier.compared(peer, 0, 0, [SPAN], now)
-    return actions + fetch.verifier.rebuilt(SPAN, tip, None, peers, now)
+        actions += fetch.verifier.compared(ContentCompared(peer=peer, fragment=0, num_equal=0, differing=(SPAN,)), now)
+    return actions + fetch.verifier.rebuilt(SpanRebuilt(span=SPAN, head=tip), peers, now)
 
 
 def mended(fetch: CatchUp, head: SpanHead) -> list[Action]:
     """Rebuild the damaged bytes of `SPAN` from this disk, and return what replaces them."""
     fetch.verifier.damage(SPAN, "a reason")
-    return fetch.verifier.rebuilt(SPAN, head, b"12345678", [], 0.0)[1:]
+    return fetch.verifier.rebuilt(SpanRebuilt(span=SPAN, head=head, state=b"12345678"), [], 0.0)[1:]
 
 
 def fetched(fetch: CatchUp, donor: PeerId, reply: SpanReply, now: float, state: bytes | None = None) -> list[Action]:

@@ -33,6 +33,7 @@ from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.differences import NEARLY_LEVEL
 from p2p_diloco.protocol.repair.donors import LONGEST_ANSWER_SECONDS
 from p2p_diloco.protocol.repair.reports import MOST_FORMER
+from p2p_diloco.protocol.results import ParentRebuilt, SpanHashed
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import (
     ContentReply,
@@ -542,8 +543,8 @@ def test_the_initial_state_waits_for_the_founders_answer_whatever_others_hold() 
 
 def test_a_hash_of_a_span_no_longer_wanted_changes_nothing() -> None:
     fetch, _ = catch_up()
-    assert fetch.verifier.hashed(SPAN, NEW, NEW.digest, 0.0) == []
-    assert fetch.differences.parent_rebuilt(SPAN, NEW.digest, NEW, b"") == []
+    assert fetch.verifier.hashed(SpanHashed(span=SPAN, head=NEW, content=NEW.digest), 0.0) == []
+    assert fetch.differences.parent_rebuilt(ParentRebuilt(span=SPAN, tip=NEW.digest, parent=NEW, state=b"")) == []
 
 
 def test_a_fetched_span_is_dropped_once_entries_lead_beyond_it() -> None:
@@ -724,7 +725,7 @@ def undecided(*tips: SpanHead, mine: SpanHead, seconds: float = 40.0) -> tuple[C
         for peer, tip in zip(peers, tips, strict=True):
             for action in differs(fetch, peer, tip, now):
                 if isinstance(action, RebuildParent):
-                    reports = fetch.differences.parent_rebuilt(SPAN, mine.digest, None, None)
+                    reports = fetch.differences.parent_rebuilt(ParentRebuilt(span=SPAN, tip=mine.digest))
                     said += [report.text for report in reports if is_report(report)]
                 elif isinstance(action, Report):
                     said.append(action.text)
@@ -812,7 +813,9 @@ def test_one_donor_of_three_that_never_serves_does_not_keep_a_peer_from_followin
             action = queue.pop(0)
             num_replaced += isinstance(action, ReplaceSpan)
             if isinstance(action, HashSpan):
-                queue += fetch.verifier.hashed(action.span, action.head, content_of(bytes(action.state)), now)
+                queue += fetch.verifier.hashed(
+                    SpanHashed(span=action.span, head=action.head, content=content_of(bytes(action.state))), now
+                )
             if not isinstance(action, Send):
                 continue
             match action.message:

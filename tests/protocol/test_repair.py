@@ -39,6 +39,7 @@ from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE, Repair
+from p2p_diloco.protocol.results import ContentCompared, SpanDamaged, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
@@ -286,7 +287,7 @@ def test_the_only_member_becomes_ready_when_the_founder_holds_the_same() -> None
     for fragment, num_spans in enumerate(run_rules().num_spans):
         page.catch_up.verifier.ask_content(fragment, boot, 0.0)
         page.take(boot, ContentReply(fragment=fragment, digests=((HEAD.digest, sha256(b"x")),) * num_spans), 0.1)
-        said += page.content_compared(boot, fragment, num_spans, [], 0.1)
+        said += page.take_result(ContentCompared(peer=boot, fragment=fragment, num_equal=num_spans, differing=()), 0.1)
     assert "ready: state compared with 1 peer" in sentences(said + page.pump(0.2))
 
 
@@ -411,7 +412,7 @@ def test_a_founder_that_is_needed_again_becomes_ready_like_a_joiner_and_keeps_wh
     assert not page.membership.local.ready
     for fragment, num_spans in enumerate(run_rules().num_spans):
         for peer in (A, B):
-            page.content_compared(peer, fragment, num_spans, [], 0.0)
+            page.take_result(ContentCompared(peer=peer, fragment=fragment, num_equal=num_spans, differing=()), 0.0)
     assert page.membership.local.ready
 
 
@@ -520,7 +521,7 @@ def differing(page: Repair, peer: PeerId = B, now: float = 0.0) -> list[Action]:
     """Let a peer differ from this one in `SPAN`, at equal chain digests."""
     page.catch_up.verifier.ask_content(0, peer, now)
     page.take(peer, ContentReply(fragment=0, digests=((HEAD.digest, sha256(b"x")),)), now)
-    return page.content_compared(peer, 0, 0, [SPAN], now)
+    return page.take_result(ContentCompared(peer=peer, fragment=0, num_equal=0, differing=(SPAN,)), now)
 
 
 def sentences(actions: list[Action]) -> str:
@@ -533,16 +534,18 @@ def test_a_peer_that_differs_checks_its_own_disk_first() -> None:
     assert RebuildSpan(span=SPAN) in actions
     assert "checking it against this disk" in sentences(actions)
     assert RebuildSpan(span=SPAN) not in differing(page, now=10.0), "the disk is asked once at a time"
-    mended = page.span_rebuilt(SPAN, HEAD, b"right", 0.1)
+    mended = page.take_result(SpanRebuilt(span=SPAN, head=HEAD, state=b"right"), 0.1)
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in mended
     assert "damaged in memory" in sentences(mended)
-    assert page.span_rebuilt(SPAN, HEAD, b"right", 0.2) == [], "an answer that nobody waits for"
+    assert page.take_result(SpanRebuilt(span=SPAN, head=HEAD, state=b"right"), 0.2) == [], (
+        "an answer that nobody waits for"
+    )
 
 
 def test_an_unready_peer_believes_the_only_other_member_over_its_disk() -> None:
     page = repair()
     differing(page)
-    assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
+    assert "differs from what a majority holds" in sentences(page.take_result(SpanRebuilt(span=SPAN, head=HEAD), 0.1))
     assert not page.catch_up.is_complete()
 
 
@@ -560,7 +563,7 @@ def among_four(*, is_ready: bool = True) -> Repair:
 def test_memory_that_agrees_with_the_disk_stays_unless_a_majority_differs() -> None:
     page = among_four()
     differing(page)
-    assert "peers that differ must be wrong" in sentences(page.span_rebuilt(SPAN, HEAD, None, 0.1))
+    assert "peers that differ must be wrong" in sentences(page.take_result(SpanRebuilt(span=SPAN, head=HEAD), 0.1))
     assert page.catch_up.is_complete()
     differing(page, C)
     assert page.catch_up.is_complete(), "two of four: one may lie, and the other's memory be damaged"
@@ -571,7 +574,7 @@ def test_memory_that_agrees_with_the_disk_stays_unless_a_majority_differs() -> N
 def test_a_span_that_is_being_fetched_is_not_fetched_from_the_beginning_when_another_peer_differs() -> None:
     page = among_four()
     differing(page)
-    page.span_rebuilt(SPAN, HEAD, None, 0.1)
+    page.take_result(SpanRebuilt(span=SPAN, head=HEAD), 0.1)
     differing(page, C)
     sent = [action for action in differing(page, D) if isinstance(action, Send)]
     (request,) = [one for one in sent if isinstance(one.message, SpanRequest)]
@@ -585,7 +588,7 @@ def test_a_peer_that_differs_with_a_sound_disk_asks_all_voters_including_unlinke
     page = among_four()
     page.linked.intersection_update((B, C))
     differing(page)
-    asked = [action for action in page.span_rebuilt(SPAN, HEAD, None, 0.1) if isinstance(action, Send)]
+    asked = [action for action in page.take_result(SpanRebuilt(span=SPAN, head=HEAD), 0.1) if isinstance(action, Send)]
     assert {send.to for send in asked if isinstance(send.message, ContentRequest)} == {B, C}
     assert {send.message.voter for send in asked if isinstance(send.message, SignedContentRequest)} == {D}
 
@@ -593,7 +596,7 @@ def test_a_peer_that_differs_with_a_sound_disk_asks_all_voters_including_unlinke
 def test_without_evidence_on_disk_a_majority_is_believed_and_one_peer_is_not() -> None:
     page = among_four()
     differing(page)
-    said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    said = sentences(page.take_result(SpanRebuilt(span=SPAN), 0.1))
     assert "keeping it unless a majority disagrees" in said
     assert page.catch_up.is_complete()
     differing(page, C)
@@ -603,13 +606,13 @@ def test_without_evidence_on_disk_a_majority_is_believed_and_one_peer_is_not() -
     page = among_four()
     for peer in (B, C, D):
         differing(page, peer)
-    assert "differs from what a majority holds" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    assert "differs from what a majority holds" in sentences(page.take_result(SpanRebuilt(span=SPAN), 0.1))
 
 
 def test_a_span_that_advanced_during_the_disk_check_is_checked_again() -> None:
     page = repair()
     differing(page)
-    assert page.span_rebuilt(SPAN, head_of(digest=b"older"), b"old bytes", 0.1) == []
+    assert page.take_result(SpanRebuilt(span=SPAN, head=head_of(digest=b"older"), state=b"old bytes"), 0.1) == []
     assert RebuildSpan(span=SPAN) in differing(page, now=10.0)
 
 
@@ -622,11 +625,11 @@ def test_on_a_tie_without_checkpoints_one_of_two_moves_and_later_the_other() -> 
         page = repair(membership=membership_of(me, founding(), roster_1(2)))
         page.membership.local.set_ready(True)
         differing(page, peer)
-        said = sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+        said = sentences(page.take_result(SpanRebuilt(span=SPAN), 0.1))
         assert expected in said, said
     page.begin_round(2 * 8)
     differing(page, mover, now=100.0)
-    assert "fetching it from that peer" in sentences(page.span_rebuilt(SPAN, None, None, 100.1))
+    assert "fetching it from that peer" in sentences(page.take_result(SpanRebuilt(span=SPAN), 100.1))
 
 
 def answer(page: Repair, *said: Digest, peer: PeerId = B, now: float = 0.0) -> list[type]:
@@ -693,14 +696,14 @@ def test_a_peer_proved_reachable_expects_members_that_only_dial_out() -> None:
 
 def test_a_span_that_cannot_follow_an_entry_is_rebuilt_from_disk() -> None:
     page = repair()
-    actions = page.span_damaged(SPAN, "the update holds 0")
+    actions = page.take_result(SpanDamaged(span=SPAN, reason="the update holds 0"), 0.0)
     assert actions[1:] == [RebuildSpan(span=SPAN)]
     assert sentences(actions) == (
         f"{SPAN} could not follow an entry: the update holds 0; its memory is damaged, rebuilding it from this disk"
     )
-    moved_on = page.span_rebuilt(SPAN, head_of(digest=b"older"), b"old bytes", 0.1)
+    moved_on = page.take_result(SpanRebuilt(span=SPAN, head=head_of(digest=b"older"), state=b"old bytes"), 0.1)
     assert moved_on == [RebuildSpan(span=SPAN)], "its log has gone on: only bytes at its tip replace it"
-    mended = page.span_rebuilt(SPAN, HEAD, b"right", 0.2)
+    mended = page.take_result(SpanRebuilt(span=SPAN, head=HEAD, state=b"right"), 0.2)
     assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in mended
     assert "was damaged in memory; repaired" in sentences(mended)
     assert page.begin_round(2) == []
@@ -708,21 +711,25 @@ def test_a_span_that_cannot_follow_an_entry_is_rebuilt_from_disk() -> None:
 
 def test_a_damaged_span_that_cannot_be_rebuilt_from_disk_is_fetched() -> None:
     page = repair()
-    page.span_damaged(SPAN, "a reason")
-    assert "cannot be rebuilt from this disk; fetching it again" in sentences(page.span_rebuilt(SPAN, None, None, 0.1))
+    page.take_result(SpanDamaged(span=SPAN, reason="a reason"), 0.0)
+    assert "cannot be rebuilt from this disk; fetching it again" in sentences(
+        page.take_result(SpanRebuilt(span=SPAN), 0.1)
+    )
     assert not page.catch_up.is_complete()
 
 
 def test_fetching_a_damaged_span_is_retried_every_round() -> None:
     page = repair()
     page.linked.clear()
-    page.span_damaged(SPAN, "a reason")
+    page.take_result(SpanDamaged(span=SPAN, reason="a reason"), 0.0)
     assert page.begin_round(1) == [], "the disk is being asked"
     for round_index in (2, 3):
-        assert "no peer here can serve it; it stays unchanged" in sentences(page.span_rebuilt(SPAN, None, None, 100.0))
+        assert "no peer here can serve it; it stays unchanged" in sentences(
+            page.take_result(SpanRebuilt(span=SPAN), 100.0)
+        )
         assert page.begin_round(round_index) == [RebuildSpan(span=SPAN)]
-    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
-        SPAN, HEAD, b"right", 101.0
+    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.take_result(
+        SpanRebuilt(span=SPAN, head=HEAD, state=b"right"), 101.0
     )
 
 
@@ -734,7 +741,7 @@ def test_a_wait_for_a_majority_is_reported_after_a_while_and_rarely() -> None:
     send = next(one for one in asked if one.message.span == SPAN)  # type: ignore[union-attr]
     whole = SpanReply(span=SPAN, head=head_of(), total_bytes=32, offset=0, piece=bytes(32))
     (order,) = [one for one in page.take(send.to, whole, 0.1) if isinstance(one, HashSpan)]
-    said = [sentences(page.span_hashed(SPAN, order.head, sha256(b"x"), 0.2))]
+    said = [sentences(page.take_result(SpanHashed(span=SPAN, head=order.head, content=sha256(b"x")), 0.2))]
     for step in range(1, 12):
         said.append(sentences(page.pump(step * 0.5 * SILENCE)))
     told = [text for text in said if "must name the same state" in text]
@@ -744,13 +751,13 @@ def test_a_wait_for_a_majority_is_reported_after_a_while_and_rarely() -> None:
 
 def test_a_peer_without_a_roster_accepts_nothing() -> None:
     page = repair(holds=False, membership=membership_of(A))
-    assert page.span_hashed(SPAN, head_of(), sha256(b"x"), 0.0) == []
+    assert page.take_result(SpanHashed(span=SPAN, head=head_of(), content=sha256(b"x")), 0.0) == []
 
 
 def damaged_for_good(page: Repair) -> None:
     page.membership.local.set_ready(True)
-    page.span_damaged(SPAN, "a reason")
-    page.span_rebuilt(SPAN, None, None, 0.1)
+    page.take_result(SpanDamaged(span=SPAN, reason="a reason"), 0.0)
+    page.take_result(SpanRebuilt(span=SPAN), 0.1)
 
 
 def test_a_damaged_span_of_one_of_two_members_is_fetched_from_the_other() -> None:
@@ -759,7 +766,7 @@ def test_a_damaged_span_of_one_of_two_members_is_fetched_from_the_other() -> Non
     piece = SpanReply(span=SPAN, head=HEAD, total_bytes=len(state), offset=0, piece=state)
     actions = page.take(B, piece, 0.2)
     assert HashSpan in map(type, actions)
-    page.span_hashed(SPAN, HEAD, sha256(b"x"), 0.3)
+    page.take_result(SpanHashed(span=SPAN, head=HEAD, content=sha256(b"x")), 0.3)
     said = tuple((HEAD.digest, sha256(b"x")) for _ in range(run_rules().num_spans[0]))
     replaced = page.take(B, ContentReply(fragment=0, digests=said), 0.4)
     assert ReplaceSpan in map(type, replaced), "of two a majority would be both"
@@ -785,8 +792,8 @@ def test_adopting_a_branch_continues_when_the_clock_is_set_back() -> None:
 
 def test_a_damaged_span_stays_damaged_when_the_clock_is_set_back() -> None:
     page = repair()
-    page.span_damaged(SPAN, "a reason")
+    page.take_result(SpanDamaged(span=SPAN, reason="a reason"), 0.0)
     page.set_back(0.0)
-    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.span_rebuilt(
-        SPAN, HEAD, b"right", 0.1
+    assert ReplaceSpan(span=SPAN, head=HEAD, state=b"right", is_mended=True) in page.take_result(
+        SpanRebuilt(span=SPAN, head=HEAD, state=b"right"), 0.1
     )

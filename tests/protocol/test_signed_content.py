@@ -30,6 +30,7 @@ from p2p_diloco.protocol.repair.quorum import Contacts, Quorum, content_quorum
 from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.repair.reports import ContentReports
 from p2p_diloco.protocol.repair.signed_content import Relay
+from p2p_diloco.protocol.results import ContentCompared
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
@@ -558,9 +559,13 @@ def test_an_unready_peer_compares_signed_contents_with_its_own() -> None:
         actions = page.take(ANN, answer(message, digests=whole), 0.1)
         (order,) = [action for action in actions if isinstance(action, CompareContent)]
         assert (order.peer, order.link, order.digests) == (message.voter, ANN, whole)
-        page.content_compared(order.peer, order.fragment, len(whole), [], 0.1)
+        page.take_result(
+            ContentCompared(peer=order.peer, fragment=order.fragment, num_equal=len(whole), differing=()), 0.1
+        )
     for fragment in (0, 1):
-        page.content_compared(ANN, fragment, page.rules.num_spans[fragment], [], 0.1)
+        page.take_result(
+            ContentCompared(peer=ANN, fragment=fragment, num_equal=page.rules.num_spans[fragment], differing=()), 0.1
+        )
     scrub, voters = page.catch_up.scrub, electorate(roster_of(5), holders=(ANN,), signed=(BOB, CAT))
     assert scrub.is_verified([DAN, EVE], voters)
     assert not scrub.is_verified([DAN, EVE])

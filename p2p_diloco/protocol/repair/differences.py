@@ -16,6 +16,7 @@ from p2p_diloco.protocol.repair.donors import SHUN_SECONDS
 from p2p_diloco.protocol.repair.fetcher import Fetcher, Want
 from p2p_diloco.protocol.repair.reports import Reports
 from p2p_diloco.protocol.repair.scrub import Scrub
+from p2p_diloco.protocol.results import ParentRebuilt
 from p2p_diloco.protocol.round.chain import wins_tie
 from p2p_diloco.protocol.wire.messages import EntryRequest, HeadsReply, HeadsRequest
 
@@ -381,17 +382,18 @@ class Differences:
             self._chains.fork_at(span, tie.parent, is_left=True)
         return [self._rules.send(sender, EntryRequest(span=span, parent=tie.parent.digest), now)]
 
-    def parent_rebuilt(self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None) -> list[Action]:
-        """Take the result of a `RebuildParent`. The other child is requested when others next report that they hold it.
+    def parent_rebuilt(self, result: ParentRebuilt) -> list[Action]:
+        """Take the state before our last entry. The other child is requested when others next report that they hold it.
 
         If the disk does not reach the parent, and there is only one other peer, the span is fetched from that peer:
         otherwise the two would never agree again. With more peers, a majority decides.
         """
+        span, parent = result.span, result.parent
         tie, mine = self._view(span).tie, self._chains.heads.get(span)
-        if tie is None or mine is None or not tip == tie.tip == mine.digest:
+        if tie is None or mine is None or not result.tip == tie.tip == mine.digest:
             return []
         if parent is not None:
-            tie.rebuilt(parent, state)
+            tie.rebuilt(parent, result.state)
             self._chains.fork_at(span, parent, is_left=tie.ahead is not None)
             self._reports.tips.ask_again(span.fragment)
             return []

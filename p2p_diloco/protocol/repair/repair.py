@@ -9,10 +9,7 @@ if our own log is longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
+from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.protocol.actions import Action, RebuildSpan
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.membership import Membership
@@ -22,6 +19,14 @@ from p2p_diloco.protocol.repair.readiness import Readiness
 from p2p_diloco.protocol.repair.serving import Serving
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
 from p2p_diloco.protocol.repair.sources import Sources
+from p2p_diloco.protocol.results import (
+    ContentCompared,
+    ParentRebuilt,
+    RepairResult,
+    SpanDamaged,
+    SpanHashed,
+    SpanRebuilt,
+)
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
@@ -313,35 +318,24 @@ class Repair:
 
     # -- results of the shell
 
-    def content_compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
-    ) -> list[Action]:
-        """Take the result of a `CompareContent`."""
+    def take_result(self, result: RepairResult, now: float) -> list[Action]:
+        """Take the result of work that an action of the repair requested, or note a damaged span."""
+        verifier = self.catch_up.verifier
+        if isinstance(result, SpanDamaged):
+            return verifier.damage(result.span, result.reason)
         self.sources.look(self.catch_up, now)
-        return self.catch_up.verifier.compared(peer, fragment, num_equal, differing, now) + self.pump(now)
-
-    def span_rebuilt(self, span: SpanId, head: SpanHead | None, state: bytes | None, now: float) -> list[Action]:
-        """Take the result of a `RebuildSpan`; see `Verifier.rebuilt`."""
-        self.sources.look(self.catch_up, now)
-        actions = self.catch_up.verifier.rebuilt(span, head, state, self.sources.donors(now), now)
-        waits_for_disk = not actions or isinstance(actions[0], RebuildSpan)
-        return actions if waits_for_disk else actions + self.pump(now)
-
-    def span_damaged(self, span: SpanId, reason: str) -> list[Action]:
-        """Rebuild a span whose replica could not follow a valid entry."""
-        return self.catch_up.verifier.damage(span, reason)
-
-    def span_hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
-        """Take the result of a `HashSpan`."""
-        self.sources.look(self.catch_up, now)
-        return self.catch_up.verifier.hashed(span, head, content, now) + self.pump(now)
-
-    def parent_rebuilt(
-        self, span: SpanId, tip: Digest, parent: SpanHead | None, state: bytes | None, now: float
-    ) -> list[Action]:
-        """Take the result of a `RebuildParent`."""
-        self.sources.look(self.catch_up, now)
-        return self.catch_up.differences.parent_rebuilt(span, tip, parent, state) + self.pump(now)
+        match result:
+            case ContentCompared():
+                actions = verifier.compared(result, now)
+            case SpanHashed():
+                actions = verifier.hashed(result, now)
+            case ParentRebuilt():
+                actions = self.catch_up.differences.parent_rebuilt(result)
+            case SpanRebuilt():
+                actions = verifier.rebuilt(result, self.sources.donors(now), now)
+                if not actions or isinstance(actions[0], RebuildSpan):
+                    return actions  # it waits for the disk
+        return actions + self.pump(now)
 
 
 def _catch_up_rules(rules: RunRules) -> CatchUpRules:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
+from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, ReplaceSpan, Report
 from p2p_diloco.protocol.repair.differences import Differences
@@ -17,6 +17,7 @@ from p2p_diloco.protocol.repair.quorum import is_start
 from p2p_diloco.protocol.repair.reports import Reports
 from p2p_diloco.protocol.repair.scrub import Scrub
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
+from p2p_diloco.protocol.results import ContentCompared, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.wire.messages import ContentReply, ContentRequest, SignedContent
 
 
@@ -86,13 +87,13 @@ class Verifier:
         asked_at = self._indirect.take(answer, now)
         self._contents.note(answer.voter, answer.fragment, answer.digests, asked_at)
 
-    def hashed(self, span: SpanId, head: SpanHead, content: Digest, now: float) -> list[Action]:
-        """Take the result of a `HashSpan`."""
-        transfer = self._fetcher.transfers.get(span)
-        if transfer is None or transfer.head != head or not transfer.is_whole:
+    def hashed(self, result: SpanHashed, now: float) -> list[Action]:
+        """Take the content digest of a whole span."""
+        transfer = self._fetcher.transfers.get(result.span)
+        if transfer is None or transfer.head != result.head or not transfer.is_whole:
             return []
-        transfer.hashed(content)
-        return self._settle(span, now)
+        transfer.hashed(result.content)
+        return self._settle(result.span, now)
 
     # -- judging
 
@@ -186,13 +187,11 @@ class Verifier:
         may_ask = self._scrub.may_ask(fragment, donor, now)
         return [self._rules.send(donor, ContentRequest(fragment=fragment), now)] if may_ask else []
 
-    def compared(
-        self, peer: PeerId, fragment: int, num_equal: int, differing: Iterable[SpanId], now: float
-    ) -> list[Action]:
-        """Take the result of a `CompareContent`. Ignore spans that are being fetched: a new fetch would start over."""
-        differing = [span for span in differing if not self._fetcher.is_transferred(span)]
-        quorum = self._quorums.contents
-        rebuild, overruled = self._scrub.compared(peer, fragment, num_equal, differing, now, quorum)
+    def compared(self, result: ContentCompared, now: float) -> list[Action]:
+        """Take the result of a comparison. Ignore spans that are being fetched: a new fetch would start over."""
+        peer, quorum = result.peer, self._quorums.contents
+        differing = [span for span in result.differing if not self._fetcher.is_transferred(span)]
+        rebuild, overruled = self._scrub.compared(peer, result.fragment, result.num_equal, differing, now, quorum)
         actions: list[Action] = []
         for span in rebuild:
             text = f"{span} differs from what {short_peer_id(peer)} holds; checking it against this disk"
@@ -213,16 +212,9 @@ class Verifier:
             self._scrub.damage(span, is_disk_asked=True)
         return [RebuildSpan(span=span) for span in waiting]
 
-    def rebuilt(
-        self, span: SpanId, head: SpanHead | None, state: bytes | None, donors: Sequence[PeerId], now: float
-    ) -> list[Action]:
-        """Take the result of a `RebuildSpan`.
-
-        Args:
-            head: the tip at which the span was rebuilt; None if the disk does not reach it.
-            state: the bytes that the span should have; None if it has them.
-            donors: peers to fetch it from.
-        """
+    def rebuilt(self, result: SpanRebuilt, donors: Sequence[PeerId], now: float) -> list[Action]:
+        """Take a span that was rebuilt from this peer's disk; if that failed, fetch it from one of `donors`."""
+        span, head, state = result.span, result.head, result.state
         mine, is_damaged = self._chains.heads.get(span), span in self._scrub.damaged
         has_moved_on = head is not None and (mine is None or head.digest != mine.digest)
         if has_moved_on and not is_damaged:
