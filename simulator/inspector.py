@@ -44,9 +44,8 @@ from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import ABSENT_CYCLES, SHORTEST_ABSENCE_SECONDS, RunRules
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.protocol.wire.grid import Grid, fold_roster
 from p2p_diloco.protocol.wire.messages import Opening
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Grid, Roster, fold_roster, vote_statement
 from p2p_diloco.span.reduce import Codecs
 from simulator.maths import SharedMaths, mean_of_span
 from simulator.run import ORGANISER, verify

@@ -58,7 +58,7 @@ class SimulatedReach:
                 self._proved_in[prover] = cycle
         standing = self._reach.standing(provers, company_of(engine, linked), now)
         proofs = standing.proofs
-        yes = [prover for prover, answer in self._reach.words(now) if answer in proofs and prover in self._proved_in]
+        yes = [prover for prover, answer in self._reach.recent(now) if answer in proofs and prover in self._proved_in]
         signed = tuple(
             proof_of(me, prover, self._proved_in[prover], place_of(RUN, network.host_seen(prover, me)))
             for prover in yes

@@ -17,10 +17,9 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.protocol.wire.grid import grid_order
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanVector, decode_message
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, grid_order, vote_statement
 from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.transport.link import whole
 from simulator.inspector import Violated

@@ -31,7 +31,6 @@ from p2p_diloco.protocol.round.routes import Routes
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.messages import (
@@ -45,7 +44,7 @@ from p2p_diloco.protocol.wire.messages import (
     SignedContentRequest,
     SpanVector,
 )
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Grid, Roster, Verify
 
 CYCLES_IN_MEMORY = 1
 """Cycles of entries kept in memory, where late peers ask first. Older ones (up to `retained_cycles`) are on disk."""

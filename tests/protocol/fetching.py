@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from fake_run import peer_id, run_rules, verify
@@ -24,12 +25,10 @@ ME = peer_id("me")
 NEW = head_of(height=5, digest=b"new")
 
 
-def indirect_voters(num_spans: tuple[int, ...] = (1,)) -> IndirectVoters:
+def indirect_voters(rules: CatchUpRules) -> IndirectVoters:
     """Return the voters that a peer asks through others, with increasing request numbers."""
     numbers = count(1)
-    return IndirectVoters(
-        me=ME, draw_nonce=lambda now: next(numbers), num_spans=num_spans, answer_seconds=2.0, pause_seconds=2.0
-    )
+    return IndirectVoters(me=ME, draw_nonce=lambda now: next(numbers), rules=replace(rules, pause_seconds=2.0))
 
 
 def catch_up(*spans: SpanId, span_bytes: int = 8) -> tuple[CatchUp, ChainBook]:
@@ -37,7 +36,7 @@ def catch_up(*spans: SpanId, span_bytes: int = 8) -> tuple[CatchUp, ChainBook]:
     wanted = what_is_fetched(*(spans or (SPAN,)), span_bytes=span_bytes)
     rules = run_rules()
     chains = ChainBook(rules=rules, retained_cycles=16, verify=verify)
-    return CatchUp(me=ME, indirect=indirect_voters(wanted.num_spans), rules=wanted, chains=chains), chains
+    return CatchUp(me=ME, indirect=indirect_voters(wanted), rules=wanted, chains=chains), chains
 
 
 def what_is_fetched(*spans: SpanId, span_bytes: int = 8) -> CatchUpRules:

@@ -23,7 +23,7 @@ from p2p_diloco.protocol.round.demand import (
     share_carried,
     upload_needed,
 )
-from p2p_diloco.protocol.wire.grid import Grid, fold_roster, grid_order
+from p2p_diloco.protocol.wire.roster import Grid, fold_roster, grid_order
 
 INT4 = Encoded(contribution=4.25, row_mean=8.25, entry=4.25)
 

@@ -22,8 +22,7 @@ from p2p_diloco.protocol.wire.entry import (
     pack_included,
     places_in,
 )
-from p2p_diloco.protocol.wire.grid import fold_roster
-from p2p_diloco.protocol.wire.roster import MOST_MEMBERS
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, fold_roster
 
 ROSTER = roster_of(3)
 GRID = fold_roster(ROSTER, 16)

@@ -37,9 +37,8 @@ from p2p_diloco.protocol.round.round import (
     row_members,
 )
 from p2p_diloco.protocol.wire.entry import Entry, build_entry, check_entry, next_head, pack_included
-from p2p_diloco.protocol.wire.grid import Grid, fold_roster
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Grid, Roster, fold_roster
 
 CLIP, KAPPA, INVALID = MAX_WEIGHT_RATIO, MAX_NORM_RATIO, REJECT_NORM_RATIO
 RULES = replace(run_rules(), entry_limit=INVALID, contribution_limit=KAPPA, weight_clip=CLIP)

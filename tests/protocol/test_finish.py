@@ -12,9 +12,8 @@ from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Stage
 from p2p_diloco.protocol.round.round import ROW_MEAN_SLACK, Collection, Finish, MeanInputs, refuse_row_mean, row_members
 from p2p_diloco.protocol.wire.entry import pack_included
-from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import RowMean
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Roster, fold_roster
 
 ROSTER = roster_of(6)
 GRID = fold_roster(ROSTER, 2)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from made import founding, ids, member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.wire.grid import Grid, deal_turns, fold_roster, grid_order, keep_places
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Member
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Grid, Roster, deal_turns, fold_roster, grid_order, keep_places
 
 ROW = 16
 

@@ -28,9 +28,8 @@ from p2p_diloco.protocol.round.round import (
 )
 from p2p_diloco.protocol.wire.entry import build_entry
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
-from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import Opening
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Roster, fold_roster
 
 ROSTER = roster_of(3)
 A, B, C = ids(3)

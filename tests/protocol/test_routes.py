@@ -12,9 +12,8 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import KeepRoster, Send
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.round.routes import Routes
-from p2p_diloco.protocol.wire.grid import fold_roster, grid_order
 from p2p_diloco.protocol.wire.messages import RosterReply, decode_message, encode_message
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, fold_roster, grid_order
 
 BOOT = peer_id("boot")
 NUM_MEMBERS = 24

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetching import quorum
+from fetching import quorum, what_is_fetched
 from made import SPAN, ids
 
 from p2p_diloco.ids import sha256
@@ -16,7 +16,7 @@ ALL = quorum(A, B, C)
 
 
 def scrub() -> Scrub:
-    return Scrub(num_spans=(1,), answer_seconds=2.0, pause_seconds=8.0)
+    return Scrub(rules=what_is_fetched(SPAN))
 
 
 def reply(content: bytes) -> ContentReply:
@@ -102,7 +102,7 @@ def test_a_difference_in_two_scrubs_is_unsettled() -> None:
 
 
 def test_a_former_donor_is_no_longer_a_witness() -> None:
-    scrub = Scrub(num_spans=(1,), answer_seconds=1.0, pause_seconds=1.0)
+    scrub = Scrub(rules=what_is_fetched(SPAN))
     scrub.compared(A, 0, 1, (), 0.0, ALL)
     assert scrub.is_verified([A])
     assert not scrub.is_verified([A, B])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fake_run import ALL_SPANS, RUN, peer_id, run_rules, sign_as, verify
-from fetching import ME, NEW, C, catch_up, hashed, indirect_voters, piece, quorum
+from fetching import ME, NEW, C, catch_up, hashed, indirect_voters, piece, quorum, what_is_fetched
 from made import (
     SPAN,
     child_of,
@@ -32,9 +32,8 @@ from p2p_diloco.protocol.repair.reports import ContentReports
 from p2p_diloco.protocol.repair.signed_content import Relay
 from p2p_diloco.protocol.results import ContentCompared
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.wire.grid import fold_roster
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, fold_roster
 
 ANN, BOB, CAT, DAN, EVE, FAY = ids(6)
 JOINER = peer_id("joiner")
@@ -131,7 +130,7 @@ def test_old_forwarded_requests_are_dropped() -> None:
 
 
 def test_a_request_goes_through_more_and_more_peers_until_it_is_answered() -> None:
-    far = indirect_voters()
+    far = indirect_voters(what_is_fetched(SPAN))
     carriers = ids(5)
     asked = far.ask([0], [BOB], carriers, 0.0)
     assert [carrier for carrier, _ in asked] == carriers[1:3], "whom it begins with follows from its number"

@@ -16,7 +16,7 @@ from p2p_diloco.protocol.round.demand import USABLE_SHARE
 from p2p_diloco.protocol.round.exchange import ENTRY_HEADER_BYTES, UploadBudget
 from p2p_diloco.protocol.round.round import Collection, row_members
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.grid import fold_roster
+from p2p_diloco.protocol.wire.roster import fold_roster
 
 SPANS = 24
 PAYLOAD, ENTRY, ROW_MEAN = 1000, 1100, 2000

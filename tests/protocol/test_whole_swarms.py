@@ -11,7 +11,7 @@ from made import change
 from swarm_driver import Swarm
 
 from p2p_diloco.protocol.wire.entry import included_places
-from p2p_diloco.protocol.wire.grid import fold_roster
+from p2p_diloco.protocol.wire.roster import fold_roster
 
 pytestmark = pytest.mark.story
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from p2p_diloco.ids import PeerId, format_peer_id
-from p2p_diloco.protocol.membership.owners import LOST_CYCLES
+from p2p_diloco.protocol.membership.presence import LOST_CYCLES
 from p2p_diloco.protocol.wire.roster import Roster, reducers
 from tests.swarm.process_swarm import FRAGMENTS, LATE_SECONDS, ROUND_SECONDS, SPANS, ClosedRound, ProcessSwarm
 

@@ -33,9 +33,16 @@ from p2p_diloco.protocol.wire.ballot import (
     propose,
 )
 from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
-from p2p_diloco.protocol.wire.grid import column_mates, row_mates
 from p2p_diloco.protocol.wire.messages import RosterReply
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_child, lead_order, vote_statement
+from p2p_diloco.protocol.wire.roster import (
+    CertifiedRoster,
+    Roster,
+    check_child,
+    column_mates,
+    lead_order,
+    row_mates,
+    vote_statement,
+)
 
 
 class Balloting:

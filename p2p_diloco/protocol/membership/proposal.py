@@ -16,9 +16,8 @@ from p2p_diloco.protocol.membership.reach_proofs import ReachJudge
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import Promise
 from p2p_diloco.protocol.wire.entry import places_in
-from p2p_diloco.protocol.wire.grid import grid_order, keep_places
 from p2p_diloco.protocol.wire.member import FULL_SHARE, NO_PLACE, Declaration, Member
-from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING, MOST_MEMBERS, Roster, by_seniority
+from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING, MOST_MEMBERS, Roster, by_seniority, grid_order, keep_places
 
 FEWEST_NEWCOMERS, NEWCOMERS_SHARE = 2, 5
 """Maximum number of newcomers on one roster: two, or a fifth of the members of its parent if that is more."""
@@ -39,7 +38,7 @@ class _Tally:
     """The promises, combined by peer."""
 
     absent: frozenset[PeerId]
-    heard: frozenset[PeerId]
+    alive: frozenset[PeerId]
     counting: frozenset[PeerId]
     idle: frozenset[PeerId]
     doubted: frozenset[PeerId]
@@ -102,7 +101,7 @@ def next_roster(
 
 
 def is_outdated(one: Declaration, parent: Roster, cycle: int) -> bool:
-    """Return whether a declaration no longer counts: an application expires, and a listing ends what was said before.
+    """Return whether a declaration no longer counts: applications expire, and a listing ends earlier declarations.
 
     Without the second rule, a member whose clock was ahead before it lost its disk could be removed for ever with
     what it signed then, because that start has the greater incarnation.
@@ -139,12 +138,12 @@ def _tally(parent: Roster, promises: tuple[Promise, ...], cycle: int) -> _Tally:
             if known is None or (one.age(), one.signature) > (known.age(), known.signature):
                 declared[one.peer] = one
     heights = sorted(promise.view.height for promise in promises)
-    heard = named(lambda promise: promise.view.heard, 0)
-    unheard = frozenset(member.peer for member in parent.members if member.reduces) - heard
+    alive = named(lambda promise: promise.view.alive, 0)
+    silent = frozenset(member.peer for member in parent.members if member.reduces) - alive
     return _Tally(
         absent=named(lambda promise: promise.view.absent, len(parent.voters) // 2)
-        | (named(lambda promise: promise.view.absent, 0) & unheard),
-        heard=heard,
+        | (named(lambda promise: promise.view.absent, 0) & silent),
+        alive=alive,
         counting=named(lambda promise: promise.view.counting, len(promises) // 2),
         idle=named(lambda promise: promise.view.idle, len(promises) // 2),
         doubted=named(lambda promise: promise.view.idle, len(promises) // 3),
@@ -177,7 +176,7 @@ def _staying(
 
     On a degraded roster, these are exactly the voters that promised and the members whose heartbeats they receive.
     """
-    present = tally.heard | {promise.voter for promise in promises}
+    present = tally.alive | {promise.voter for promise in promises}
     members = []
     for member in parent.members:
         one = tally.declared.get(member.peer)

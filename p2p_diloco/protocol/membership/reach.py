@@ -131,9 +131,9 @@ class Reach:
             provers: the provers that are linked now.
             preferred: provers whose proofs the roster rule counts; asked first, until enough have answered.
         """
-        counted = [(peer, word) for peer, word in self.words(now) if network_of(word.host) >= self._company]
-        wanted = _num_wanted(word for _, word in counted)
-        wanted_preferred = _num_wanted(word for peer, word in counted if peer in preferred)
+        counted = [(peer, answer) for peer, answer in self.recent(now) if network_of(answer.host) >= self._company]
+        wanted = _num_wanted(answer for _, answer in counted)
+        wanted_preferred = _num_wanted(answer for peer, answer in counted if peer in preferred)
         chosen: list[PeerId] = []
         for peer in sorted(provers, key=lambda peer: (peer not in preferred, peer)):
             prover = self._provers.get(peer)
@@ -188,7 +188,7 @@ class Reach:
         """
         self._company = self._farthest(company, now)
         counted, others = list[Answer](), list[Answer]()
-        for peer, answer in self.words(now):
+        for peer, answer in self.recent(now):
             does_count = peer in provers and network_of(answer.host) >= self._company
             (counted if does_count else others).append(answer)
         num_proved = sum(not answer.reason for answer in counted)
@@ -210,7 +210,7 @@ class Reach:
             return Network.WORLD
         return max((self._seen_at[peer] for peer in company if peer in self._seen_at), default=Network.MACHINE)
 
-    def words(self, now: float) -> list[tuple[PeerId, Answer]]:
+    def recent(self, now: float) -> list[tuple[PeerId, Answer]]:
         """Return the answers that are recent enough, with their provers."""
         answers = ((peer, prover.answer) for peer, prover in self._provers.items())
         return [(peer, a) for peer, a in answers if a is not None and now - a.at < PROOF_SECONDS]

@@ -70,37 +70,36 @@ class ReachJudge:
     founder: PeerId
     cycle: int
 
-    def is_reachable(self, word: Declaration) -> bool:
+    def is_reachable(self, declaration: Declaration) -> bool:
         """Return whether the next roster treats the declaring peer as reachable.
 
         A member that already reduces needs no new proofs: the entries of its spans are the evidence. The only member
         of a run needs none either.
         """
-        member = self.parent.member(word.peer)
-        if member is not None and member.reduces and (word.reachable or len(self.parent.members) == 1):
+        member = self.parent.member(declaration.peer)
+        if member is not None and member.reduces and (declaration.reachable or len(self.parent.members) == 1):
             return True
-        return self.is_proved(word)
+        return self.is_proved(declaration)
 
-    def is_proved(self, word: Declaration) -> bool:
+    def is_proved(self, declaration: Declaration) -> bool:
         """Return whether the proofs are enough for the declaring peer to start reducing.
 
         One fresh proof by the founder is enough. Otherwise two are needed, or one if fewer than three others may give
         any.
         """
-        provers = {proof.prover for proof in self._counted(word)}
+        provers = {proof.prover for proof in self._counted(declaration)}
         if not provers:
             return False
-        num_able = len(provers_for(word.peer, self.parent, self.founder) & self.parent.peers())
+        num_able = len(provers_for(declaration.peer, self.parent, self.founder) & self.parent.peers())
         return self.founder in provers or len(provers) >= (MOST_PROOFS if num_able >= ENOUGH_TO_DOUBT_ONE else 1)
 
-    def place(self, word: Declaration) -> bytes:
+    def place(self, declaration: Declaration) -> bytes:
         """Return the public place at which the declaring peer was reached, or zeros if there is none."""
-        return max((proof.place for proof in self._counted(word)), default=NO_PLACE)
+        return max((proof.place for proof in self._counted(declaration)), default=NO_PLACE)
 
-    def _counted(self, word: Declaration) -> list[ReachProof]:
-        if not word.proofs:
+    def _counted(self, declaration: Declaration) -> list[ReachProof]:
+        if not declaration.proofs:
             return []
-        trusted = provers_for(word.peer, self.parent, self.founder)
-        return [
-            each for each in word.proofs if each.prover in trusted and is_recent(each.cycle, self.cycle, self.rules)
-        ]
+        trusted = provers_for(declaration.peer, self.parent, self.founder)
+        proofs = (proof for proof in declaration.proofs if proof.prover in trusted)
+        return [proof for proof in proofs if is_recent(proof.cycle, self.cycle, self.rules)]

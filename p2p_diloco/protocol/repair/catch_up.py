@@ -42,12 +42,7 @@ class CatchUp:
         self.indirect = indirect
         reports = Reports(rules=rules, chains=chains)
         self.quorums = reports.quorums
-        self.scrub = scrub = Scrub(
-            num_spans=rules.num_spans,
-            answer_seconds=rules.answer_seconds,
-            pause_seconds=rules.pause_seconds,
-            damaged=damaged,
-        )
+        self.scrub = scrub = Scrub(rules=rules, damaged=damaged)
         self.fetcher = fetcher = Fetcher(rules=rules, chains=chains)
         self.differences = differences = Differences(reports=reports, fetcher=fetcher, scrub=scrub)
         self.verifier = Verifier(

@@ -53,11 +53,11 @@ class CatchUpRules:
     Attributes:
         num_spans: number of spans of each fragment.
         span_bytes: bytes of anchor and momentum of each span.
-        answer_seconds: time limit for digests, which must be computed first.
+        answer_seconds: time limit for digests, which must be computed first; then more relays are asked for them.
         entry_seconds: time limit for entries and tips.
         piece_seconds: time limit for a piece of a span.
         piece_target_seconds: time that a piece should take, so that entries do not wait long for pieces.
-        pause_seconds: time after a comparison that differed before the same peer is asked again.
+        pause_seconds: time after a comparison that differed, or a signed answer, before the same peer is asked again.
         patience_seconds: time for a majority at a lower tip to follow entries that only this peer holds.
     """
 
@@ -329,7 +329,7 @@ class Fetcher:
                 unanswered.append((span, donor))
             if donor in donors and want is Want.SPAN:
                 actions += self._donors.shun(donor, f"served nothing of {span} for {now - request.at:.0f} s", now)
-            if donor in donors and is_late:  # a donor that stopped tells nothing about the line
+            if donor in donors and is_late:  # a donor that stopped shows nothing about the line
                 self._windows[want].unanswered()
         return actions, unanswered
 

@@ -1,7 +1,7 @@
 """Repair: find out what this peer lacks, fetch it, become ready, and answer requests of others.
 
-`Sources` says who can be asked, `CatchUp` what is missing, `Readiness` when a peer holds the agreed state. `Serving`
-answers. This module passes messages, time and the shell's results to them.
+`Sources` decides which peers can be asked, `CatchUp` what is missing, `Readiness` when a peer holds the agreed state.
+`Serving` answers. This module passes messages, time and the shell's results to them.
 
 The whole run follows one branch of rosters. If another one wins, spans that differ are fetched from its members, even
 if our own log is longer.
@@ -79,18 +79,14 @@ class Repair:
         self._scrub_number: int | None = None
 
     def _new_catch_up(self, before: CatchUp | None = None) -> CatchUp:
-        me, rules = self.membership.local.me, self.rules
+        me, rules = self.membership.local.me, _catch_up_rules(self.rules)
         indirect = IndirectVoters(
             me=me.peer,
             draw_nonce=lambda now: int.from_bytes(me.sign(b"nonce" + repr(now).encode())[:7], "little"),
-            num_spans=rules.num_spans,
-            answer_seconds=rules.silence_seconds,
-            pause_seconds=rules.clock.round_seconds,
+            rules=rules,
         )
         damaged = before.scrub.damaged if before is not None else None
-        catch_up = CatchUp(
-            me=me.peer, rules=_catch_up_rules(rules), chains=self.chains, indirect=indirect, damaged=damaged
-        )
+        catch_up = CatchUp(me=me.peer, rules=rules, chains=self.chains, indirect=indirect, damaged=damaged)
         if before is not None and before.differences.is_adopting:
             catch_up.adopt()
         return catch_up
@@ -204,8 +200,8 @@ class Repair:
         A peer that follows our own roster may hold entries of a branch that was abandoned since, if its log continued
         where no other peer had one. It cannot prove that they are valid, but it can serve the whole span.
         """
-        heard = self.membership.liveness.views.get(sender)
-        return heard is not None and heard.heartbeat.roster == self.membership.book.in_force_digest
+        view = self.membership.liveness.views.get(sender)
+        return view is not None and view.heartbeat.roster == self.membership.book.in_force_digest
 
     # -- messages
 

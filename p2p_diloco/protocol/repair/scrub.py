@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.protocol.actions import CompareContent
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.quorum import Quorum
 from p2p_diloco.protocol.wire.messages import ContentReply, SignedContent
 
@@ -22,24 +23,10 @@ _Digests = tuple[Digest, Digest] | None
 
 
 class Scrub:
-    """Compares the bytes that this peer and others hold. A state machine without I/O.
+    """Compares the bytes that this peer and others hold. A state machine without I/O."""
 
-    Args:
-        answer_seconds: time that an answer may take.
-        pause_seconds: time after a comparison that differed before the same peer is asked again.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_spans: Sequence[int],
-        answer_seconds: float,
-        pause_seconds: float,
-        damaged: Mapping[SpanId, bool] | None = None,
-    ) -> None:
-        self._num_spans = tuple(num_spans)
-        self._answer_seconds = answer_seconds
-        self._pause_seconds = pause_seconds
+    def __init__(self, *, rules: CatchUpRules, damaged: Mapping[SpanId, bool] | None = None) -> None:
+        self._rules = rules
         self._asked_until: dict[tuple[int, PeerId], float] = {}
         self._paused: dict[tuple[int, PeerId], float] = {}
         self._reported: dict[tuple[int, PeerId], tuple[tuple[Digest, Digest], ...]] = {}
@@ -85,7 +72,7 @@ class Scrub:
         Enough are two of `donors` (or the only one), or more than half of the electorate, whatever two donors report.
         """
         needed = min(WITNESSES, len(donors))
-        seen = [self._witnesses.get(fragment, set()) for fragment in range(len(self._num_spans))]
+        seen = [self._witnesses.get(fragment, set()) for fragment in range(len(self._rules.num_spans))]
         return all(
             len(peers.intersection(donors)) >= needed
             or (quorum is not None and not quorum.is_few and quorum.are_enough(peers))
@@ -99,7 +86,7 @@ class Scrub:
             return False
         if max(self._asked_until.get(key, 0.0), self._paused.get(key, 0.0)) > now:
             return False
-        self._asked_until[key] = now + self._answer_seconds
+        self._asked_until[key] = now + self._rules.answer_seconds
         return True
 
     def ask_again(self, fragment: int) -> None:
@@ -129,7 +116,7 @@ class Scrub:
 
         Each answer takes a peer the time to hash a fragment.
         """
-        return any(key[1] == peer and abs(now - at) < self._pause_seconds for key, (_, at) in self._kept.items())
+        return any(key[1] == peer and abs(now - at) < self._rules.pause_seconds for key, (_, at) in self._kept.items())
 
     def due(self, fragment: int, tips: Sequence[Digest]) -> list[CompareContent]:
         """Return the comparisons with answers that were kept, now that this peer has reached their tips.
@@ -163,10 +150,10 @@ class Scrub:
         """
         differing = list(differing)
         digests = self._reported.pop((fragment, peer), ())
-        if not differing and num_equal == self._num_spans[fragment]:
+        if not differing and num_equal == self._rules.num_spans[fragment]:
             self._witnesses.setdefault(fragment, set()).add(peer)
         if differing:
-            self._paused[fragment, peer] = now + self._pause_seconds
+            self._paused[fragment, peer] = now + self._rules.pause_seconds
         rebuild, overruled = [], []
         for span in differing:
             self.accuse(span, peer, digests[span.index] if span.index < len(digests) else None)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.wire.messages import SignedContent, SignedContentRequest
 
 FIRST_RELAYS = 2
@@ -56,25 +57,12 @@ class IndirectVoters:
 
     Args:
         draw_nonce: returns an unpredictable number, given the time.
-        num_spans: number of spans of each fragment.
-        answer_seconds: time without an answer after which a question is sent through more peers.
-        pause_seconds: time from an answer to the next question to the same voter about the same fragment.
     """
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        draw_nonce: Callable[[float], int],
-        num_spans: Sequence[int],
-        answer_seconds: float,
-        pause_seconds: float,
-    ) -> None:
+    def __init__(self, *, me: PeerId, draw_nonce: Callable[[float], int], rules: CatchUpRules) -> None:
         self._me = me
         self._draw_nonce = draw_nonce
-        self._num_spans = tuple(num_spans)
-        self._answer_seconds = answer_seconds
-        self._pause_seconds = pause_seconds
+        self._rules = rules
         self._questions: dict[tuple[int, PeerId], _Question] = {}
         self._rests_until: dict[tuple[int, PeerId], float] = {}
         self._signed: dict[PeerId, tuple[bool, float]] = {}
@@ -93,18 +81,18 @@ class IndirectVoters:
                 continue
             if question is None:
                 question = self._questions[key] = _Question(self._draw_nonce(now), now, now)
-            elif now - question.first_at > LATE_ANSWERS * self._answer_seconds * len(relays):
+            elif now - question.first_at > LATE_ANSWERS * self._rules.answer_seconds * len(relays):
                 question.renumber(self._draw_nonce(now), now)
             fragment, voter = key
             request = SignedContentRequest(fragment=fragment, voter=voter, requester=self._me, nonce=question.nonce)
-            sent += [(relay, request) for relay in question.send(relays, now, now + self._answer_seconds)]
+            sent += [(relay, request) for relay in question.send(relays, now, now + self._rules.answer_seconds)]
         return sent
 
     def have_all_been_asked(self, voters: Iterable[PeerId], now: float) -> bool:
         """Return whether every question to these voters was answered, or has been sent through all relays."""
-        done = {voter for voter, (_, at) in self._signed.items() if now - at <= self._pause_seconds}
+        done = {voter for voter, (_, at) in self._signed.items() if now - at <= self._rules.pause_seconds}
         sent = self._questions.items()
-        done.update(voter for (_, voter), question in sent if now >= question.all_at + self._answer_seconds)
+        done.update(voter for (_, voter), question in sent if now >= question.all_at + self._rules.answer_seconds)
         return done.issuperset(voters)
 
     def forget(self) -> None:
@@ -117,12 +105,12 @@ class IndirectVoters:
         question = self._questions.get((answer.fragment, answer.voter))
         if question is None or question.nonce != answer.nonce:
             return False
-        return len(answer.digests) in (0, self._num_spans[answer.fragment])
+        return len(answer.digests) in (0, self._rules.num_spans[answer.fragment])
 
     def take(self, answer: SignedContent, now: float) -> float:
         """Note an answer that is expected and correctly signed. Return when its question was first sent."""
         key = (answer.fragment, answer.voter)
-        self._rests_until[key] = now + self._pause_seconds
+        self._rests_until[key] = now + self._rules.pause_seconds
         self._signed[answer.voter] = (bool(answer.digests), now)
         self.note_roster(answer, now)
         return self._questions.pop(key).first_at

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.membership.proposal import ENOUGH_REDUCERS
-from p2p_diloco.protocol.wire.grid import num_rows
 from p2p_diloco.protocol.wire.member import EQUAL_SHARE, FULL_SHARE
-from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING
+from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING, num_rows
 from p2p_diloco.rate import WIRE_SHARE
 
 USABLE_SHARE = 0.85

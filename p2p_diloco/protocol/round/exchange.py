@@ -31,9 +31,8 @@ from p2p_diloco.protocol.round.round import (
 )
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry, pack_included
-from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Grid, Roster
 
 Piece = Opening | SpanVector | RowMean
 MOST_EARLY_SENDERS = 64
@@ -217,8 +216,8 @@ class Exchange:
             f"round {collection.round}: no contribution under roster {collection.roster.k}, because this peer has "
             "voted for the next roster and waits for its certificate"
         )
-        said = [] if self.membership.local.leaving else [Report(topic="roster", text=text)]
-        return [*said, *self._come_empty_handed(collection, now)]
+        reports = [] if self.membership.local.leaving else [Report(topic="roster", text=text)]
+        return [*reports, *self._come_empty_handed(collection, now)]
 
     def _announce_and_send(
         self, collection: Collection, contribution: FragmentContribution, now: float
@@ -493,7 +492,7 @@ class Exchange:
             and not has_trained(collection.openings.get(member.peer))
         ]
         late = [f"{num} from {short_peer_id(peer)}" for peer, num in sorted(collection.overdue.items())]
-        said = (
+        texts = (
             (missing, f"no contribution from {', '.join(missing)}"),
             (
                 late,
@@ -502,12 +501,12 @@ class Exchange:
         )
         return [
             Report(topic="missing", text=f"round {collection.round}: {text}; averaged the others")
-            for who, text in said
+            for who, text in texts
             if who
         ]
 
     def _is_known_idle(self, peer: PeerId) -> bool:
-        """Return whether a member says itself that it is not ready: it catches up, or its owner has paused it."""
+        """Return whether a member reports that it is not ready: it catches up, or its owner has paused it."""
         view = self.membership.liveness.views.get(peer)
         return view is not None and not view.heartbeat.ready
 

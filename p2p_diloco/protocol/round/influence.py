@@ -33,9 +33,9 @@ CLIPPED_CYCLES, AGAINST_CYCLES = (8, 12), (3, 6)
 DEVIATIONS = 3.0
 """A cosine counts beyond this many standard deviations of those of unrelated vectors."""
 FAVOURED = 1.25
-"""A contributor with this multiple of its usual share at one owner may have told that owner something else."""
+"""A contributor with this multiple of its usual share at one owner may have claimed something else to that owner."""
 FORGOTTEN_CYCLES = 8
-"""Number of cycles after which a peer is not named any more, if what was said of it is no longer so."""
+"""Number of cycles after which a peer is not named any more, if what was reported about it no longer holds."""
 
 
 class Agreement(NamedTuple):
@@ -146,7 +146,7 @@ class Influence:
 
         Args:
             members: those of the roster in force; others are forgotten.
-            rates: tokens per second by peer, as their heartbeats say.
+            rates: tokens per second by peer, as their heartbeats report.
         """
         seen, self._seen = self._seen, _Seen()
         self._cycles = {key: cycles for key, cycles in self._cycles.items() if key[1] in members}
@@ -230,7 +230,7 @@ class Influence:
     def _favoured(owner: PeerId, accounts: Mapping[PeerId, _Account]) -> list[PeerId]:
         """Return the contributors that have more weight at an owner than at most others.
 
-        One may have told this owner alone that it has trained a lot, to outweigh all others there.
+        One may have claimed to this owner alone that it has trained a lot, to outweigh all others there.
         """
         mine, others = accounts.get(owner), [each for name, each in accounts.items() if name != owner]
         if mine is None or not others:

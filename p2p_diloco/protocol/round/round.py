@@ -27,10 +27,9 @@ from p2p_diloco.log import (
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Inclusion, join_inclusions, lies_within, only_present, places_in, too_few
-from p2p_diloco.protocol.wire.grid import Grid
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer, SpanVector
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Grid, Roster
 
 NOTHING_MEASURED: Mapping[PeerId, float] = MappingProxyType({})
 UNKNOWN_NORM_RATIO = 16.0

@@ -15,9 +15,8 @@ from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.membership.roster_book import first_that_fit
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
-from p2p_diloco.protocol.wire.grid import Grid, column_mates, fold_roster, grid_order, row_mates
 from p2p_diloco.protocol.wire.messages import RosterReply
-from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.protocol.wire.roster import Grid, Roster, column_mates, fold_roster, grid_order, row_mates
 
 DIALLED_AHEAD_CYCLES = 2
 FEW_LINKS = 2

@@ -54,7 +54,7 @@ class View:
 
     Attributes:
         absent: members that it would drop.
-        heard: members whose heartbeats it receives.
+        alive: members whose heartbeats it receives.
         counting: members whose contributions were in entries for long enough to count.
         idle: members that have lost *reduces*, because their spans got no entries.
         height: total number of entries that its spans have absorbed.
@@ -62,7 +62,7 @@ class View:
     """
 
     absent: Annotated[bytes, _BITMAP]
-    heard: Annotated[bytes, _BITMAP]
+    alive: Annotated[bytes, _BITMAP]
     counting: Annotated[bytes, _BITMAP]
     idle: Annotated[bytes, _BITMAP]
     height: Annotated[int, U64]
@@ -218,7 +218,7 @@ class Candidacy:
 def add_promise(
     candidacy: Candidacy,
     sender: PeerId,
-    word: Promised,
+    promised: Promised,
     rule: Rule,
     quorum: Quorum,
     verify: Verify,
@@ -231,24 +231,24 @@ def add_promise(
     Raises:
         PeerError: no honest voter would have made this promise.
     """
-    promised = word.promise
-    if promised.voter != sender:
-        raise PeerError(f"{short_peer_id(sender)} handed in a promise of {short_peer_id(promised.voter)}")
-    check_promises((promised,), candidacy.parent, candidacy.ballot, verify, degraded=candidacy.degraded)
-    named = (word.voted.ballot, word.voted.roster.digest()) if word.voted is not None else None
-    if named != promised.voted:
+    promise, voted = promised.promise, promised.voted
+    if promise.voter != sender:
+        raise PeerError(f"{short_peer_id(sender)} handed in a promise of {short_peer_id(promise.voter)}")
+    check_promises((promise,), candidacy.parent, candidacy.ballot, verify, degraded=candidacy.degraded)
+    named = (voted.ballot, voted.roster.digest()) if voted is not None else None
+    if named != promise.voted:
         raise PeerError(f"{short_peer_id(sender)} promised and did not show what it has voted for")
-    if word.voted is not None:
-        if word.voted.ballot > candidacy.ballot:
+    if voted is not None:
+        if voted.ballot > candidacy.ballot:
             raise PeerError(f"{short_peer_id(sender)} reports that it voted in a ballot that is still to come")
-        if word.voted not in checked:
-            check_proposal(word.voted, candidacy.parent, rule, quorum, verify)
-    return replace(candidacy, promises={**candidacy.promises, sender: word})
+        if voted not in checked:
+            check_proposal(voted, candidacy.parent, rule, quorum, verify)
+    return replace(candidacy, promises={**candidacy.promises, sender: promised})
 
 
-def declarations_bytes(words: Iterable[Declaration]) -> int:
+def declarations_bytes(declarations: Iterable[Declaration]) -> int:
     """Return the number of bytes that declarations take in a promise."""
-    return sum(word.num_bytes() for word in words)
+    return sum(declaration.num_bytes() for declaration in declarations)
 
 
 def check_promises(
@@ -269,7 +269,7 @@ def check_promises(
         if (each.parent, each.degraded, each.ballot) != (digest, degraded, ballot) or each.voter not in able:
             raise PeerError(f"the promise of {name} is for another ballot than {ballot}, or {name} does not vote")
         view = each.view
-        if any(len(bitmap) != bitmap_bytes for bitmap in (view.absent, view.heard, view.counting, view.idle)):
+        if any(len(bitmap) != bitmap_bytes for bitmap in (view.absent, view.alive, view.counting, view.idle)):
             raise PeerError(f"the promise of {name} has a bitmap that does not fit {len(parent.members)} members")
         if not verify(each.voter, each.statement(), each.signature):
             raise PeerError(f"the promise of {name} is not signed by it")
@@ -311,13 +311,17 @@ def propose(candidacy: Candidacy, rule: Rule, quorum: Quorum) -> Candidacy:
     If promises report earlier votes, the roster of the latest one is proposed again, because it may already have been
     certified somewhere.
     """
-    words = tuple(word for _, word in sorted(candidacy.promises.items()))
+    received = [promised for _, promised in sorted(candidacy.promises.items())]
     if candidacy.proposal is not None or not quorum(candidacy.promises.keys()):
         return candidacy
-    last = max((word.voted for word in words if word.voted is not None), key=_vote_order, default=None)
+    last = max((promised.voted for promised in received if promised.voted is not None), key=_vote_order, default=None)
     voters = candidacy.parent.voters
-    shown = sorted(words, key=lambda word: (word.voted is None or word.voted != last, word.promise.voter not in voters))
-    promises = tuple(word.promise for word in shown[:MOST_PROMISES])
+
+    def rank(promised: Promised) -> tuple[bool, bool]:
+        return promised.voted is None or promised.voted != last, promised.promise.voter not in voters
+
+    shown = sorted(received, key=rank)
+    promises = tuple(promised.promise for promised in shown[:MOST_PROMISES])
     roster = last.roster if last is not None else rule(promises)
     if roster is None:
         return candidacy
@@ -330,15 +334,15 @@ def _vote_order(voted: Proposal) -> tuple[int, Digest]:
     return voted.ballot, voted.roster.digest()
 
 
-def add_vote(candidacy: Candidacy, sender: PeerId, word: Vote, verify: Verify) -> Candidacy:
+def add_vote(candidacy: Candidacy, sender: PeerId, vote: Vote, verify: Verify) -> Candidacy:
     """Return the candidacy with one more vote; a vote that is invalid or for another proposal changes nothing."""
     proposal = candidacy.proposal
-    if proposal is None or (word.roster, word.ballot) != (proposal.roster.digest(), candidacy.ballot):
+    if proposal is None or (vote.roster, vote.ballot) != (proposal.roster.digest(), candidacy.ballot):
         return candidacy
     able = candidacy.parent.peers() if candidacy.degraded else candidacy.parent.voters
-    if sender not in able or not verify(sender, vote_statement(word.roster, word.ballot), word.signature):
+    if sender not in able or not verify(sender, vote_statement(vote.roster, vote.ballot), vote.signature):
         return candidacy
-    return replace(candidacy, votes={**candidacy.votes, sender: word.signature})
+    return replace(candidacy, votes={**candidacy.votes, sender: vote.signature})
 
 
 def certificate(candidacy: Candidacy, quorum: Quorum) -> CertifiedRoster | None:

@@ -40,8 +40,7 @@ from p2p_diloco.protocol.wire.frames import (
     many,
     to_bytes,
 )
-from p2p_diloco.protocol.wire.grid import Grid
-from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, Roster, Verify
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, Grid, Roster, Verify
 
 NO_SIGNATURE = bytes(64)
 
