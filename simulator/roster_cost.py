@@ -222,7 +222,7 @@ def _view(parent: Roster, cycle: int, words: tuple[Declaration, ...], rules: Run
     nobody = pack_included(set(), number)
     return View(
         absent=nobody,
-        alive=pack_included(set(places), number),
+        heard=pack_included(set(places), number),
         counting=pack_included(counting, number),
         idle=nobody,
         height=cycle * rules.num_all_spans,

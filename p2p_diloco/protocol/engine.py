@@ -126,7 +126,7 @@ class PeerEngine:
             linked=self.linked,
             verify=verify,
         )
-        self._routes = Routes(rules=rules, membership=self.membership, linked=self.linked)
+        self._routes = Routes(rules=rules, membership=self.membership)
         self.influence = Influence(me.peer)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf

@@ -62,18 +62,12 @@ class HeartbeatBuilder:
             return self._frozen[1]
         return self._digest(fragment)
 
-    def fragment_head(self, fragment: int, now: float) -> FragmentHead | None:
-        """Return the log position of a fragment at its closed boundary; None while a span is missing."""
-        digest = self.boundary_digest(fragment)
-        if digest is None:
-            return None
-        return FragmentHead(round=self._rules.clock.closed_round(fragment, now), digest=digest)
-
     def closed_heads(self, now: float) -> tuple[FragmentHead, ...]:
         """Return the log positions of all fragments at their closed boundaries; empty while a span is missing."""
-        heads = [self.fragment_head(fragment, now) for fragment in range(len(self._rules.num_spans))]
-        found = tuple(head for head in heads if head is not None)
-        return found if len(found) == len(heads) else ()
+        closed_round = self._rules.clock.closed_round
+        digests = [self.boundary_digest(fragment) for fragment in range(len(self._rules.num_spans))]
+        heads = (FragmentHead(round=closed_round(n, now), digest=d) for n, d in enumerate(digests) if d is not None)
+        return tuple(heads) if None not in digests else ()
 
     def heartbeat(self, heads: Sequence[FragmentHead], *, is_nearly_level: bool = False) -> Heartbeat:
         """Return this peer's next heartbeat, signed."""

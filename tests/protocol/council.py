@@ -120,7 +120,7 @@ def applicant(cycle: int = 1, **changes: object) -> Declaration:
 
 def promise_of(peer: PeerId, *declared: Declaration, parent: Roster = ROSTER, **changes: object) -> Promise:
     bitmap = bytes((len(parent.members) + 7) // 8)
-    seen = View(absent=bitmap, alive=bitmap, counting=bitmap, idle=bitmap, height=0, declarations=declared)
+    seen = View(absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=0, declarations=declared)
     word = Promise(
         parent=parent.digest(),
         degraded=False,

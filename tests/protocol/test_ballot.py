@@ -64,7 +64,7 @@ RULE, QUORUM = rule_of(PARENT), quorum_of(PARENT)
 
 def view(height: int = 1, declarations: tuple[Declaration, ...] = (), bitmap: bytes = b"\0") -> View:
     return View(
-        absent=bitmap, alive=bitmap, counting=bitmap, idle=bitmap, height=height, declarations=declarations
+        absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=height, declarations=declarations
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ ROSTER = roster_of(3)
 CHILD = child_of(ROSTER, (*ROSTER.members[1:], member(A, incarnation=2, counts=False, reduces=False)), degraded=True)
 VIEW = View(
     absent=b"\4",
-    alive=b"\3",
+    heard=b"\3",
     counting=b"\0",
     idle=b"\1",
     height=7,

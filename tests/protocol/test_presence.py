@@ -57,7 +57,7 @@ def test_if_few_spans_got_entries_a_member_not_heard_for_four_cycles_is_absent()
     assert named(here.presence.view(ROSTER, SEEN).absent) == {C}
     here.presence.note_entry({C}, (), LAST_ROUNDS[-1])
     assert named(here.presence.view(ROSTER, SEEN).absent) == set()
-    assert named(here.presence.view(ROSTER, SEEN + 0.1).alive) == {A}, "a heartbeat counts for eight seconds"
+    assert named(here.presence.view(ROSTER, SEEN + 0.1).heard) == {A}, "a heartbeat counts for eight seconds"
 
 
 def test_no_member_is_absent_before_it_was_listed_and_this_peer_listened_for_four_cycles() -> None:
@@ -124,7 +124,7 @@ def test_a_view_lists_peers_heard_peers_that_came_to_count_and_the_number_of_ent
         here.presence.note_entry({A, B, C}, {A, B, C}, 2 * cycle)
     here.liveness.take(heartbeat(B), 4 * CYCLE_SECONDS)
     view = here.presence.view(fresh.roster, 4 * CYCLE_SECONDS + 1.0)
-    assert named(view.alive, fresh.roster) == {A, B}
+    assert named(view.heard, fresh.roster) == {A, B}
     assert named(view.counting, fresh.roster) == {B}, "the others count already"
     assert named(view.idle, fresh.roster) == set()
     assert view.height == 77

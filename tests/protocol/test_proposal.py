@@ -75,7 +75,7 @@ def said(
         voted=None,
         view=View(
             absent=bitmap(absent),
-            alive=bitmap(parent.peers() - set(absent) if heard is None else heard),
+            heard=bitmap(parent.peers() - set(absent) if heard is None else heard),
             counting=bitmap(counting),
             idle=bitmap(idle),
             height=height,
@@ -703,7 +703,7 @@ def test_members_are_dropped_and_listed_only_for_the_stated_reasons(data: st.Dat
     declared = [one for word in words for one in word.view.declarations]
     for gone in parent.peers() - found.peers():
         is_missed = 2 * num_saying("absent", gone) > len(parent.voters)
-        is_unheard = listed(parent, gone).reduces and not num_saying("alive", gone) and num_saying("absent", gone)
+        is_unheard = listed(parent, gone).reduces and not num_saying("heard", gone) and num_saying("absent", gone)
         has_left = any(one.peer == gone and one.leaving and one.incarnation >= 2 for one in declared)
         assert is_missed or is_unheard or has_left or gone == parent.bootstrap
     for come in found.peers() - parent.peers():

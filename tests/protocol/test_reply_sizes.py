@@ -100,7 +100,7 @@ def promises_on(parent: Roster, num_promises: int) -> tuple[Promise, ...]:
         if declarations_bytes([*words, word]) <= MOST_DECLARATION_BYTES:
             words.append(word)
     assert declarations_bytes(words) > MOST_DECLARATION_BYTES - words[0].num_bytes()
-    seen = View(absent=bitmap, alive=bitmap, counting=bitmap, idle=bitmap, height=7, declarations=tuple(words))
+    seen = View(absent=bitmap, heard=bitmap, counting=bitmap, idle=bitmap, height=7, declarations=tuple(words))
     return tuple(
         Promise(
             parent=parent.digest(),

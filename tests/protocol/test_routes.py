@@ -24,20 +24,17 @@ ROSTER = CERTIFIED.roster
 GRID = fold_roster(ROSTER, 3)
 FIRST, SECOND, THIRD, *_ = GRID.columns[0]
 OTHER_1, OTHER_2, *_ = GRID.columns[1]
-TWO = (SECOND, OTHER_1)
 STRANGERS = [peer_id(f"stranger {n}") for n in range(30)]
 LISTENERS = tuple(peer_id(f"listener {n}") for n in range(10))
 
 
-def routes_of(
-    me: PeerId, *rosters: CertifiedRoster, linked: tuple[PeerId, ...] = (), cycles_without_entries: int = 0
-) -> Routes:
+def routes_of(me: PeerId, *rosters: CertifiedRoster, cycles_without_entries: int = 0) -> Routes:
     rules = replace(run_rules(), group_size=3)
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
     membership.stall.cycles_without_entries = cycles_without_entries
     for place, listener in enumerate(LISTENERS):
         membership.liveness.take(heartbeat(listener, ready=False, takes_entries=place % 2 == 0), 0.0)
-    return Routes(rules=rules, membership=membership, linked=set(linked))
+    return Routes(rules=rules, membership=membership)
 
 
 def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
@@ -53,7 +50,7 @@ def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
 
 def test_in_a_run_of_one_row_all_peers_are_wanted() -> None:
     assert routes_of(FIRST, roster_1(3)).wanted_links(0) is None
-    nobody = Routes(rules=run_rules(), membership=membership_of(FIRST), linked=set())
+    nobody = Routes(rules=run_rules(), membership=membership_of(FIRST))
     assert nobody.wanted_links(None) is None
     assert nobody.hand_on_rosters(None, SECOND, [], 0.0, 1.0) == []
 
@@ -63,16 +60,16 @@ def test_a_peer_wants_its_neighbours_and_voters_and_leaders_want_each_other() ->
     kinds = set()
     for one in MEMBERS:
         me = one.peer
-        routes = routes_of(me, linked=TWO)
+        routes = routes_of(me)
         assert routes.wanted_links(None) == routes.wanted_links(5) == GRID.neighbours(me) | to_vote_with(me)
         kinds.add((me in ROSTER.voters, me in ROSTER.leaders))
     assert kinds >= {(True, True), (False, True), (False, False)}
     for voter in ROSTER.voters:
-        wanted = routes_of(voter, linked=TWO).wanted_links(None)
+        wanted = routes_of(voter).wanted_links(None)
         assert wanted is not None
         assert wanted >= (ROSTER.leaders | {BOOT}) - {voter}, "a founder that is no member may lead, too"
     plain = next(m.peer for m in MEMBERS if m.peer not in ROSTER.voters | ROSTER.leaders)
-    assert routes_of(plain, linked=TWO).wanted_links(None) == GRID.neighbours(plain)
+    assert routes_of(plain).wanted_links(None) == GRID.neighbours(plain)
 
 
 def test_a_voter_that_does_not_reduce_needs_only_the_leaders() -> None:
@@ -80,14 +77,14 @@ def test_a_voter_that_does_not_reduce_needs_only_the_leaders() -> None:
     roster = child_of(founding().roster, sorted(members, key=lambda m: not m.reduces))
     me = MEMBERS[0].peer
     assert me in roster.voters - roster.leaders
-    routes = routes_of(me, certify(roster, [BOOT]), linked=TWO)
+    routes = routes_of(me, certify(roster, [BOOT]))
     assert routes.wanted_links(None) == fold_roster(roster, 3).neighbours(me) | roster.leaders | {BOOT}
 
 
 def test_a_peer_wants_the_neighbours_of_a_grid_while_it_governs() -> None:
     fewer = certify(child_of(ROSTER, MEMBERS[8:]), ROSTER.voters, ballot=4 * 5 + 1)
     me = MEMBERS[12].peer
-    routes = routes_of(me, CERTIFIED, fewer, linked=TWO)
+    routes = routes_of(me, CERTIFIED, fewer)
     now = fold_roster(fewer.roster, 3)
     voting = to_vote_with(me, fewer.roster)
     assert routes.wanted_links(6) == (now.neighbours(me) | voting) - {me}
@@ -99,7 +96,7 @@ def test_a_peer_wants_the_neighbours_of_a_grid_while_it_governs() -> None:
 def test_before_a_new_grid_a_peer_wants_its_new_neighbours(cycle: int, is_ahead: bool) -> None:
     drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     after = fold_roster(drawn, 3).neighbours(FIRST) if is_ahead else frozenset()
-    wanted = routes_of(FIRST, linked=TWO).wanted_links(2 * cycle)
+    wanted = routes_of(FIRST).wanted_links(2 * cycle)
     assert wanted == (GRID.neighbours(FIRST) | after | to_vote_with(FIRST)) - {FIRST}
 
 
@@ -107,17 +104,14 @@ def test_without_a_clock_the_next_grid_follows_from_the_rosters_cycle() -> None:
     late = certify(child_of(ROSTER, MEMBERS, cycle=REFRESH_CYCLES - 1), ROSTER.voters, ballot=4 * 127 + 1)
     drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     both = GRID.neighbours(FIRST) | fold_roster(drawn, 3).neighbours(FIRST)
-    routes = routes_of(FIRST, CERTIFIED, late, linked=TWO)
+    routes = routes_of(FIRST, CERTIFIED, late)
     assert routes.wanted_links(None) == (both | to_vote_with(FIRST, late.roster)) - {FIRST}
 
 
-def test_a_cut_off_peer_wants_a_link_to_any_peer() -> None:
-    assert routes_of(FIRST, linked=TWO[:1]).is_cut_off(), "one link may lead nowhere"
-    assert not routes_of(FIRST, linked=TWO).is_cut_off()
-    for cycles_without_entries, is_cut_off in ((0, False), (1, False), (2, True), (9, True)):
-        routes = routes_of(FIRST, linked=TWO, cycles_without_entries=cycles_without_entries)
-        assert routes.is_cut_off() == is_cut_off, "half of the three cycles of a stall"
-        assert (routes.wanted_links(None) is None) == is_cut_off
+def test_a_stuck_peer_wants_a_link_to_any_peer() -> None:
+    for cycles_without_entries, is_stuck in ((0, False), (1, False), (2, True), (9, True)):
+        routes = routes_of(FIRST, cycles_without_entries=cycles_without_entries)
+        assert (routes.wanted_links(None) is None) == is_stuck, "half of the three cycles of a stall"
 
 
 def test_each_row_meets_its_share_of_all_strangers() -> None:
@@ -127,18 +121,18 @@ def test_each_row_meets_its_share_of_all_strangers() -> None:
         assert share
         met += share
         for each in members:
-            wanted = routes_of(each, linked=TWO).wanted_links(None, [*STRANGERS, *ROSTER.peers()])
+            wanted = routes_of(each).wanted_links(None, [*STRANGERS, *ROSTER.peers()])
             assert wanted == GRID.neighbours(each) | share | to_vote_with(each)
     assert sorted(met) == sorted(STRANGERS)
 
 
 def test_a_non_member_leaves_strangers_to_members() -> None:
-    listener = routes_of(LISTENERS[0], linked=TWO)
+    listener = routes_of(LISTENERS[0])
     assert listener.wanted_links(None, STRANGERS) == listener.wanted_links(None) == GRID.neighbours(LISTENERS[0])
 
 
 def test_a_founder_that_is_not_a_member_needs_links_to_all_voters() -> None:
-    assert routes_of(BOOT, linked=TWO).wanted_links(None) == GRID.neighbours(BOOT) | ROSTER.voters
+    assert routes_of(BOOT).wanted_links(None) == GRID.neighbours(BOOT) | ROSTER.voters
 
 
 def test_rosters_from_the_column_go_to_the_row_and_its_observers() -> None:

@@ -241,7 +241,7 @@ class Presence:
 
         return View(
             absent=bitmap(absent),
-            alive=bitmap(here),
+            heard=bitmap(here),
             counting=bitmap(m.peer for m in members if m.trains and not m.counts and self.has_come_to_count(m, cycle)),
             idle=bitmap(m.peer for m in members if (m.peer, m.incarnation) in lost),
             height=self._height,

@@ -138,7 +138,7 @@ def _tally(parent: Roster, promises: tuple[Promise, ...], cycle: int) -> _Tally:
             if known is None or (one.age(), one.signature) > (known.age(), known.signature):
                 declared[one.peer] = one
     heights = sorted(promise.view.height for promise in promises)
-    alive = named(lambda promise: promise.view.alive, 0)
+    alive = named(lambda promise: promise.view.heard, 0)
     silent = frozenset(member.peer for member in parent.members if member.reduces) - alive
     return _Tally(
         absent=named(lambda promise: promise.view.absent, len(parent.voters) // 2)

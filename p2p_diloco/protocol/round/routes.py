@@ -24,17 +24,12 @@ FEW_LINKS = 2
 
 
 class Routes:
-    """One peer's place in the grid in force. A state machine without I/O.
+    """One peer's place in the grid in force. A state machine without I/O."""
 
-    Args:
-        linked: peers to which messages can be sent now; shared with the engine, which updates it.
-    """
-
-    def __init__(self, *, rules: RunRules, membership: Membership, linked: Collection[PeerId]) -> None:
+    def __init__(self, *, rules: RunRules, membership: Membership) -> None:
         self._rules = rules
         self._membership = membership
         self._me = membership.local.peer
-        self._linked = linked
 
     def wanted_links(self, round_index: int | None, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return the peers that this peer needs links to, for current rounds and the next grid; None: all peers.
@@ -68,10 +63,6 @@ class Routes:
         may_lead = roster.leaders | {self._membership.book.founder}
         voters = roster.voters if self._me in may_lead else frozenset()
         return voters | may_lead if self._me in roster.voters else voters
-
-    def is_cut_off(self) -> bool:
-        """Return whether this peer has too few links, or is stuck."""
-        return len(self._linked) < FEW_LINKS or self._is_stuck()
 
     def _is_stuck(self) -> bool:
         """Return whether the run has been without entries for half as long as a stall takes.

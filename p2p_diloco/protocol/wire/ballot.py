@@ -54,7 +54,7 @@ class View:
 
     Attributes:
         absent: members that it would drop.
-        alive: members whose heartbeats it receives.
+        heard: members whose heartbeats it receives.
         counting: members whose contributions were in entries for long enough to count.
         idle: members that have lost *reduces*, because their spans got no entries.
         height: total number of entries that its spans have absorbed.
@@ -62,7 +62,7 @@ class View:
     """
 
     absent: Annotated[bytes, _BITMAP]
-    alive: Annotated[bytes, _BITMAP]
+    heard: Annotated[bytes, _BITMAP]
     counting: Annotated[bytes, _BITMAP]
     idle: Annotated[bytes, _BITMAP]
     height: Annotated[int, U64]
@@ -269,7 +269,7 @@ def check_promises(
         if (each.parent, each.degraded, each.ballot) != (digest, degraded, ballot) or each.voter not in able:
             raise PeerError(f"the promise of {name} is for another ballot than {ballot}, or {name} does not vote")
         view = each.view
-        if any(len(bitmap) != bitmap_bytes for bitmap in (view.absent, view.alive, view.counting, view.idle)):
+        if any(len(bitmap) != bitmap_bytes for bitmap in (view.absent, view.heard, view.counting, view.idle)):
             raise PeerError(f"the promise of {name} has a bitmap that does not fit {len(parent.members)} members")
         if not verify(each.voter, each.statement(), each.signature):
             raise PeerError(f"the promise of {name} is not signed by it")
