@@ -95,7 +95,7 @@ class PeerEngine:
         recalled = recalled if recalled is not None else SavedState()
         self.rules = rules
         self.me = me
-        """This peer as it was started; `membership.me` may have a later incarnation."""
+        """This peer as it was started; `membership.local.me` may have a later incarnation."""
         self.linked: set[PeerId] = set()
         self.book = RosterBook(rules=rules, verify=verify)
         self.last_included: int | None = None
