@@ -230,7 +230,7 @@ class Evaluations:
     async def measure(self) -> bool:
         """Measure once, unless this peer is paused or lacks spans; return whether it did."""
         engine = self._engine
-        if not engine.serves_state or not self._is_whole() or engine.membership.is_paused:
+        if not engine.serves_state or not self._is_whole() or engine.conditions.is_paused:
             return False
         measured = await self._measure()
         if measured is None:
