@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import Int4Codec, is_whole
-from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.codec import Codec, Int4Codec, is_whole
 from p2p_diloco.codec.codes import contribute4
 from p2p_diloco.codec.dispatch import is_vector
 from p2p_diloco.codec.vectors import Vector, squared_norm_of_bfloat16

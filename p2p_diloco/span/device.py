@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from p2p_diloco.codec.blocks import Int4Codec, is_whole
-from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.codec import Codec, Int4Codec, is_whole
 from p2p_diloco.codec.codes import Limits, contribute4, widened
 from p2p_diloco.codec.vectors import BLOCK, CHUNK_ELEMENTS, Bits, Bytes, Integers, Vector, squared_norm_of_bfloat16
 from p2p_diloco.outer.advance import record_contribution

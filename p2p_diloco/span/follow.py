@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import Int4Codec
-from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.codec import Codec, Encoded, Int4Codec
 from p2p_diloco.codec.codes import Parts, follow4
-from p2p_diloco.codec.interface import Encoded
 from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector

@@ -12,10 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from p2p_diloco.codec.blocks import Int4Codec, is_whole
-from p2p_diloco.codec.codec import Codec
+from p2p_diloco.codec.codec import Codec, Int4Codec, RoundingBits, is_whole
 from p2p_diloco.codec.codes import NO_NOISE, average4
-from p2p_diloco.codec.interface import RoundingBits
 from p2p_diloco.codec.vectors import BLOCK, Vector, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id

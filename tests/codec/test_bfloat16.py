@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec import codec as codec_module
-from p2p_diloco.codec.codec import Bfloat16Codec
-from p2p_diloco.codec.interface import RoundingBits
+from p2p_diloco.codec.codec import Bfloat16Codec, RoundingBits
 from p2p_diloco.errors import FrameError
 
 CODEC = Bfloat16Codec()

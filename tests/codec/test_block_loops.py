@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec
+from p2p_diloco.codec.codec import BlockCodec, Int4Codec, Int8Codec
 from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import FrameError, NonFiniteUpdate

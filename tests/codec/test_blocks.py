@@ -12,9 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec import blocks
-from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec, largest_scale_bits
-from p2p_diloco.codec.interface import RoundingBits
+from p2p_diloco.codec.codec import BlockCodec, Int4Codec, Int8Codec, RoundingBits, largest_scale_bits
 from p2p_diloco.codec.vectors import Vector, num_blocks
 from p2p_diloco.errors import FrameError
 
@@ -167,7 +165,7 @@ def test_stochastic_rounding_rounds_up_with_the_probability_of_the_remainder(
             type(self).first += elements
             return np.arange(self.first - elements, self.first).astype(np.uint16)
 
-    monkeypatch.setattr(blocks, "RoundingBits", EveryDrawOnce)
+    monkeypatch.setattr("p2p_diloco.codec.codec.RoundingBits", EveryDrawOnce)
     vector_BK = np.full((2**10, 64), -2 - fraction, dtype=np.float32)
     # A peak of exactly the largest code makes the scale one.
     vector_BK[:, 0] = codec.largest_code

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.interface import (
+from p2p_diloco.codec.codec import (
+    codec_named,
     contiguous_vector,
     refuse_frame_out_of_bounds,
     refuse_non_finite_update,

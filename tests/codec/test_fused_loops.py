@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.blocks import Int4Codec
+from p2p_diloco.codec.codec import Int4Codec
 from p2p_diloco.codec.dispatch import compiled_loops
 from p2p_diloco.codec.vectors import Vector, read_only
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.blocks import Int8Codec
+from p2p_diloco.codec.codec import Int8Codec
 from p2p_diloco.errors import FrameError
 
 pytestmark = pytest.mark.usefixtures("loops")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.blocks import BlockCodec, Int4Codec, Int8Codec, is_whole
+from p2p_diloco.codec.codec import BlockCodec, Int4Codec, Int8Codec, is_whole
 from p2p_diloco.errors import FrameError
 
 both_codecs = pytest.mark.parametrize("codec", [Int8Codec(), Int4Codec()], ids=["int8", "int4"])

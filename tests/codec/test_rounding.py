@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.interface import RoundingBits
+from p2p_diloco.codec.codec import RoundingBits
 
 MASK = 2**64 - 1
 

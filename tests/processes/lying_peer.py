@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2p_diloco.codec.blocks import Int4Codec
+from p2p_diloco.codec.codec import Int4Codec
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.log import RADIUS_BOUNDS, RADIUS_MOVED, WEIGHT_BOUNDS, WEIGHT_MOVED, SpanHead, within_reach
 from p2p_diloco.node.node import SwarmNode

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 import pytest
 
-from p2p_diloco.codec.blocks import Int4Codec
+from p2p_diloco.codec.codec import Int4Codec
 from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.ids import short_peer_id

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.interface import Codec, Encoded
+from p2p_diloco.codec.codec import Codec, Encoded, codec_named
 from p2p_diloco.codec.vectors import Bytes, Vector
 from p2p_diloco.ids import short_peer_id
 from p2p_diloco.protocol.round.round import FragmentContribution

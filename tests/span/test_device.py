@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.blocks import Int4Codec, parts_of
-from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.codec import Int4Codec, codec_named, parts_of
 from p2p_diloco.codec.dispatch import compiled_loops
 from p2p_diloco.codec.vectors import Vector, read_only
 from p2p_diloco.span import device

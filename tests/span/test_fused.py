@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.blocks import parts_of as blocks_of
 from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.codec import parts_of as blocks_of
 from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
 from p2p_diloco.codec.vectors import Vector, num_blocks
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
