@@ -13,10 +13,9 @@ from benchmarks.interleaved import Spread, measure_in_turn
 from p2p_diloco.codec.codec import Codec, codec_named
 from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.outer.advance import prepare_contribution
 from p2p_diloco.outer.mean import check_mean, mark_radial, shares_of
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
-from p2p_diloco.outer.state import InFlight, content_digest, genesis_state
+from p2p_diloco.outer.state import InFlight, IslandSpan, content_digest, genesis_state, prepare_contribution
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.reduce import Codecs, reduce_parts
 
@@ -93,7 +92,8 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
     rng = np.random.Generator(np.random.Philox(key=1))
     state = genesis_state(rng.standard_normal(elements, dtype=np.float32), ZERO_DIGEST)
     local_N = state.anchor_N + np.float32(0.01) * rng.standard_normal(elements, dtype=np.float32)
-    prepared = prepare_contribution(state, InFlight(), local_N, round_index=0)
+    span = IslandSpan(state, InFlight(), local_N)
+    prepared = prepare_contribution(span, round_index=0)
     encoded = codec.encode(prepared.delta_N)
     decoded_N = codec.decode(encoded, elements)
     rule = OuterRule()
@@ -101,7 +101,7 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
     merge = MergeRule()
     together, plain, radial = _averaging(codec, encoded, elements)
     return {
-        "take the pseudo-gradient": (1, lambda: prepare_contribution(state, InFlight(), local_N, round_index=0)),
+        "take the pseudo-gradient": (1, lambda: prepare_contribution(span, round_index=0)),
         "encode it": (1, lambda: codec.encode(prepared.delta_N)),
         "measure what was encoded": (1, lambda: codec.squared_norm(encoded, elements)),
         "decode it, to be in flight": (1, lambda: codec.decode(encoded, elements)),

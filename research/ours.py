@@ -15,17 +15,25 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
-from p2p_diloco.outer.advance import follow_entry, prepare_contribution, record_contribution
 from p2p_diloco.outer.mean import RadialBlocks, mark_radial
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import InFlight, SpanState, absorb, genesis_state
+from p2p_diloco.outer.state import (
+    InFlight,
+    IslandSpan,
+    SpanState,
+    absorb,
+    follow_entry,
+    genesis_state,
+    prepare_contribution,
+    record_contribution,
+)
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.round import ROW_MEAN_SLACK, rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
-from p2p_diloco.span.contribute import encode_contribution
+from p2p_diloco.span.fused import encode_contribution
 from p2p_diloco.span.reduce import Codecs, reduce_parts
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
@@ -170,17 +178,16 @@ class OurSwarm(Algorithm):
         told_tokens, told_steps = self._told[learner][fragment]
         if steps == told_steps:
             return None
-        in_flight, local_N = self._in_flight[learner][fragment], learners.read(learner, fragment)
+        local_N = learners.read(learner, fragment)
+        span = IslandSpan(state, self._in_flight[learner][fragment], local_N)
         codec = rule.codecs.contribution
         try:
-            prepared = prepare_contribution(
-                state, in_flight, local_N, round_index=round_index, max_norm_ratio=rule.radius_factor
-            )
+            prepared = prepare_contribution(span, round_index=round_index, max_norm_ratio=rule.radius_factor)
         except (RoundError, NonFiniteUpdate):
             return None
         prepared, payload = encode_contribution(codec, prepared)
         decoded_N = codec.decode(payload, len(local_N))
-        advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)
+        advance = record_contribution(span, round_index=round_index, sent=decoded_N)
         self._in_flight[learner][fragment] = advance.in_flight
         if advance.local_N is not local_N:
             learners.write(learner, fragment, advance.local_N)
@@ -275,13 +282,8 @@ class OurSwarm(Algorithm):
         after = absorb(before, entry=entry.absorbed(), update_N=update_N, rule=rule.outer)
         self._states[fragment] = after
         for learner in range(len(self.learners)):
-            advance = follow_entry(
-                before,
-                self._in_flight[learner][fragment],
-                self.learners.read(learner, fragment),
-                advanced=after,
-                merge_rule=MergeRule(),
-            )
+            span = IslandSpan(before, self._in_flight[learner][fragment], self.learners.read(learner, fragment))
+            advance = follow_entry(span, advanced=after, merge_rule=MergeRule())
             self._in_flight[learner][fragment] = advance.in_flight
             self.learners.write(learner, fragment, advance.local_N)
 

@@ -20,18 +20,19 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.node.surroundings import Answer, SpanUpdate
-from p2p_diloco.outer.advance import (
+from p2p_diloco.outer.state import (
+    InFlight,
+    IslandSpan,
     PreparedContribution,
-    SpanAdvance,
+    SpanState,
     follow_entry,
     prepare_contribution,
     record_contribution,
     replace_span,
 )
-from p2p_diloco.outer.state import InFlight, SpanState
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
-from p2p_diloco.span.contribute import encode_contribution
+from p2p_diloco.span.fused import encode_contribution
 from simulator.ledger import Ledger
 from simulator.maths import MERGE, SharedMaths
 
@@ -235,17 +236,7 @@ class SimulatedIsland:
         else:
             if self._noise.random() < STEPPED_BETWEEN:
                 self._step(span, 1)  # made since the snapshot: stays in θ
-            in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
-            self._keep(
-                span,
-                follow_entry(
-                    before,
-                    in_flight,
-                    self.local[span],
-                    advanced=advanced,
-                    merge_rule=MERGE,
-                ),
-            )
+            self._keep(span, follow_entry(self._held(span), advanced=advanced, merge_rule=MERGE))
             self._resolved(span, before, update.absorbed.round)
         self._watch.advanced(before, update, advanced)
 
@@ -259,8 +250,7 @@ class SimulatedIsland:
         if not self.local or before is None:
             self.states[span] = after
         else:
-            in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
-            self._keep(span, replace_span(before, in_flight, self.local[span], replacement=after, merge_rule=MERGE))
+            self._keep(span, replace_span(self._held(span), replacement=after, merge_rule=MERGE))
             self._resolved(span, before, None)
         self._watch.replaced(span, before, after)
 
@@ -301,18 +291,19 @@ class SimulatedIsland:
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         maths, codec = self._maths, self._maths.codecs.contribution
-        state, local_N = self.states[span], self.local[span]
-        in_flight = self.in_flight.get(span, NOTHING_IN_FLIGHT)
-        prepared = prepare_contribution(state, in_flight, local_N, round_index=round_index)
+        held = self._held(span)
+        prepared = prepare_contribution(held, round_index=round_index)
         prepared, payload = encode_contribution(codec, prepared, lambda encoded: maths.norm(codec, encoded))
         decoded_N = maths.decode(codec, payload)
-        advance = record_contribution(state, in_flight, local_N, round_index=round_index, sent=decoded_N)
-        self._keep(span, advance)
+        self._keep(span, record_contribution(held, round_index=round_index, sent=decoded_N))
         self._sent(span, prepared, round_index, decoded_N)
-        return EncodedSpan(span=span, parent=state.head.digest, norm=prepared.norm, payload=payload)
+        return EncodedSpan(span=span, parent=held.state.head.digest, norm=prepared.norm, payload=payload)
 
-    def _keep(self, span: SpanId, advance: SpanAdvance) -> None:
-        self.states[span], self.in_flight[span], self.local[span] = advance
+    def _held(self, span: SpanId) -> IslandSpan:
+        return IslandSpan(self.states[span], self.in_flight.get(span, NOTHING_IN_FLIGHT), self.local[span])
+
+    def _keep(self, span: SpanId, held: IslandSpan) -> None:
+        self.states[span], self.in_flight[span], self.local[span] = held
 
     # -- the ledger
 

@@ -18,9 +18,8 @@ from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.serving import Serving
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.node.vector_actions import VectorActions
-from p2p_diloco.outer.advance import prepare_contribution, replace_span
 from p2p_diloco.outer.outer_step import OuterRule
-from p2p_diloco.outer.state import InFlight, SpanState, absorb
+from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState, absorb, prepare_contribution, replace_span
 from p2p_diloco.protocol.actions import Action, ApplyEntry, ReduceSpan, Send
 from p2p_diloco.protocol.actions import Stage as ReduceStage
 from p2p_diloco.protocol.clock import SHORTEST_TURN_SECONDS, TURN_SHARE, RoundClock
@@ -236,8 +235,8 @@ def _in_flight_left_out() -> list[Patch]:
     """A pseudo-gradient does not subtract what is in flight."""
     right = prepare_contribution
 
-    def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
-        return right(state, InFlight(), local_N, **more)
+    def wrong(span: IslandSpan, **more: Any) -> Any:
+        return right(span._replace(in_flight=InFlight()), **more)
 
     return [(island_module, "prepare_contribution", wrong)]
 
@@ -247,8 +246,8 @@ def _replaced_in_flight() -> list[Patch]:
     """Contributions stay in flight when a transfer replaces a span."""
     right = replace_span
 
-    def wrong(state: SpanState, in_flight: InFlight, local_N: Any, **more: Any) -> Any:
-        return right(state, in_flight, local_N, **more)._replace(in_flight=in_flight)
+    def wrong(span: IslandSpan, **more: Any) -> Any:
+        return right(span, **more)._replace(in_flight=span.in_flight)
 
     return [(island_module, "replace_span", wrong)]
 

@@ -22,14 +22,20 @@ from p2p_diloco.config.manifest import LONGEST_ROUND, RunManifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
 from p2p_diloco.log import AbsorbedEntry
-from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import InFlight, genesis_state
+from p2p_diloco.outer.state import (
+    InFlight,
+    IslandSpan,
+    advance_span,
+    genesis_state,
+    prepare_contribution,
+    record_contribution,
+)
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import WIRE_SHARE, check_count, check_positive, counted, format_rate, parse_rate, parse_traffic
-from p2p_diloco.span.contribute import encode_contribution
+from p2p_diloco.span.fused import encode_contribution
 from p2p_diloco.wording import format_bytes
 
 LARGEST_FRAGMENT = 500_000_000
@@ -319,17 +325,16 @@ def measure_outer_work(elements: int = 1 << 21, repeats: int = 3) -> float:
     best = math.inf
     for _ in range(repeats):
         began = time.process_time()
-        prepared = prepare_contribution(state, InFlight(), local_N, round_index=0)
+        span = IslandSpan(state, InFlight(), local_N)
+        prepared = prepare_contribution(span, round_index=0)
         prepared, payload = encode_contribution(codec, prepared)
         decoded_N = codec.decode(payload, elements)
-        sent = record_contribution(state, InFlight(), local_N, round_index=0, sent=decoded_N)
+        sent = record_contribution(span, round_index=0, sent=decoded_N)
         entry = AbsorbedEntry(
             digest=sha256(b"entry"), round=0, roster=Digest(ZERO_DIGEST), radius=prepared.norm, median_weight=1.0
         )
         advance_span(
-            state,
-            sent.in_flight,
-            sent.local_N,
+            sent,
             entry=entry,
             update_N=codec.decode(payload, elements),
             outer_rule=OuterRule(),

@@ -15,9 +15,9 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.outer.state import InFlight, SpanState
-from p2p_diloco.span.contribute import SentSpan, contribute_span
+from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState
 from p2p_diloco.span.device import contribute_from_device, encodes_alike
+from p2p_diloco.span.fused import SentSpan, contribute_span
 
 
 class LocalSpans:
@@ -36,9 +36,7 @@ class LocalSpans:
         place = self.plan.places[span]
         local_N = self.parameters.view(span.fragment, place.start, place.stop)
         sent = contribute_span(
-            state,
-            in_flight,
-            local_N,
+            IslandSpan(state, in_flight, local_N),
             round_index=round_index,
             codec=self.plan.codecs.contribution,
             max_norm_ratio=self.plan.rules.contribution_limit,

@@ -1,4 +1,4 @@
-"""A span's state: what is agreed, anchor, momentum and log position; and what its island has in flight.
+"""A span's state, agreed and in flight, and what changes it: contribute, absorb an entry, replace the span.
 
 A chain digest identifies the absorbed entries, a content digest the bytes. Peers with equal chain digests must have
 equal content digests; a difference means bad memory or a bug.
@@ -7,11 +7,16 @@ In flight are contributions that were sent, but not yet resolved by an entry. Ea
 the entry of its round, skipped by a later entry, or counted as included (a transfer, an adoption, too many in flight).
 Losing one is cheap; counting one twice is not.
 
+One function per event changes none of its arguments and returns everything that is new. θ changes only together with φ
+and the list in flight, so no contribution can be resolved twice or lost. Unless noted otherwise, every function
+preserves the residual φ − θ − Σ in-flight: what the island has learnt but not sent.
+
 Legend: N = elements of one span.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,18 +24,29 @@ from typing import NamedTuple
 import numpy as np
 
 from p2p_diloco.codec.dispatch import is_vector
-from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, is_within, read_only, zero_small
-from p2p_diloco.errors import RoundError, StateError
+from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, euclidean_norm, is_within, read_only, zero_small
+from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
-from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head, founding_radius
+from p2p_diloco.log import (
+    FOUNDING_WEIGHT,
+    GENESIS_ROUND,
+    MAX_NORM_RATIO,
+    AbsorbedEntry,
+    SpanHead,
+    advance_head,
+    founding_radius,
+)
 from p2p_diloco.memory.slabs import copy_of, zero_vector
-from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
 
 MAX_IN_FLIGHT = 8
 
 # Each kind of digest has its own prefix, so that one cannot be mistaken for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
 _STATE_LABEL = b"p2p-diloco state 1\n"
+# Scaling rounds every element by up to 2⁻²⁴ of itself, and the factor likewise: this margin keeps the clipped norm
+# within the limit in spite of both.
+_CLIP_MARGIN = 1.0 - 2.0**-22
 
 
 # Not compared by value: `==` on arrays has no single truth value. Compare digests.
@@ -164,6 +180,20 @@ class InFlight:
         return InFlight(contributions=tuple(map(Contribution, self.rounds, scaled)))
 
 
+class IslandSpan(NamedTuple):
+    """A span on one island.
+
+    Attributes:
+        state: the agreed state.
+        in_flight: contributions whose entries have not arrived.
+        local_N: θ, float32, shape (N,).
+    """
+
+    state: SpanState
+    in_flight: InFlight
+    local_N: Vector
+
+
 def genesis_state(anchor_N: Vector, founding_roster: Digest) -> SpanState:
     """Return the initial state of a span: zero momentum, no entries, d = the content digest, founding limits.
 
@@ -230,3 +260,156 @@ def state_digest(states: Sequence[SpanState]) -> Digest:
 
 def _little_endian(vector_N: Vector) -> memoryview:
     return np.ascontiguousarray(vector_N, dtype="<f4").data.cast("B")
+
+
+def pseudo_gradient(anchor_N: Vector, local_N: Vector, in_flight: Sequence[Vector]) -> Vector:
+    """Return Δ = φ − θ − Σ in-flight c; a descent direction, to be subtracted.
+
+    Contributions in flight are still in θ but already sent. Sending them again would count them twice, and with an
+    exchange longer than a cycle the residual would oscillate or grow.
+
+    Args:
+        anchor_N, local_N: φ and θ, float32, shape (N,).
+        in_flight: unresolved decoded contributions, in order of rounds.
+    Returns:
+        Δ, freshly allocated. Not finite where θ is not.
+    """
+    delta_N = np.empty_like(anchor_N)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.subtract(anchor_N, local_N, out=delta_N)
+        for decoded_N in in_flight:
+            np.subtract(delta_N, decoded_N, out=delta_N)
+    return delta_N
+
+
+def clip_to_norm(delta_N: Vector, limit: float) -> tuple[Vector, float]:
+    """Scale Δ to a norm of at most `limit`, keeping its direction.
+
+    The clipped part is not lost: it stays in θ and is part of the next Δ.
+
+    Returns:
+        The clipped Δ (the same array if it is within the limit, or not finite) and its norm before clipping.
+    """
+    norm = euclidean_norm(delta_N)
+    if not limit < norm < float("inf"):
+        return delta_N, norm
+    return np.multiply(delta_N, np.float32(limit / norm * _CLIP_MARGIN)), norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedContribution:
+    """A pseudo-gradient ready for encoding.
+
+    Attributes:
+        delta_N: Δ after clipping, float32, shape (N,).
+        norm: Euclidean norm of Δ before clipping; it is sent along and determines the next radius.
+        limit: largest norm that reducers accept.
+    """
+
+    delta_N: Vector
+    norm: float
+    limit: float
+
+
+def prepare_contribution(
+    span: IslandSpan, *, round_index: int, max_norm_ratio: float = MAX_NORM_RATIO
+) -> PreparedContribution:
+    """Compute the pseudo-gradient of a span for a round and clip it to κ × the last published radius.
+
+    Changes nothing; after encoding, pass the decoded values to `record_contribution`.
+
+    Args:
+        max_norm_ratio: κ.
+    Raises:
+        RoundError: the span has an entry or a contribution in flight of that round or a later one: skip the round.
+        NonFiniteUpdate: θ holds a NaN or an infinity (the island diverged).
+    """
+    state = span.state
+    newest = max((state.head.round, *span.in_flight.rounds))
+    if round_index <= newest:
+        raise RoundError(f"round {round_index} is over: the span is at round {newest}; wait for the next one")
+    limit = state.head.norm_limit(max_norm_ratio)
+    delta_N, norm = clip_to_norm(pseudo_gradient(state.anchor_N, span.local_N, span.in_flight.vectors), limit)
+    if not math.isfinite(norm):
+        raise NonFiniteUpdate(
+            f"local parameters are not finite in a span of {state.elements} elements; skipping round {round_index}; "
+            "a lower inner learning rate may help"
+        )
+    return PreparedContribution(delta_N=delta_N, norm=norm, limit=limit)
+
+
+def record_contribution(
+    span: IslandSpan, *, round_index: int, sent: Vector | PendingContribution, max_in_flight: int = MAX_IN_FLIGHT
+) -> IslandSpan:
+    """Add a sent contribution to the list in flight; beyond `max_in_flight`, the oldest count as included.
+
+    The residual decreases by c, to what was not sent: codec error, clipped part, steps since the snapshot. θ is
+    returned unchanged unless something overflowed.
+
+    Args:
+        sent: c, encoded or decoded; ownership is transferred.
+    Raises:
+        RoundError: a contribution of that round or a later one is already in flight.
+    """
+    local_N = span.local_N
+    remaining, surplus = span.in_flight.with_contribution(round_index, sent).overflow(max_in_flight)
+    for overflowed_N in surplus:
+        local_N = np.add(local_N, overflowed_N)
+    return IslandSpan(span.state, remaining, local_N)
+
+
+def advance_span(
+    span: IslandSpan, *, entry: AbsorbedEntry, update_N: Vector, outer_rule: OuterRule, merge_rule: MergeRule
+) -> IslandSpan:
+    """Absorb a valid entry atomically: outer step, resolve our contribution of its round, merge.
+
+    Args and errors: those of `absorb` and `follow_entry`.
+    """
+    advanced = absorb(span.state, entry=entry, update_N=update_N, rule=outer_rule)
+    return follow_entry(span, advanced=advanced, merge_rule=merge_rule)
+
+
+def follow_entry(span: IslandSpan, *, advanced: SpanState, merge_rule: MergeRule) -> IslandSpan:
+    """Apply an already absorbed entry to θ and the list in flight: the second half of `advance_span`.
+
+    With `keep` the residual is preserved, whether or not the entry includes our contribution. Only contributions of
+    skipped rounds leave the list but stay in θ, and so return to the residual. With `blend` the residual against φ_new
+    is multiplied by alpha.
+
+    Args:
+        span: its state is the entry's parent.
+        advanced: the span after the entry; many islands may share it.
+    """
+    remaining, resolved_N = span.in_flight.resolve(advanced.head.round)
+    merged_N = merge_local(span.local_N, span.state.anchor_N, advanced.anchor_N, resolved_N, merge_rule)
+    share = merge_rule.in_flight_share
+    return IslandSpan(advanced, remaining if share == 1.0 else remaining.scaled(share), merged_N)
+
+
+def replace_span(span: IslandSpan, *, replacement: SpanState, merge_rule: MergeRule) -> IslandSpan:
+    """Replace a span by a transfer or an adoption; all contributions in flight count as included.
+
+    It is unknown which of them the replacement includes. Removing all from θ loses at most those not included; keeping
+    them would count the others twice. With `keep`, θ moves by φ_new − φ_old + Σ c and the residual is preserved; with
+    `blend`, φ_new is assumed to include the contributions, and the list is emptied.
+
+    Args:
+        replacement: the span from other peers, with verified digests.
+    Raises:
+        StateError: the replacement has another length.
+    """
+    state = span.state
+    if replacement.elements != state.elements:
+        raise StateError(f"a replacement of {replacement.elements} elements does not match a span of {state.elements}")
+    emptied, leaving = span.in_flight.cleared()
+    merged_N = merge_local(span.local_N, state.anchor_N, replacement.anchor_N, _sum(leaving), merge_rule)
+    return IslandSpan(replacement, emptied, merged_N)
+
+
+def _sum(vectors: Sequence[Vector]) -> Vector | None:
+    if not vectors:
+        return None
+    total_N = vectors[0].copy()
+    for vector_N in vectors[1:]:
+        np.add(total_N, vector_N, out=total_N)
+    return total_N

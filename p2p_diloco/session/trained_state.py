@@ -27,12 +27,11 @@ from p2p_diloco.island.inner_state import InnerState
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.memory.slabs import passing_vector
 from p2p_diloco.node.surroundings import Answer, SpanDamaged, SpanUpdate
-from p2p_diloco.outer.advance import replace_span
-from p2p_diloco.outer.state import InFlight, SpanState
+from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState, replace_span
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.session.held_state import HeldState, Slice
-from p2p_diloco.span.follow import follow_span
+from p2p_diloco.span.fused import follow_span
 from p2p_diloco.storage.trace import Trace
 
 IDLE_SECONDS = 0.05
@@ -486,9 +485,7 @@ class TrainedState(HeldState):
                 super()._advance(held, state, update)
                 return
             advance = follow_span(
-                state,
-                local.in_flight,
-                self._offset(span, local),
+                IslandSpan(state, local.in_flight, self._offset(span, local)),
                 entry=update.absorbed,
                 payload=update.payload,
                 codecs=plan.codecs,
@@ -508,8 +505,8 @@ class TrainedState(HeldState):
                 self._locals[span] = _Local(scale=0.0, offset_N=state.anchor_N, events=events)
                 self._moved.append(span)
             elif local is not None:
-                offset_N, rule = self._offset(span, local), self._plan.merge
-                advance = replace_span(held[span], local.in_flight, offset_N, replacement=state, merge_rule=rule)
+                before = IslandSpan(held[span], local.in_flight, self._offset(span, local))
+                advance = replace_span(before, replacement=state, merge_rule=self._plan.merge)
                 self._owe(span, local, advance.in_flight, advance.local_N, event)
             super()._put(held, span, state)
         self._wake()

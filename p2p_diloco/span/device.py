@@ -20,9 +20,8 @@ import torch
 from p2p_diloco.codec.codec import Codec, Int4Codec, is_whole
 from p2p_diloco.codec.codes import Limits, contribute4, widened
 from p2p_diloco.codec.vectors import BLOCK, CHUNK_ELEMENTS, Bits, Bytes, Integers, Vector, squared_norm_of_bfloat16
-from p2p_diloco.outer.advance import record_contribution
-from p2p_diloco.outer.state import InFlight, PendingContribution, SpanState
-from p2p_diloco.span.contribute import SentSpan, encode_within, is_plain
+from p2p_diloco.outer.state import InFlight, IslandSpan, PendingContribution, SpanState, record_contribution
+from p2p_diloco.span.fused import SentSpan, encode_within, is_plain
 
 _MAGNITUDE = 0x7FFFFFFF
 _TO_INTEGER = 12582912.0
@@ -62,8 +61,8 @@ def contribute_from_device(
         return None
     payload = room.toreadonly()
     sent = PendingContribution(payload, partial(codec.decode, elements=state.elements))
-    advance = record_contribution(state, in_flight, state.anchor_N, round_index=round_index, sent=sent)
-    return SentSpan(whole, payload, advance)
+    span = IslandSpan(state, in_flight, state.anchor_N)
+    return SentSpan(whole, payload, record_contribution(span, round_index=round_index, sent=sent))
 
 
 def contribute4_there(

@@ -20,8 +20,8 @@ from p2p_diloco.ids import ZERO_DIGEST
 from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead
 from p2p_diloco.memory.heap import shed_compiler, trim_heap
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import InFlight, SpanState
-from p2p_diloco.span.follow import follow_span
+from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState
+from p2p_diloco.span.fused import follow_span
 from p2p_diloco.span.reduce import Codecs
 
 KNOWN_ANSWER = "8ad2943b43d22e5a"
@@ -80,9 +80,7 @@ def known_answer() -> str:
                 payload = codec.encode(_numbers(bits, elements, least=-60, most=3))
                 entry = AbsorbedEntry(digest=ZERO_DIGEST, round=step, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
                 state, _, local_N = follow_span(
-                    state,
-                    InFlight(),
-                    state.anchor_N,
+                    IslandSpan(state, InFlight(), state.anchor_N),
                     entry=entry,
                     payload=payload,
                     codecs=codecs,

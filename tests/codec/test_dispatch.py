@@ -18,15 +18,14 @@ import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.codec.dispatch import compiled_loops, why_no_loops
-from p2p_diloco.outer.state import InFlight
+from p2p_diloco.outer.state import IslandSpan, InFlight
 from p2p_diloco.outer.outer_step import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.mean import mark_radial
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.span.contribute import contribute_span
-from p2p_diloco.span.follow import follow_span
+from p2p_diloco.span.fused import contribute_span, follow_span
 from p2p_diloco.span.reduce import Codecs, reduce_parts
 
 ELEMENTS = 64 * 50
@@ -36,14 +35,14 @@ state, span, codec = genesis_state(draw(), ZERO_DIGEST), SpanId(0, 0), codec_nam
 codecs = Codecs(contribution=codec, row_mean=codec_named("int8"), entry=codec, rounds_stochastically=True,
                 radial={span: mark_radial(0, ELEMENTS, ())})
 local_N = state.anchor_N + np.float32(0.01) * draw()
-sent = contribute_span(state, InFlight(), local_N, round_index=0, codec=codec, max_norm_ratio=1.0, max_in_flight=4)
+sent = contribute_span(IslandSpan(state, InFlight(), local_N), round_index=0, codec=codec, max_norm_ratio=1.0)
 payloads = [bytes(sent.payload), codec.encode(np.float32(0.02) * draw())]
 parts = tuple(Part(peer=PeerId(sha256(payload)), payload=payload, weight=1.0 + place,
                    norm=codec.norm(payload, ELEMENTS)) for place, payload in enumerate(payloads))
 order = ReduceSpan(round=0, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=float("inf"), rounding_seed=b"seed")
 mean = reduce_parts(order, codecs, ELEMENTS)
 entry = AbsorbedEntry(digest=ZERO_DIGEST, round=0, roster=ZERO_DIGEST, radius=1.0, median_weight=1.0)
-followed = follow_span(state, sent.advance.in_flight, local_N, entry=entry, payload=mean.payload,
+followed = follow_span(sent.advance, entry=entry, payload=mean.payload,
                        codecs=codecs, outer_rule=OuterRule(), merge_rule=MergeRule())
 digest = hashlib.sha256(payloads[0] + bytes(mean.payload))
 for array in (followed[0].anchor_N, followed[0].momentum_N, followed[2]):

@@ -13,15 +13,18 @@ from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import sha256
 from p2p_diloco.log import AbsorbedEntry, SpanHead
-from p2p_diloco.outer.advance import (
-    SpanAdvance,
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule
+from p2p_diloco.outer.state import (
+    InFlight,
+    IslandSpan,
+    SpanState,
     advance_span,
+    genesis_state,
     prepare_contribution,
     record_contribution,
     replace_span,
+    state_digest,
 )
-from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import InFlight, SpanState, genesis_state, state_digest
 
 ROSTER = sha256(b"roster 0")
 PLAIN = OuterRule(learning_rate=1.0, momentum=0.0)
@@ -48,25 +51,25 @@ def flying(**values: float) -> InFlight:
     return in_flight
 
 
-def receive(span: SpanAdvance, round_index: int, update: float, merge: MergeRule = KEEP) -> SpanAdvance:
+def receive(span: IslandSpan, round_index: int, update: float, merge: MergeRule = KEEP) -> IslandSpan:
     entry = AbsorbedEntry(
         digest=sha256(bytes([round_index])), round=round_index, roster=ROSTER, radius=1.0, median_weight=1.0
     )
-    return advance_span(*span, entry=entry, update_N=vector(update), outer_rule=PLAIN, merge_rule=merge)
+    return advance_span(span, entry=entry, update_N=vector(update), outer_rule=PLAIN, merge_rule=merge)
 
 
-def residual(span: SpanAdvance) -> float:
+def residual(span: IslandSpan) -> float:
     return float(span.state.anchor_N[0] - span.local_N[0] - sum(float(c[0]) for c in span.in_flight.vectors))
 
 
 def test_a_contribution_is_the_residual() -> None:
-    prepared = prepare_contribution(span_at(10.0), flying(r4=2.0), vector(3.0), round_index=8)
+    prepared = prepare_contribution(IslandSpan(span_at(10.0), flying(r4=2.0), vector(3.0)), round_index=8)
     assert prepared.delta_N.tolist() == [5.0]
     assert (prepared.norm, prepared.limit) == (5.0, 4e6)
 
 
 def test_a_contribution_is_clipped_to_four_times_the_last_radius_and_keeps_its_norm_before() -> None:
-    prepared = prepare_contribution(span_at(10.0, radius=0.75), InFlight(), vector(2.0), round_index=1)
+    prepared = prepare_contribution(IslandSpan(span_at(10.0, radius=0.75), InFlight(), vector(2.0)), round_index=1)
     assert prepared.delta_N.tolist() == pytest.approx([3.0], rel=1e-6)
     assert euclidean_norm(prepared.delta_N) <= prepared.limit == 3.0
     assert prepared.norm == 8.0
@@ -74,9 +77,9 @@ def test_a_contribution_is_clipped_to_four_times_the_last_radius_and_keeps_its_n
 
 def test_the_clipped_part_is_in_the_next_contribution() -> None:
     state, local_N = span_at(10.0, radius=1.0), vector(2.0)
-    first = prepare_contribution(state, InFlight(), local_N, round_index=1)
-    span = record_contribution(state, InFlight(), local_N, round_index=1, sent=first.delta_N)
-    second = prepare_contribution(*span, round_index=2)
+    first = prepare_contribution(IslandSpan(state, InFlight(), local_N), round_index=1)
+    span = record_contribution(IslandSpan(state, InFlight(), local_N), round_index=1, sent=first.delta_N)
+    second = prepare_contribution(span, round_index=2)
     assert float(first.delta_N[0]) == pytest.approx(4.0, rel=1e-6)
     assert float(first.delta_N[0]) + float(second.delta_N[0]) == pytest.approx(8.0, rel=1e-6)
 
@@ -87,25 +90,25 @@ def test_the_clipped_part_is_in_the_next_contribution() -> None:
 @pytest.mark.parametrize("round_index", [5, 6])
 def test_a_resolved_round_gets_no_contribution(state: SpanState, in_flight: InFlight, round_index: int) -> None:
     with pytest.raises(RoundError, match=f"round {round_index} is over: the span is at round 6; wait"):
-        prepare_contribution(state, in_flight, vector(0.0), round_index=round_index)
+        prepare_contribution(IslandSpan(state, in_flight, vector(0.0)), round_index=round_index)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_diverged_island_contributes_nothing(value: float) -> None:
     with pytest.raises(NonFiniteUpdate, match="local parameters are not finite in a span of 1 elements"):
-        prepare_contribution(span_at(1.0, radius=1.0), InFlight(), vector(value), round_index=3)
+        prepare_contribution(IslandSpan(span_at(1.0, radius=1.0), InFlight(), vector(value)), round_index=3)
 
 
 def test_recording_leaves_only_the_unsent_part_in_the_residual() -> None:
     local_N = vector(3.0)
-    span = record_contribution(span_at(10.0), InFlight(), local_N, round_index=4, sent=vector(6.5))
+    span = record_contribution(IslandSpan(span_at(10.0), InFlight(), local_N), round_index=4, sent=vector(6.5))
     assert residual(span) == 0.5
     assert span.local_N is local_N
 
 
 def test_the_oldest_beyond_the_limit_are_taken_out_of_local_as_if_included() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=1.0, r2=2.0), vector(3.0))
-    after = record_contribution(*before, round_index=3, sent=vector(4.0), max_in_flight=1)
+    before = IslandSpan(span_at(10.0), flying(r1=1.0, r2=2.0), vector(3.0))
+    after = record_contribution(before, round_index=3, sent=vector(4.0), max_in_flight=1)
     assert after.in_flight.rounds == (3,)
     assert after.local_N.tolist() == [3.0 + 1.0 + 2.0]
     assert residual(after) == residual(before) - 4.0
@@ -113,13 +116,13 @@ def test_the_oldest_beyond_the_limit_are_taken_out_of_local_as_if_included() -> 
 
 
 def test_an_entry_after_an_overflow_does_not_take_the_contribution_out_again() -> None:
-    span = SpanAdvance(span_at(10.0), flying(r1=1.0), vector(3.0))
-    span = record_contribution(*span, round_index=2, sent=vector(2.0), max_in_flight=1)
+    span = IslandSpan(span_at(10.0), flying(r1=1.0), vector(3.0))
+    span = record_contribution(span, round_index=2, sent=vector(2.0), max_in_flight=1)
     assert receive(span, 1, update=1.0).local_N.tolist() == [span.local_N[0] - 1.0]
 
 
 def test_the_entry_of_its_round_takes_a_contribution_out() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    before = IslandSpan(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 1, update=2.0)
     assert after.state.anchor_N.tolist() == [8.0]
     assert after.local_N.tolist() == [3.0 - 2.0 + 4.0]
@@ -128,7 +131,7 @@ def test_the_entry_of_its_round_takes_a_contribution_out() -> None:
 
 
 def test_a_skipped_contribution_stays_in_local_and_returns_to_the_residual() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    before = IslandSpan(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 2, update=2.0)
     assert len(after.in_flight) == 0
     assert after.local_N.tolist() == [3.0 - 2.0 + 1.0]
@@ -136,7 +139,7 @@ def test_a_skipped_contribution_stays_in_local_and_returns_to_the_residual() -> 
 
 
 def test_blend_multiplies_the_residual_and_contributions_in_flight_by_the_local_share() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    before = IslandSpan(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 1, update=2.0, merge=HALF)
     assert after.local_N.tolist() == [0.5 * 3.0 + 0.5 * 8.0]
     assert [c.tolist() for c in after.in_flight.vectors] == [[0.5]]
@@ -144,14 +147,14 @@ def test_blend_multiplies_the_residual_and_contributions_in_flight_by_the_local_
 
 
 def test_a_blend_without_a_local_share_keeps_nothing_of_local_or_of_contributions_in_flight() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    before = IslandSpan(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     after = receive(before, 1, update=2.0, merge=MergeRule(kind="blend"))
     assert after.in_flight.rounds == (2,)
     assert residual(after) == 0.0
 
 
 def test_a_refused_entry_changes_nothing() -> None:
-    before = SpanAdvance(span_at(10.0, round_index=4), flying(r5=4.0), vector(3.0))
+    before = IslandSpan(span_at(10.0, round_index=4), flying(r5=4.0), vector(3.0))
     digest = state_digest([before.state])
     with pytest.raises(StateError, match="entry of round 4 cannot follow round 4"):
         receive(before, 4, update=2.0)
@@ -162,9 +165,9 @@ def test_a_refused_entry_changes_nothing() -> None:
 
 
 def test_a_replacement_treats_all_contributions_in_flight_as_included() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    before = IslandSpan(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     replacement = span_at(7.0, round_index=9)
-    after = replace_span(*before, replacement=replacement, merge_rule=KEEP)
+    after = replace_span(before, replacement=replacement, merge_rule=KEEP)
     assert after.state is replacement
     assert len(after.in_flight) == 0
     assert after.local_N.tolist() == [3.0 + (7.0 - 10.0) + 4.0 + 1.0]
@@ -172,13 +175,13 @@ def test_a_replacement_treats_all_contributions_in_flight_as_included() -> None:
 
 
 def test_a_replacement_with_nothing_in_flight_moves_local_with_the_anchor() -> None:
-    after = replace_span(span_at(10.0), InFlight(), vector(3.0), replacement=span_at(7.0), merge_rule=KEEP)
+    after = replace_span(IslandSpan(span_at(10.0), InFlight(), vector(3.0)), replacement=span_at(7.0), merge_rule=KEEP)
     assert after.local_N.tolist() == [0.0]
 
 
 def test_blend_mixes_local_with_a_replacement_and_empties_the_list() -> None:
-    before = SpanAdvance(span_at(10.0), flying(r1=4.0), vector(3.0))
-    after = replace_span(*before, replacement=span_at(7.0), merge_rule=HALF)
+    before = IslandSpan(span_at(10.0), flying(r1=4.0), vector(3.0))
+    after = replace_span(before, replacement=span_at(7.0), merge_rule=HALF)
     assert after.local_N.tolist() == [5.0]
     assert len(after.in_flight) == 0
 
@@ -186,14 +189,14 @@ def test_blend_mixes_local_with_a_replacement_and_empties_the_list() -> None:
 def test_a_replacement_of_another_length_is_refused() -> None:
     wide = genesis_state(vector(1.0, 2.0), ROSTER)
     with pytest.raises(StateError, match="a replacement of 2 elements does not match a span of 1"):
-        replace_span(span_at(1.0), InFlight(), vector(0.0), replacement=wide, merge_rule=KEEP)
+        replace_span(IslandSpan(span_at(1.0), InFlight(), vector(0.0)), replacement=wide, merge_rule=KEEP)
 
 
 def test_replaying_equals_a_replacement_if_all_contributions_were_included() -> None:
     # A single island: each entry equals its contribution. Replayed or replaced, θ keeps only its later steps.
-    sent = SpanAdvance(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
+    sent = IslandSpan(span_at(10.0), flying(r1=4.0, r2=1.0), vector(3.0))
     replayed = receive(receive(sent, 1, update=4.0), 2, update=1.0)
-    replaced = replace_span(*sent, replacement=replayed.state, merge_rule=KEEP)
+    replaced = replace_span(sent, replacement=replayed.state, merge_rule=KEEP)
     assert replaced.local_N.tolist() == replayed.local_N.tolist()
 
 
@@ -212,7 +215,7 @@ EVENTS = st.lists(
 def test_the_residual_is_always_what_the_island_learnt_and_did_not_contribute(
     events: list[tuple[str, int, int]],
 ) -> None:
-    span = SpanAdvance(genesis_state(vector(0.0), ROSTER), InFlight(), vector(0.0))
+    span = IslandSpan(genesis_state(vector(0.0), ROSTER), InFlight(), vector(0.0))
     untold = 0.0
     for round_index, (event, value, choice) in enumerate(events):
         flight = {own_round: float(c[0]) for own_round, c in span.in_flight.contributions}
@@ -220,14 +223,14 @@ def test_the_residual_is_always_what_the_island_learnt_and_did_not_contribute(
             span = span._replace(local_N=span.local_N - np.float32(value))
             untold += value
         elif event == "contribute":
-            prepared = prepare_contribution(*span, round_index=round_index, max_norm_ratio=math.inf)
+            prepared = prepare_contribution(span, round_index=round_index, max_norm_ratio=math.inf)
             assert prepared.delta_N.tolist() == [untold]
-            span = record_contribution(*span, round_index=round_index, sent=vector(value), max_in_flight=3)
+            span = record_contribution(span, round_index=round_index, sent=vector(value), max_in_flight=3)
             assert len(span.in_flight) <= 3
             untold -= value
         elif event == "replacement":
             replacement = SpanState(head=span.state.head, anchor_N=vector(value), momentum_N=vector(0.0))
-            span = replace_span(*span, replacement=replacement, merge_rule=KEEP)
+            span = replace_span(span, replacement=replacement, merge_rule=KEEP)
             assert len(span.in_flight) == 0
         else:
             entry_round = [*flight, round_index][choice % (len(flight) + 1)]
@@ -241,14 +244,14 @@ def test_the_residual_is_always_what_the_island_learnt_and_did_not_contribute(
 @given(events=EVENTS)
 def test_the_same_events_give_the_same_bits(events: list[tuple[str, int, int]]) -> None:
     def play() -> bytes:
-        span = SpanAdvance(genesis_state(vector(0.1), ROSTER), InFlight(), vector(0.1))
+        span = IslandSpan(genesis_state(vector(0.1), ROSTER), InFlight(), vector(0.1))
         trace = b""
         for round_index, (event, value, _) in enumerate(events):
             if event == "inner step":
                 span = span._replace(local_N=span.local_N * np.float32(0.9) + np.float32(value) / np.float32(3.0))
             elif event == "contribute":
-                delta_N = prepare_contribution(*span, round_index=round_index, max_norm_ratio=1.3).delta_N
-                span = record_contribution(*span, round_index=round_index, sent=delta_N)
+                delta_N = prepare_contribution(span, round_index=round_index, max_norm_ratio=1.3).delta_N
+                span = record_contribution(span, round_index=round_index, sent=delta_N)
             else:
                 span = receive(span, round_index, value / 7.0, HALF if event == "replacement" else KEEP)
             trace += state_digest([span.state]) + span.local_N.tobytes()

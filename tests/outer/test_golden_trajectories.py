@@ -23,9 +23,16 @@ import pytest
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import Digest, sha256
 from p2p_diloco.log import AbsorbedEntry
-from p2p_diloco.outer.advance import advance_span, prepare_contribution, record_contribution
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import InFlight, SpanState, genesis_state
+from p2p_diloco.outer.state import (
+    InFlight,
+    IslandSpan,
+    SpanState,
+    advance_span,
+    genesis_state,
+    prepare_contribution,
+    record_contribution,
+)
 from simulator.maths import weighted_mean
 
 ROSTER = Digest(bytes(32))
@@ -67,10 +74,10 @@ class Island:
     def contribute(self, round_index: int, *, subtract_in_flight: bool) -> Vector:
         subtracted = self.in_flight if subtract_in_flight else InFlight()
         prepared = prepare_contribution(
-            self.state, subtracted, self.local_N, round_index=round_index, max_norm_ratio=float("inf")
+            IslandSpan(self.state, subtracted, self.local_N), round_index=round_index, max_norm_ratio=float("inf")
         )
         self.state, self.in_flight, self.local_N = record_contribution(
-            self.state, self.in_flight, self.local_N, round_index=round_index, sent=prepared.delta_N
+            IslandSpan(self.state, self.in_flight, self.local_N), round_index=round_index, sent=prepared.delta_N
         )
         return prepared.delta_N
 
@@ -79,9 +86,7 @@ class Island:
             digest=sha256(entry.round.to_bytes(4)), round=entry.round, roster=ROSTER, radius=1.0, median_weight=1.0
         )
         self.state, self.in_flight, self.local_N = advance_span(
-            self.state,
-            self.in_flight,
-            self.local_N,
+            IslandSpan(self.state, self.in_flight, self.local_N),
             entry=absorbed,
             update_N=entry.update_N,
             outer_rule=outer,

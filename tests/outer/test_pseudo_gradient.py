@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from p2p_diloco.codec.vectors import CACHED_ELEMENTS, Vector, euclidean_norm
-from p2p_diloco.outer.advance import clip_to_norm, pseudo_gradient
+from p2p_diloco.outer.state import clip_to_norm, pseudo_gradient
 
 WHOLE = hnp.arrays(np.float32, 5, elements=st.integers(-1000, 1000).map(float))
 # Not below 2⁻⁶⁰: clipping rounds relatively, and subnormal results round absolutely.

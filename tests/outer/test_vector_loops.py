@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.codec.vectors import Vector, count_non_finite, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate
-from p2p_diloco.outer.advance import pseudo_gradient
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
+from p2p_diloco.outer.state import pseudo_gradient
 from simulator.maths import weighted_mean
 
 reproducible = settings(deadline=None, derandomize=True, database=None, max_examples=60)

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.outer.advance import PreparedContribution, prepare_contribution
-from p2p_diloco.outer.state import InFlight, SpanState, genesis_state
+from p2p_diloco.outer.state import (
+    InFlight,
+    IslandSpan,
+    PreparedContribution,
+    genesis_state,
+    prepare_contribution,
+)
 from simulator.island import SimulatedIsland
 from simulator.maths import SharedMaths
 from simulator.run import SPAN_ELEMENTS, codecs_of
@@ -81,8 +85,8 @@ def test_an_island_contributes_what_it_has_made_exactly_once() -> None:
 
 
 def test_an_island_that_ignores_what_is_in_flight_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(state: SpanState, in_flight: InFlight, local_N: Vector, *, round_index: int) -> PreparedContribution:
-        return prepare_contribution(state, InFlight(), local_N, round_index=round_index)
+    def forget(span: IslandSpan, *, round_index: int) -> PreparedContribution:
+        return prepare_contribution(span._replace(in_flight=InFlight()), round_index=round_index)
 
     monkeypatch.setattr("simulator.island.prepare_contribution", forget)
 

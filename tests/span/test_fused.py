@@ -19,10 +19,9 @@ from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, Round
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.log import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
-from p2p_diloco.outer.state import InFlight, PendingContribution, SpanState, content_digest
+from p2p_diloco.outer.state import InFlight, IslandSpan, PendingContribution, SpanState, content_digest
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.span.contribute import contribute_span
-from p2p_diloco.span.follow import follow_span
+from p2p_diloco.span.fused import contribute_span, follow_span
 from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
 from simulator.maths import radial_mean
 
@@ -78,7 +77,7 @@ def both(work: Callable[[], Any]) -> Any:
 
 def contribute(state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int = 9) -> Any:
     return contribute_span(
-        state, in_flight, local_N, round_index=round_index, codec=INT4, max_norm_ratio=2.0, max_in_flight=2
+        IslandSpan(state, in_flight, local_N), round_index=round_index, codec=INT4, max_norm_ratio=2.0, max_in_flight=2
     )
 
 
@@ -88,9 +87,7 @@ def follow(
 ) -> Any:  # fmt: skip
     entry = AbsorbedEntry(digest=sha256(payload), round=round_index, roster=ROSTER, radius=1.5, median_weight=2.0)
     return follow_span(
-        state,
-        in_flight,
-        local_N,
+        IslandSpan(state, in_flight, local_N),
         entry=entry,
         payload=payload,
         codecs=CODECS,

@@ -13,11 +13,10 @@ from p2p_diloco.codec.dispatch import compiled_loops
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.log import SpanHead
-from p2p_diloco.outer.advance import PreparedContribution
-from p2p_diloco.outer.state import SpanState
+from p2p_diloco.outer.state import PreparedContribution, SpanState
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.wire.messages import SpanReply
-from p2p_diloco.span.contribute import MOST_SHRINKS, encode_contribution
+from p2p_diloco.span.fused import MOST_SHRINKS, encode_contribution
 from p2p_diloco.span.known_answer import warm_up
 from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
 from p2p_diloco.span.serve import content_digests, cut_piece, is_sound_piece, state_bytes, state_from_bytes

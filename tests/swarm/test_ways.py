@@ -37,7 +37,7 @@ def test_the_page_lists_three_ways() -> None:
 
 
 def test_a_heartbeat_touches_no_vector_and_a_pseudo_gradient_does(recording: Recording) -> None:
-    vectors = {"span/reduce", "span/contribute", "island/local_spans"}
+    vectors = {"span/reduce", "span/fused", "island/local_spans"}
     on = {way: {module for stage in stages for module in stage} for way, stages in recording.ways.items()}
     assert vectors <= on["pseudo-gradient"]
     assert not vectors & on["heartbeat"]
