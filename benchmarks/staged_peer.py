@@ -32,7 +32,7 @@ from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.node import SwarmNode
-from p2p_diloco.node.vector_worker import VectorWorker
+from p2p_diloco.node.vector_actions import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine, SavedState

@@ -20,7 +20,7 @@ from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.surroundings import SpanUpdate
-from p2p_diloco.node.vector_worker import Done
+from p2p_diloco.node.vector_actions import Done
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed

@@ -11,7 +11,7 @@ from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from p2p_diloco.node.vector_worker import Done
+from p2p_diloco.node.vector_actions import Done
 
 _T = TypeVar("_T")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.reports import Report
-from p2p_diloco.node.serving import Post
+from p2p_diloco.node.vector_actions import Post
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.wire.messages import Ping, Pong
 from p2p_diloco.rate import counted

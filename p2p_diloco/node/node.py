@@ -25,8 +25,7 @@ from p2p_diloco.node.surroundings import (
     SwarmObserver,
 )
 from p2p_diloco.node.text_exchange import SharedCopy, TextExchange
-from p2p_diloco.node.vector_actions import VectorActions
-from p2p_diloco.node.vector_worker import Worker
+from p2p_diloco.node.vector_actions import VectorActions, VectorParts, Worker
 from p2p_diloco.protocol.actions import (
     Action,
     KeepBallots,
@@ -155,18 +154,18 @@ class SwarmNode:
         self._lost: NetworkError | None = None
         self._roster_requests: dict[tuple[PeerId, RosterRequest], float] = {}
         self._turned_away: set[PeerId] = set()
-        self.vectors = VectorActions(
+        parts = VectorParts(
             engine=engine,
             replica=replica,
             archive=archive,
-            codecs=codecs,
             worker=worker,
-            post=self._post,
-            waiting_bytes=lambda peer: transport.waiting_bytes(peer, Lane.BULK),
-            play=self._play,
             reports=self._reports,
+            post=self._post,
+            play=self._play,
+            waiting_bytes=lambda peer: transport.waiting_bytes(peer, Lane.BULK),
             now=clock.now,
         )
+        self.vectors = VectorActions(parts, codecs)
         self.text = self._share(text) if text is not None else None
         """Fetches and serves the text, in a run that shares it; run it beside this node."""
         rules = engine.rules

@@ -25,7 +25,7 @@ from p2p_diloco.memory.heap import trim_now_and_then
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.node.text_exchange import SharedCopy
-from p2p_diloco.node.vector_worker import VectorWorker
+from p2p_diloco.node.vector_actions import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.local import LocalPeer

@@ -14,7 +14,7 @@ import pytest
 from p2p_diloco.app.cli import app
 from p2p_diloco.app.cli.command_line import LONG_AT_WORK, end_despite_last_step
 from p2p_diloco.app.training.training_thread import TrainingThread
-from p2p_diloco.node.vector_worker import VectorWorker
+from p2p_diloco.node.vector_actions import VectorWorker
 
 Begin = Callable[[str], None]
 

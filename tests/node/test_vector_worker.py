@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from p2p_diloco.node.vector_worker import VectorWorker
+from p2p_diloco.node.vector_actions import VectorWorker
 from simulator.virtual_time import AtOnce, run_virtual
 
 

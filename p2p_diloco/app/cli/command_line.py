@@ -27,7 +27,7 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_tex
 
 STOPPED = 130
 LONG_AT_WORK = frozenset({"training", "vectors"})
-"""Threads of `peer.training_thread` and `node.vector_worker`, by name: importing these would import torch."""
+"""Threads of `peer.training_thread` and `node.vector_actions`, by name: importing these would import torch."""
 PATIENCE_SECONDS = 5.0
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
