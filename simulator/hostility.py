@@ -29,7 +29,7 @@ from p2p_diloco.protocol.wire.messages import (
     encode_message,
     is_bulk,
 )
-from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
+from p2p_diloco.transport.link import Lane, TransportLimits, TransportListener
 from simulator.clock import MachineClock
 from simulator.lies import (
     DAY_SECONDS,
@@ -177,7 +177,7 @@ class Outsider:
         return 0.0
 
 
-class Caller(SilentListener):
+class Caller(TransportListener):
     """A peer with a key but no engine: it dials, sends the messages it is given, and records those it receives.
 
     Enter it with `async with`. It is not on any roster unless members put it there.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -22,6 +22,7 @@ from multiaddr import Multiaddr
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, PeerId, parse_peer_id
 from p2p_diloco.protocol.wire.messages import PROTOCOL_VERSION
+from p2p_diloco.transport.addresses import without_loopback
 
 SCHEME = "p2pdiloco"
 MAX_INVITE_CHARACTERS, MAX_ADDRESS_CHARACTERS = 8192, 512
@@ -81,7 +82,7 @@ def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | N
     """
     listed = [address for turn in zip_longest(*peers) for address in turn if address is not None]
     named: tuple[str, ...] = ()
-    for address in worth_sharing(tuple(dict.fromkeys(listed))):
+    for address in without_loopback(tuple(dict.fromkeys(listed))):
         if len(named) == MOST_NAMED:
             break
         with contextlib.suppress(ConfigError):
@@ -89,11 +90,6 @@ def fresh_invite(run: Digest, peers: Sequence[Sequence[str]], roster: Digest | N
             if len(format_invite(longer)) <= MOST_PRINTED_CHARACTERS:
                 named = longer.bootstraps
     return Invite(run=run, bootstraps=named, roster=roster)
-
-
-def worth_sharing(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses without loopback ones, unless there is nothing else."""
-    return tuple(a for a in addresses if not a.startswith(("/ip4/127.", "/ip6/::1/"))) or addresses
 
 
 def is_invite(text: str) -> bool:
@@ -152,7 +148,11 @@ def _parsed_query(run: Digest, query: str) -> Invite:
     found: dict[str, None] = {}
     wrong: list[ConfigError] = []
     roster: Digest | None = None
-    for name, text in _parameters(query):
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in ("v", "b", "r"):
+            raise ConfigError(
+                f"the invite has {_shortened(name)!r}, which this version does not know; expected v=…, b=… or r=…"
+            )
         try:
             if name == "v":
                 _check_version(text)
@@ -175,15 +175,6 @@ def _parsed_query(run: Digest, query: str) -> Invite:
         raise ConfigError(f"the invite names {len(found)} bootstrap addresses; expected at most {MAX_BOOTSTRAPS}")
     complaints = tuple(f"ignoring a part of the invite: {error}" for error in wrong[:MAX_BOOTSTRAPS])
     return Invite(run=run, bootstraps=tuple(found), roster=roster, complaints=complaints)
-
-
-def _parameters(query: str) -> Iterator[tuple[str, str]]:
-    for name, text in parse_qsl(query, keep_blank_values=True):
-        if name not in ("v", "b", "r"):
-            raise ConfigError(
-                f"the invite has {_shortened(name)!r}, which this version does not know; expected v=…, b=… or r=…"
-            )
-        yield name, text
 
 
 def _check_version(text: str) -> None:

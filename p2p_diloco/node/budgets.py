@@ -8,7 +8,6 @@ is not a lie. The rates are several times what honest peers were seen to send, e
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from p2p_diloco.ids import PeerId, short_peer_id
@@ -40,7 +39,7 @@ from p2p_diloco.protocol.wire.messages import (
     TextBlock,
 )
 from p2p_diloco.rate import counted
-from p2p_diloco.transport.rate_limit import MOST_BUCKETS, Buckets, TokenBucket
+from p2p_diloco.transport.rate_limit import MOST_BUCKETS, Buckets, Rate, TokenBucket, spend_if_all
 
 LINES_PER_MINUTE = 20
 """Maximum lines about one peer in the first minute: half as a burst, half at the rate of all later minutes."""
@@ -57,42 +56,34 @@ class Line(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The budget of one kind of message or line: a rate per second, and a burst after a pause."""
-
-    per_second: float
-    burst: float
-
-
-ROSTERS = Allowance(4.0, 64.0)
+ROSTERS = Rate(4.0, 64.0)
 """Roster requests, each of which may be answered with a whole frame, and messages that hold many signatures."""
-ACQUAINTANCE = Allowance(0.2, 8.0)
+ACQUAINTANCE = Rate(0.2, 8.0)
 """Messages that are sent once on a new link, or every ten seconds."""
 DECLARATIONS = 64.0
 """Declarations of a cycle that a peer may send: its own, again and again, and those that it forwards."""
-FETCHING = Allowance(1000.0, 2000.0)
+FETCHING = Rate(1000.0, 2000.0)
 """Requests of peers that catch up; an honest peer has at most eight of a kind under way to one other peer."""
 MOST_REQUESTERS = 96
 """Maximum number of peers that ask about each fragment through one relay at a time; there are fewer voters."""
-LINES = Allowance(LINES_PER_MINUTE / 120.0, LINES_PER_MINUTE / 2.0)
-STRANGERS_LINES = Allowance(STRANGERS_LINES_PER_MINUTE / 120.0, STRANGERS_LINES_PER_MINUTE / 2.0)
+LINES = Rate(LINES_PER_MINUTE / 120.0, LINES_PER_MINUTE / 2.0)
+STRANGERS_LINES = Rate(STRANGERS_LINES_PER_MINUTE / 120.0, STRANGERS_LINES_PER_MINUTE / 2.0)
 _RELAYED = (SignedContentRequest, SignedContent)
 UNMETERED = frozenset({SpanVector, RowMean, SpanReply, Entry, TextBlock})
 """Messages that carry vectors: bounded elsewhere, by the round, by what was requested, and by the worker."""
 
 
-def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
+def allowances(rules: RunRules) -> dict[type[Message], Rate]:
     """Return the allowance of each kind of message that has its own; all other kinds share one."""
     fragments = len(rules.num_spans)
     # A peer that looks for witnesses asks about all fragments, up to eight times in a round.
-    comparing = Allowance(4.0 + 32.0 * fragments / rules.clock.round_seconds, 64.0 + 32.0 * fragments)
+    comparing = Rate(4.0 + 32.0 * fragments / rules.clock.round_seconds, 64.0 + 32.0 * fragments)
     # A relay forwards the requests of all its links to a voter, and the answers of all voters to a requester.
     each = 1.0 / max(rules.silence_seconds, rules.clock.round_seconds)
-    relaying = Allowance(4.0 + MOST_REQUESTERS * fragments * each, 2.0 * MOST_REQUESTERS * fragments)
+    relaying = Rate(4.0 + MOST_REQUESTERS * fragments * each, 2.0 * MOST_REQUESTERS * fragments)
     return {
         **dict.fromkeys((RosterRequest, RosterReply, Prepare, Promised, Proposal), ROSTERS),
-        Declaration: Allowance(4.0 + DECLARATIONS / rules.cycle_seconds, 2.0 * DECLARATIONS),
+        Declaration: Rate(4.0 + DECLARATIONS / rules.cycle_seconds, 2.0 * DECLARATIONS),
         **dict.fromkeys((ManifestRequest, Introductions, HoldingsRequest, Holdings), ACQUAINTANCE),
         **dict.fromkeys((HeadsRequest, HeadsReply, ContentRequest, ContentReply), comparing),
         **dict.fromkeys(_RELAYED, relaying),
@@ -100,9 +91,9 @@ def allowances(rules: RunRules) -> dict[type[Message], Allowance]:
     }
 
 
-def everything_else(rules: RunRules) -> Allowance:
+def everything_else(rules: RunRules) -> Rate:
     """Return the allowance that all other kinds share: heartbeats, openings, votes, declarations."""
-    return Allowance(100.0 + 16.0 / min(rules.heartbeat_seconds, rules.clock.round_seconds), 1000.0)
+    return Rate(100.0 + 16.0 / min(rules.heartbeat_seconds, rules.clock.round_seconds), 1000.0)
 
 
 class PeerBudgets:
@@ -146,9 +137,7 @@ class PeerBudgets:
         buckets = [self._bucket(peer, "lines", LINES, now)]
         if not is_member:
             buckets.append(self._bucket(None, "lines", STRANGERS_LINES, now))
-        if all(bucket.has_one(now) for bucket in buckets):
-            for bucket in buckets:
-                bucket.spend(1.0, now)
+        if spend_if_all(buckets, now):
             return [*reported, line]
         self._count(self._lines, peer, now)
         return reported
@@ -169,11 +158,10 @@ class PeerBudgets:
         self._summary_at = None
         return [Line(topic="flood", text=text) for text in summaries]
 
-    def _bucket(self, peer: PeerId | None, kind: str, allowance: Allowance, now: float) -> TokenBucket:
-        rate = {"per_second": allowance.per_second, "burst": allowance.burst}
-        bucket = self._buckets.get((peer, kind), now, **rate)
+    def _bucket(self, peer: PeerId | None, kind: str, allowance: Rate, now: float) -> TokenBucket:
+        bucket = self._buckets.get((peer, kind), now, allowance)
         # More peers than links: the rest share one bucket.
-        return bucket if bucket is not None else self._shared.setdefault(kind, TokenBucket(**rate))
+        return bucket if bucket is not None else self._shared.setdefault(kind, TokenBucket(**allowance._asdict()))
 
     def _count(self, left_out: Counter[PeerId | None], peer: PeerId, now: float) -> None:
         has_room = len(self._lines) + len(self._messages) < MOST_BUCKETS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2p_diloco.errors import ConfigError, DialFailure, FrameError, NetworkError, NotInRun, NotReached, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
@@ -20,7 +20,7 @@ from p2p_diloco.protocol.wire.messages import (
     encode_message,
 )
 from p2p_diloco.transport.addresses import place_in
-from p2p_diloco.transport.link import Lane, SilentListener, Transport
+from p2p_diloco.transport.link import Lane, Transport, TransportListener
 
 DIAL_SECONDS = 10.0
 LOOK_SECONDS = 5.0
@@ -28,7 +28,7 @@ LOOK_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 5.5
 """Pause before a retry: for this long libp2p does not redial an address that has just failed."""
-ASKED_AT_ONCE = 64
+REQUESTED_AT_ONCE = 64
 """More than an invite and the addresses of an earlier start name together."""
 LIKELIEST = (
     (DialFailure.OTHER_PEER, "another peer has this address now; ask for a new invite"),
@@ -66,7 +66,7 @@ class _WrongManifest(PeerError):
     """A peer answered, but not with the manifest of the run."""
 
 
-class _ManifestListener(SilentListener):
+class _ManifestListener(TransportListener):
     """Collects manifests from the peers that were asked, and introductions that arrive meanwhile."""
 
     def __init__(self, peers: Collection[PeerId]) -> None:
@@ -105,8 +105,8 @@ async def fetch_manifest(
     before = transport.listener
     transport.serve(listener)
     until = asyncio.get_running_loop().time() + timeout_seconds
-    asking = _Asking(transport, listener, until, check, len(peers))
-    tasks = [asyncio.ensure_future(asking.ask(peer, addresses)) for peer, addresses in peers.items()]
+    search = _Search(transport, listener, until, check, len(peers))
+    tasks = [asyncio.ensure_future(search.fetch_from(peer, addresses)) for peer, addresses in peers.items()]
     try:
         for answered in asyncio.as_completed(tasks):
             found = await answered
@@ -118,30 +118,23 @@ async def fetch_manifest(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    raise NetworkError(asking.explain(f" within {timeout_seconds:.0f} s"))
+    raise NetworkError(search.explain(f" within {timeout_seconds:.0f} s"))
 
 
-class _Asking:
+@dataclass(frozen=True, slots=True)
+class _Search:
     """One search for a manifest: the deadline, and the last failure at each peer and each of its addresses."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        listener: _ManifestListener,
-        until: float,
-        check: Callable[[bytes], object],
-        num_peers: int,
-    ) -> None:
-        self.trouble: dict[PeerId, PeerError] = {}
-        self._failures: dict[PeerId, list[NotReached]] = {}
-        self._transport = transport
-        self._listener = listener
-        self._until = until
-        self._check = check
-        self._num_peers = num_peers
-        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
+    transport: Transport
+    listener: _ManifestListener
+    until: float
+    check: Callable[[bytes], object]
+    num_peers: int
+    trouble: dict[PeerId, PeerError] = field(default_factory=dict)
+    failures: dict[PeerId, list[NotReached]] = field(default_factory=dict)
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REQUESTED_AT_ONCE))
 
-    async def ask(self, peer: PeerId, addresses: tuple[str, ...]) -> tuple[PeerId, bytes] | None:
+    async def fetch_from(self, peer: PeerId, addresses: tuple[str, ...]) -> tuple[PeerId, bytes] | None:
         """Ask one peer repeatedly; return None at the deadline.
 
         Raises:
@@ -149,76 +142,67 @@ class _Asking:
             NetworkError: every address of every peer has refused the connection.
         """
         loop = asyncio.get_running_loop()
-        while loop.time() < self._until:
+        while loop.time() < self.until:
             try:
-                async with self._turns:
-                    return peer, await self._ask_once(peer, addresses)
+                async with self.slots:
+                    return peer, await self._fetch_once(peer, addresses)
             except PeerError as error:
                 # A last attempt that the deadline cut short explains less than the one before.
-                if peer not in self.trouble or loop.time() < self._until:
+                if peer not in self.trouble or loop.time() < self.until:
                     self.trouble[peer] = error
                 self._raise_if_invite_is_wrong()
                 await self._look_at(peer, addresses)
                 self._raise_if_refused()
-            await asyncio.sleep(min(RETRY_SECONDS, max(self._until - loop.time(), 0.0)))
+            await asyncio.sleep(min(RETRY_SECONDS, max(self.until - loop.time(), 0.0)))
         self.trouble.setdefault(peer, PeerError("there was no time left to ask it"))
         return None
 
     def _raise_if_invite_is_wrong(self) -> None:
         errors = self.trouble.values()
-        if len(errors) == self._num_peers and all(isinstance(error, NotInRun | _WrongManifest) for error in errors):
+        if len(errors) == self.num_peers and all(isinstance(error, NotInRun | _WrongManifest) for error in errors):
             raise ConfigError(f"{format_troubles(self.trouble)}; check the invite with its sender")
 
     async def _look_at(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """Find out why each address fails; libp2p says so only once, and then waits."""
-        until = min(asyncio.get_running_loop().time() + LOOK_SECONDS, self._until)
-
-        async def look(host: str, port: int) -> NotReached | None:
-            try:
-                await self._transport.probe(peer, host, port, until)
-            except NotReached as failure:
-                return failure
-            except PeerError:
-                return None
-            return None
+        until = min(asyncio.get_running_loop().time() + LOOK_SECONDS, self.until)
 
         places = dict.fromkeys(place for address in addresses if (place := place_in(address)) is not None)
-        found = await asyncio.gather(*(look(*place) for place in places))
-        self._failures[peer] = [failure for failure in found if failure is not None]
+        found = await asyncio.gather(*(self.transport.why_unreachable(peer, *place, until) for place in places))
+        self.failures[peer] = [failure for failure in found if isinstance(failure, NotReached)]
 
     def _raise_if_refused(self) -> None:
         """End if nothing listens at any address: waiting would not change that."""
-        kinds = {failure.failure for failures in self._failures.values() for failure in failures}
-        if len(self._failures) == self._num_peers and all(self._failures.values()) and kinds == {DialFailure.REFUSED}:
+        kinds = {failure.failure for failures in self.failures.values() for failure in failures}
+        if len(self.failures) == self.num_peers and all(self.failures.values()) and kinds == {DialFailure.REFUSED}:
             raise NetworkError(self.explain(""))
 
     def explain(self, when: str) -> str:
         """Return what failed at each peer, and the likeliest cause."""
         failed: dict[PeerId, object] = dict(self.trouble)
-        for peer, failures in self._failures.items():
+        for peer, failures in self.failures.items():
             if failures:
                 failed[peer] = ", ".join(map(str, failures))
-        asked = f"none of the {self._num_peers} peers asked answered"
-        if self._num_peers == 1:
-            asked = "the one peer asked did not answer"
-        kinds = {failure.failure for failures in self._failures.values() for failure in failures}
+        which = f"none of the {self.num_peers} peers asked answered"
+        if self.num_peers == 1:
+            which = "the one peer asked did not answer"
+        kinds = {failure.failure for failures in self.failures.values() for failure in failures}
         cause = next(
             (text for kind, text in LIKELIEST if kind in kinds), "the peers of the invite are gone; ask for a new one"
         )
-        return f"{asked}{when} ({format_troubles(failed)}); most likely {cause}"
+        return f"{which}{when} ({format_troubles(failed)}); most likely {cause}"
 
-    async def _ask_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
+    async def _fetch_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
         loop = asyncio.get_running_loop()
-        await self._transport.dial(peer, addresses, min(loop.time() + DIAL_SECONDS, self._until))
-        deadline = min(loop.time() + ANSWER_SECONDS, self._until)
-        self._transport.post(peer, encode_message(ManifestRequest(nonce=0)), lane=Lane.CONTROL, deadline=deadline)
+        await self.transport.dial(peer, addresses, min(loop.time() + DIAL_SECONDS, self.until))
+        deadline = min(loop.time() + ANSWER_SECONDS, self.until)
+        self.transport.post(peer, encode_message(ManifestRequest(nonce=0)), lane=Lane.CONTROL, deadline=deadline)
         try:
             async with asyncio.timeout_at(deadline):
-                manifest = await self._listener.received[peer].get()
+                manifest = await self.listener.received[peer].get()
         except TimeoutError:
             raise PeerError("connected, but it sent no manifest") from None
         try:
-            self._check(manifest)
+            self.check(manifest)
         except (FrameError, ConfigError) as error:
             raise _WrongManifest(f"sent a wrong manifest: {error}") from None
         return manifest

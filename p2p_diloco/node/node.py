@@ -15,12 +15,12 @@ from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.node.budgets import PeerBudgets
 from p2p_diloco.node.clock_keeper import ClockKeeper, ClockWatch
 from p2p_diloco.node.clock_sync import SwarmClock
+from p2p_diloco.node.link_keeper import LinkKeeper
+from p2p_diloco.node.reach_keeper import ReachKeeper
 from p2p_diloco.node.reports import Reports
 from p2p_diloco.node.surroundings import (
-    AddressBook,
     EntryArchive,
     PeerMemory,
-    ReachBook,
     Replica,
     SwarmObserver,
 )
@@ -72,7 +72,7 @@ from p2p_diloco.protocol.wire.messages import (
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.span.serve import is_sound_piece
-from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport
+from p2p_diloco.transport.link import Frame, Lane, SplitFrame, Transport, TransportListener
 
 INTRODUCTION_SECONDS = 10.0
 SHORTEST_PAUSE_SECONDS = 1e-3
@@ -108,7 +108,7 @@ class Traffic:
         self.received[purpose] += frame_bytes + FRAME_PREFIX_BYTES
 
 
-class SwarmNode:
+class SwarmNode(TransportListener):
     """Drives one engine. Create it in the loop; `run` continues until it is cancelled or the transport is lost."""
 
     def __init__(
@@ -124,8 +124,8 @@ class SwarmNode:
         manifest: bytes,
         worker: Worker,
         archive: EntryArchive,
-        addresses: AddressBook | None = None,
-        reach: ReachBook | None = None,
+        addresses: LinkKeeper | None = None,
+        reach: ReachKeeper | None = None,
         text: SharedCopy | None = None,
         clocks: ClockWatch | None = None,
     ) -> None:

@@ -245,12 +245,13 @@ class ReachKeeper:
         places = [(host, port) for host in sorted(hosts, key=network_of, reverse=True) for port in request.ports]
         if not places:
             return None
-        tried = await asyncio.gather(*(self._try(peer, host, port) for host, port in places))
-        reached = [place for place, reason in zip(places, tried, strict=True) if not reason]
+        until = asyncio.get_running_loop().time() + PROBE_SECONDS
+        tried = await asyncio.gather(*(self._transport.why_unreachable(peer, *place, until) for place in places))
+        reached = [place for place, failure in zip(places, tried, strict=True) if failure is None]
         host, port = reached[0] if reached else places[0]
         host = self._as_seen(host)
         proof = self._sign(peer, host) if reached else None
-        reason = "" if reached else "; ".join(dict.fromkeys(tried))
+        reason = "" if reached else "; ".join(dict.fromkeys(str(failure) or "unknown" for failure in tried))
         return ReachReply(
             nonce=request.nonce,
             host=host.encode()[:MOST_HOST_BYTES],
@@ -266,14 +267,6 @@ class ReachKeeper:
         place = place_of(rules.run, host)
         unsigned = ReachProof(prover=me.peer, place=place, cycle=self._cycle(), signature=NO_SIGNATURE)
         return replace(unsigned, signature=me.sign(unsigned.statement(rules.run, peer)))
-
-    async def _try(self, peer: PeerId, host: str, port: int) -> str:
-        """Return why `peer` cannot be dialled at one place, or an empty string."""
-        try:
-            await self._transport.probe(peer, host, port, asyncio.get_running_loop().time() + PROBE_SECONDS)
-        except PeerError as error:
-            return str(error) or "unknown"
-        return ""
 
 
 async def seen_hosts(transport: Transport, timeout_seconds: float) -> dict[PeerId, tuple[str, ...]] | None:

@@ -1,4 +1,4 @@
-"""The ports of a node: the outer state, memory that survives restarts, an archive, an observer, address books."""
+"""The ports of a node: the outer state, memory that survives restarts, an archive, an observer, a text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
-from p2p_diloco.ids import Digest, PeerId, SpanId
+from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
@@ -17,7 +17,6 @@ from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.file_list import FileList
-from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 
 Answer = Callable[[FragmentContribution | None], None]
@@ -167,23 +166,3 @@ class TextCopy(Protocol):
 
         Reads the disk, and checks the bytes; call it on the worker.
         """
-
-
-class AddressBook(Protocol):
-    """Knows the addresses of peers; the link keeper implements it."""
-
-    def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records for a new peer."""
-
-    def introduced(self, records: tuple[bytes, ...]) -> None:
-        """Take records from a peer."""
-
-    def clock_corrected(self) -> None:
-        """Judge the times of records anew: this machine's clock was found to be wrong."""
-
-
-class ReachBook(Protocol):
-    """Requests and gives proofs of reachability; the reach keeper implements it."""
-
-    def receive(self, peer: PeerId, message: ReachRequest | ReachReply) -> None:
-        """Take a request to dial `peer` afresh, or its answer to our request."""

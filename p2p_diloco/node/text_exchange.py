@@ -17,7 +17,7 @@ from p2p_diloco.protocol.wire.file_list import MOST_LIST_BYTES, FileList
 from p2p_diloco.protocol.wire.messages import MOST_BLOCK_BYTES, BlockRequest, Holdings, HoldingsRequest, TextBlock
 from p2p_diloco.rate import counted
 from p2p_diloco.transport.link import Lane, Transport
-from p2p_diloco.transport.rate_limit import Buckets, TokenBucket, piece_bytes
+from p2p_diloco.transport.rate_limit import Buckets, Rate, TokenBucket, piece_bytes
 from p2p_diloco.wording import format_bytes, format_seconds
 
 TURN_SECONDS = 0.5
@@ -365,9 +365,9 @@ class TextUpload:
     def __init__(self, text_bytes: int, num_pieces: int, is_stranger: Callable[[PeerId], bool]) -> None:
         self._is_stranger = is_stranger
         copies = COPIES_A_DAY * (text_bytes + HEADER_BYTES * num_pieces + MOST_BLOCK_BYTES)
-        self._quota_rate = {"per_second": copies / DAY_SECONDS, "burst": copies}
+        self._quota_rate = Rate(copies / DAY_SECONDS, copies)
         self._quotas: Buckets[PeerId] = Buckets()
-        self._shared_quota = TokenBucket(**self._quota_rate)
+        self._shared_quota = TokenBucket(**self._quota_rate._asdict())
         self._waiting: dict[PeerId, Wanted] = {}
         self._free_at = self._free_for_strangers_at = float("-inf")
 
@@ -406,7 +406,7 @@ class TextUpload:
         return max(at - now, 0.0)
 
     def _quota(self, peer: PeerId, now: float) -> TokenBucket:
-        quota = self._quotas.get(peer, now, **self._quota_rate)
+        quota = self._quotas.get(peer, now, self._quota_rate)
         return quota if quota is not None else self._shared_quota  # more peers than links
 
 

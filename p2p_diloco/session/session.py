@@ -52,7 +52,7 @@ from p2p_diloco.storage.archive import Archive, Saver, Saving, pause_between_che
 from p2p_diloco.storage.run_folder import RunFolder, WatchedMemory
 from p2p_diloco.storage.text_copy import OwnText, TextStore
 from p2p_diloco.transport.directory import Directory
-from p2p_diloco.transport.link import SilentListener, Transport
+from p2p_diloco.transport.link import Transport, TransportListener
 
 LEAVE_PAUSE_SECONDS = 0.05
 MOST_WAITED = 0.4
@@ -267,7 +267,7 @@ class PeerSession:
     async def _close(self) -> None:
         if self._parts.guest is not None:
             self._parts.guest.detach()
-        self._parts.transport.serve(SilentListener())  # ignore what still arrives
+        self._parts.transport.serve(TransportListener())  # ignore what still arrives
         self._threads.close()
         await self._training.end()
         if self._state is not None:

@@ -23,7 +23,7 @@ from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.whole_file import replace_file
-from p2p_diloco.transport.p2pd import check_ports_are_free
+from p2p_diloco.transport.p2pd import check_ports_are_free, not_for_children
 
 PORT_FILE = "port"
 FIRST_PORT, LAST_PORT = 20_000, 29_999
@@ -70,22 +70,11 @@ def lock_identity(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot open the identity file {path}: {error.strerror}") from None
     try:
         _lock(descriptor, path)
-        _held.add(descriptor)
+        not_for_children.add(descriptor)
         yield
     finally:
-        _held.discard(descriptor)
+        not_for_children.discard(descriptor)
         os.close(descriptor)
-
-
-_held: set[int] = set()
-
-
-def _let_go() -> None:
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from p2p_diloco.errors import NetworkError, PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
@@ -163,8 +163,11 @@ def frame_too_long(sender: PeerId, lane: Lane, frame_bytes: int, longest_bytes: 
 MayRead: TypeAlias = Callable[[PeerId, Lane, bytes, int], bool]
 
 
-class TransportListener(Protocol):
-    """Callbacks of a transport, called in its loop. They must be synchronous and short; they may post and hang up."""
+class TransportListener:
+    """Callbacks of a transport, called in its loop. They must be synchronous and short; they may post and hang up.
+
+    Override those that matter: the others do nothing, and a transport without another listener has this one.
+    """
 
     def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
         """Called with each frame of an authenticated peer, in order per lane and link.
@@ -185,25 +188,6 @@ class TransportListener(Protocol):
         """Called when the transport itself has failed (its daemon ended), after every link was lost."""
 
 
-class SilentListener:
-    """A listener that ignores everything; a transport without another one has it."""
-
-    def frame_received(self, peer: PeerId, lane: Lane, frame: bytes | bytearray | memoryview) -> None:
-        """Ignore the frame."""
-
-    def link_up(self, peer: PeerId) -> None:
-        """Ignore the link."""
-
-    def link_lost(self, peer: PeerId, reason: str) -> None:
-        """Ignore the loss."""
-
-    def disturbed(self, peer: PeerId, text: str) -> None:
-        """Ignore the nuisance."""
-
-    def transport_lost(self, error: NetworkError) -> None:
-        """Ignore the end."""
-
-
 class Transport(ABC):
     """Message passing between the peers of one run. Call `serve`, then enter with `async with`."""
 
@@ -211,7 +195,7 @@ class Transport(ABC):
         self.peer = peer
         self.run = run
         self.limits = limits if limits is not None else TransportLimits()
-        self.listener: TransportListener = SilentListener()
+        self.listener: TransportListener = TransportListener()
         self.is_needed: Callable[[PeerId], bool] = lambda peer: False
         self.is_welcome: Callable[[PeerId], bool] = lambda peer: True
         self.may_read: MayRead = lambda peer, lane, head, length: True
@@ -320,6 +304,14 @@ class Transport(ABC):
         Raises:
             PeerError: it cannot be dialled there; the text gives the reason.
         """
+
+    async def why_unreachable(self, peer: PeerId, host: str, port: int, deadline: float) -> PeerError | None:
+        """Return why `probe` fails at one address, or None if it does not."""
+        try:
+            await self.probe(peer, host, port, deadline)
+        except PeerError as error:
+            return error
+        return None
 
     @abstractmethod
     async def __aenter__(self) -> Self:

@@ -81,16 +81,17 @@ class DaemonSettings:
     dies_with_parent: bool = True
 
 
-_inputs: set[int] = set()
-"""Pipes whose closing tells a janitor that this process is gone; a forked child must not keep them open."""
+not_for_children: set[int] = set()
+"""File descriptors that a forked child closes at once, such as pipes whose closing tells a janitor that this process is
+gone."""
 
 
-def _close_inputs() -> None:
-    while _inputs:
-        os.close(_inputs.pop())
+def _close_in_child() -> None:
+    while not_for_children:
+        os.close(not_for_children.pop())
 
 
-os.register_at_fork(after_in_child=_close_inputs)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Child:
@@ -123,7 +124,7 @@ class Child:
             start_new_session=True,
         )
         if self._process.stdin is not None:
-            _inputs.add(self._process.stdin.fileno())
+            not_for_children.add(self._process.stdin.fileno())
         threading.Thread(target=self._watch, name=f"child {self._process.pid}", daemon=True).start()
 
     @property
@@ -153,7 +154,7 @@ class Child:
     def write_last(self, text: bytes) -> None:
         """Write a few last bytes to its input and close it."""
         assert self._process.stdin is not None, "it has no input"
-        _inputs.discard(self._process.stdin.fileno())
+        not_for_children.discard(self._process.stdin.fileno())
         with contextlib.suppress(OSError):
             self._process.stdin.write(text)
             self._process.stdin.close()

@@ -8,8 +8,8 @@ TCP and IP. The measurement is in docs/reference/bandwidth.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Collection, Hashable
+from typing import Generic, NamedTuple, TypeVar
 
 from p2p_diloco.rate import WIRE_SHARE
 
@@ -23,6 +23,13 @@ MOST_BUCKETS = 4096
 LEAST_BURST_BYTES, LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 16 * KIB, 4 * KIB, 64 * KIB
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+class Rate(NamedTuple):
+    """A rate per second, and a burst after a pause."""
+
+    per_second: float
+    burst: float
 
 
 class TokenBucket:
@@ -72,22 +79,29 @@ class TokenBucket:
 class Buckets(Generic[Key]):
     """Token buckets by key, a bounded number of them: a full bucket equals a new one and is forgotten first."""
 
-    def __init__(self, most: int = MOST_BUCKETS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._buckets: dict[Key, TokenBucket] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def get(self, key: Key, now: float, *, per_second: float, burst: float) -> TokenBucket | None:
+    def get(self, key: Key, now: float, rate: Rate) -> TokenBucket | None:
         """Return the bucket of `key`, a new one if there is none; None if there is no room for it."""
-        if key not in self._buckets and len(self._buckets) >= self._most:
+        if key not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
             self._buckets = {each: bucket for each, bucket in self._buckets.items() if not bucket.is_full(now)}
-            if len(self._buckets) >= self._most:
+            if len(self._buckets) >= MOST_BUCKETS:
                 return None
         if key not in self._buckets:
-            self._buckets[key] = TokenBucket(per_second=per_second, burst=burst)
+            self._buckets[key] = TokenBucket(per_second=rate.per_second, burst=rate.burst)
         return self._buckets[key]
+
+
+def spend_if_all(buckets: Collection[TokenBucket], now: float, amount: float = 1.0) -> bool:
+    """Book an amount in each bucket if one more may pass each immediately; otherwise book nothing in any."""
+    may_pass = all(bucket.has_one(now) for bucket in buckets)
+    for bucket in buckets if may_pass else ():
+        bucket.spend(amount, now)
+    return may_pass
 
 
 def burst_bytes(bytes_per_second: float) -> float:

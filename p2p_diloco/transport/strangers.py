@@ -13,16 +13,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.transport.addresses import is_loopback
-from p2p_diloco.transport.rate_limit import Buckets, TokenBucket
+from p2p_diloco.transport.rate_limit import Buckets, Rate, TokenBucket, spend_if_all
 
 Stream = TypeVar("Stream")
-
-
-class Rate(NamedTuple):
-    """A rate per second, and a burst after a pause."""
-
-    per_second: float
-    burst: float
 
 
 MOST_OF_ONE = 8
@@ -88,16 +81,10 @@ class DialBudget:
     def admits(self, addresses: Sequence[str], now: float) -> bool:
         """Return whether a peer may be dialled at these multiaddrs now; count the dial if so."""
         named = dict.fromkeys(place_of(address.split("/")[2]) for address in addresses if _names_place(address))
-        rate = DIALS_PER_PLACE / PLACE_SECONDS
-        places = [self._places.get(place, now, per_second=rate, burst=DIALS_PER_PLACE) for place in named]
+        rate = Rate(DIALS_PER_PLACE / PLACE_SECONDS, DIALS_PER_PLACE)
+        places = [self._places.get(place, now, rate) for place in named]
         buckets = [self._all, *(bucket for bucket in places if bucket is not None)]
-        if len(buckets) <= len(places):
-            return False
-        if not all(bucket.has_one(now) for bucket in buckets):
-            return False
-        for bucket in buckets:
-            bucket.spend(1.0, now)
-        return True
+        return len(buckets) > len(places) and spend_if_all(buckets, now)
 
 
 def _names_place(address: str) -> bool:
@@ -183,7 +170,7 @@ class Callers(Generic[Stream]):
 
     def has_patience_with(self, peer: PeerId, now: float) -> bool:
         """Count a stream or a refused request of `peer`; return whether to bear it."""
-        bucket = self._borne.get(peer, now, per_second=BORNE_PER_SECOND, burst=BORNE_AT_ONCE)
+        bucket = self._borne.get(peer, now, Rate(BORNE_PER_SECOND, BORNE_AT_ONCE))
         return bucket is not None and bucket.admits(now)
 
 
@@ -217,7 +204,7 @@ class CallBudgets:
     def charge(self, peer: PeerId, num_bytes: int, now: float) -> None:
         """Count the bytes of an answer, as requests."""
         is_member, amount = self._is_member(peer), num_bytes / BYTES_OF_A_CALL
-        own = self._calls.get(peer, now, **(MEMBER_CALLS if is_member else STRANGER_CALLS)._asdict())
+        own = self._calls.get(peer, now, MEMBER_CALLS if is_member else STRANGER_CALLS)
         for bucket in (own, None if is_member else self._of_strangers[STRANGERS_CALLS]):
             if bucket is not None:
                 bucket.spend(amount, now)
@@ -226,7 +213,7 @@ class CallBudgets:
         """Return whether `peer` itself sends too much, and not only all strangers together."""
         rates = (MEMBER_CALLS, MEMBER_RECORDS) if self._is_member(peer) else (STRANGER_CALLS, STRANGER_RECORDS)
         for buckets, rate in zip((self._calls, self._records), rates, strict=True):
-            bucket = buckets.get(peer, now, **rate._asdict())
+            bucket = buckets.get(peer, now, rate)
             if bucket is None or not bucket.has_one(now):
                 return True
         return False
@@ -234,15 +221,11 @@ class CallBudgets:
     def _admits(
         self, buckets: Buckets[PeerId], peer: PeerId, rate: Rate, amount: float, now: float, *shared: TokenBucket
     ) -> bool:
-        own = buckets.get(peer, now, **rate._asdict())
+        own = buckets.get(peer, now, rate)
         if own is None or amount > rate.burst or not own.has_one(now):
             return False
         own.spend(amount, now)  # also if all together send too much, or who floods would not be noticed then
-        if not all(bucket.has_one(now) for bucket in shared):
-            return False
-        for bucket in shared:
-            bucket.spend(amount, now)
-        return True
+        return spend_if_all(shared, now, amount)
 
 
 def choose_peers(

@@ -17,7 +17,6 @@ from p2p_diloco.config.invite import (
     fresh_invite,
     parse_invite,
     parse_run_id,
-    worth_sharing,
 )
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, format_peer_id, sha256
@@ -207,18 +206,6 @@ def test_a_fresh_invite_stays_short_enough_to_paste() -> None:
     long = fresh_invite(RUN, [member(number, f"dns4/{'a' * 60}.{'b' * 60}.org") for number in range(200)], ROSTER)
     assert 2 <= len(long.bootstraps) < MOST_NAMED
     assert len(format_invite(long)) <= MOST_PRINTED_CHARACTERS
-
-
-@pytest.mark.parametrize(
-    ("addresses", "told"),
-    [
-        (("/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1", "/ip6/::1/tcp/1"), ("/ip4/10.0.0.2/tcp/1",)),
-        (("/ip4/127.0.0.1/tcp/1",), ("/ip4/127.0.0.1/tcp/1",)),
-        ((), ()),
-    ],
-)
-def test_loopback_is_shared_only_if_there_is_nothing_else(addresses: tuple[str, ...], told: tuple[str, ...]) -> None:
-    assert worth_sharing(addresses) == told
 
 
 @given(st.text(max_size=60))

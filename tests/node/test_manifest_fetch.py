@@ -20,7 +20,7 @@ from p2p_diloco.protocol.wire.messages import (
     decode_message,
     encode_message,
 )
-from p2p_diloco.transport.link import Lane, SilentListener, Transport
+from p2p_diloco.transport.link import Lane, Transport, TransportListener
 from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 
@@ -33,7 +33,7 @@ def soon() -> float:
     return asyncio.get_running_loop().time() + 5.0
 
 
-class Answering(SilentListener):
+class Answering(TransportListener):
     """Answers a request for the manifest with some messages; the first `deaf_for` requests get no answer."""
 
     def __init__(self, transport: Transport, *answers: Message, deaf_for: int = 0) -> None:

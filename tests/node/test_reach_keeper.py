@@ -17,7 +17,7 @@ from p2p_diloco.protocol.wire.member import Member, ReachProof
 from p2p_diloco.protocol.wire.messages import ReachReply, ReachRequest, decode_message
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.testing.network import MemoryTransport
-from p2p_diloco.transport.link import Lane, SilentListener
+from p2p_diloco.transport.link import Lane, TransportListener
 from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import run_virtual
 from tests.swarm.link_stage import ANN, BEN, CLEO, DAN, EVE, RUN, now
@@ -44,7 +44,7 @@ def signed(nonce: int, by: SigningKey, about: SigningKey, *, host: bytes = HOST.
     return answer(nonce, host=host, port=port, signature=by.sign(proof.statement(RUN, about.peer)))
 
 
-class Keeper(SilentListener):
+class Keeper(TransportListener):
     """One peer of a scene: its transport, seen by all at one public address, its keeper and its results."""
 
     def __init__(

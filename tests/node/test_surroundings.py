@@ -6,25 +6,23 @@ import inspect
 
 import pytest
 
-from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.surroundings import AddressBook, EntryArchive, PeerMemory, SwarmObserver
+from p2p_diloco.node.surroundings import EntryArchive, PeerMemory, SwarmObserver
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from simulator.machine import Machine
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
+    ("port", "given"),
     [
         (PeerMemory, RunFolder),
         (SwarmObserver, Machine),
-        (AddressBook, LinkKeeper),
         (EntryArchive, Archive),
     ],
-    ids=["memory", "observer", "address book", "archive"],
+    ids=["memory", "observer", "archive"],
 )
-def test_each_port_is_implemented_with_the_same_arguments(asked: type, given: type) -> None:
-    wanted = {name: call for name, call in vars(asked).items() if inspect.isfunction(call) and name[0] != "_"}
+def test_each_port_is_implemented_with_the_same_arguments(port: type, given: type) -> None:
+    wanted = {name: call for name, call in vars(port).items() if inspect.isfunction(call) and name[0] != "_"}
     assert wanted
     for name, call in wanted.items():
         assert list(inspect.signature(getattr(given, name)).parameters) == list(inspect.signature(call).parameters)

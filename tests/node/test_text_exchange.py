@@ -24,7 +24,7 @@ from p2p_diloco.protocol.wire.messages import (
     is_bulk,
 )
 from p2p_diloco.storage.text_copy import OwnText, TextStore, list_own_text
-from p2p_diloco.transport.link import Lane, SilentListener, TransportLimits
+from p2p_diloco.transport.link import Lane, TransportLimits, TransportListener
 from simulator.faulty_network import FaultyNetwork
 from simulator.virtual_time import AtOnce, run_virtual
 
@@ -32,7 +32,7 @@ RUN = sha256(b"a run")
 NUM_PIECES = 6
 
 
-class Peer(SilentListener):
+class Peer(TransportListener):
     """A peer that only shares a text; it has one link to each of the others."""
 
     def __init__(

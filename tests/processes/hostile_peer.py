@@ -68,7 +68,7 @@ from p2p_diloco.transport.addresses import sort_addresses
 from p2p_diloco.transport.directory import PeerRole, directory_key, directory_keys, shard_of, sign_record
 from p2p_diloco.transport.directory_border import hivemind_peer
 from p2p_diloco.transport.libp2p import Libp2pTransport, lane_protocol
-from p2p_diloco.transport.link import Lane, SilentListener
+from p2p_diloco.transport.link import Lane, TransportListener
 from simulator.lies import DAY_SECONDS, degraded_child, false_digest, false_short_heads, invented_answer, lone_vote
 
 PATIENCE_SECONDS = 30.0
@@ -86,7 +86,7 @@ INVENTED = 2000
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
 
-class Stranger(SilentListener):
+class Stranger(TransportListener):
     """One identity with links to its victims. It keeps their latest messages; an attack decides what they receive."""
 
     def __init__(

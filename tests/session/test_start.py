@@ -48,7 +48,7 @@ from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.storage.run_folder import ADDRESSES_FILE, BALLOTS_FILE, ROSTERS_FILE, TOKENIZER_FILE, RunFolder
 from p2p_diloco.storage.text_copy import list_own_text, text_folder
 from p2p_diloco.testing.network import MemoryDirectory, MemoryTransport
-from p2p_diloco.transport.link import Lane, SilentListener
+from p2p_diloco.transport.link import Lane, TransportListener
 from simulator.faulty_network import FaultyNetwork
 
 SIGNED: SignedManifest = small_manifest().sign(ORGANISER)
@@ -818,7 +818,7 @@ def test_caps_apply_to_the_transport_and_the_rounds_and_are_reported(
     play(tmp_path, monkeypatch, scene)
 
 
-class Liar(SilentListener):
+class Liar(TransportListener):
     """A listener that answers manifest requests with a manifest that no honest program signs."""
 
     def __init__(self, transport: MemoryTransport, manifest: bytes) -> None:

@@ -6,7 +6,6 @@ from p2p_diloco.errors import NetworkError
 from p2p_diloco.ids import PeerId, sha256, short_peer_id
 from p2p_diloco.transport.link import (
     Lane,
-    SilentListener,
     TransportCounters,
     TransportLimits,
     TransportListener,
@@ -32,8 +31,8 @@ def test_the_text_about_a_long_frame_names_its_sender_and_the_bounds() -> None:
     assert text == f"{name} announced a control frame of 2147483648 bytes where 1 to 4096 are allowed"
 
 
-def test_a_silent_listener_accepts_everything() -> None:
-    listener: TransportListener = SilentListener()
+def test_a_listener_that_overrides_nothing_accepts_everything() -> None:
+    listener = TransportListener()
     peer = PeerId(sha256(b"peer"))
     listener.link_up(peer)
     listener.frame_received(peer, Lane.CONTROL, b"frame")
