@@ -360,7 +360,6 @@ class BlockCodec(Codec):
         return scale_bits_B, codes
 
     def _refuse_codes(self, codes: Bytes, elements: int) -> NoReturn:
-        """Raise the error about codes that no encoder writes."""
         codes_N = codes.view(np.int8) if self.code_bits == 8 else unpack4(codes)
         if codes_N.min() < -self.largest_code:
             raise FrameError(
@@ -404,7 +403,6 @@ def largest_scale_bits(largest_code: int) -> int:
 
 
 def parts_of(encoded: Bytes, elements: int) -> Parts:
-    """Return views of an encoding's parts."""
     border = _SCALE_BYTES * num_blocks(elements)
     return encoded[:border].view("<u2"), encoded[border:]
 

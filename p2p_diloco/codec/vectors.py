@@ -96,12 +96,10 @@ def zero_small(vector_N: Vector) -> None:
 
 @with_loop(fewest=BLOCK, of_vectors=True)
 def is_finite(vector_N: Vector) -> bool:
-    """Return whether all values are finite."""
     return all(bool(np.isfinite(vector_N[block]).all()) for block in iterate_blocks(len(vector_N)))
 
 
 def count_non_finite(vector_N: Vector) -> int:
-    """Count the NaNs and infinities."""
     return 0 if is_finite(vector_N) else len(vector_N) - int(np.count_nonzero(np.isfinite(vector_N)))
 
 

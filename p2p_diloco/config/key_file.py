@@ -21,7 +21,6 @@ KEY_FILE_BYTES = len(_PREFIX) + 2 * PRIVATE_KEY_BYTES
 
 
 def encode_key(key: SigningKey) -> bytes:
-    """Return the contents of a key file for `key`."""
     return _PREFIX + key.private_bytes() + key.peer
 
 

@@ -99,6 +99,11 @@ TensorRow = tuple[
 
 
 ModelKind = Literal["built-in", "own", "hf", "python"]
+_ONLY_FOR: dict[tuple[ModelKind, ...], tuple[str, ...]] = {
+    ("built-in", "own"): ("layers", "width", "heads", "feed_forward"),
+    ("hf",): ("config", "lora_targets"),
+    ("python",): ("code",),
+}
 
 
 def _source(source: str) -> str:
@@ -221,18 +226,10 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _values_belong_to_the_source(self) -> Self:
         kind = self.kind
-        applies = {
-            "layers": ("built-in",),
-            "width": ("built-in",),
-            "heads": ("built-in",),
-            "feed_forward": ("built-in",),
-            "config": ("hf",),
-            "lora_targets": ("hf",),
-            "code": ("python",),
-        }
-        for name, kinds in applies.items():
-            if getattr(self, name) and kind not in kinds and not (kind == "own" and kinds == ("built-in",)):
-                raise ValueError(f'{name} has no effect with source = "{self.source}"; leave it out')
+        for kinds, names in _ONLY_FOR.items():
+            for name in names if kind not in kinds else ():
+                if getattr(self, name):
+                    raise ValueError(f'{name} has no effect with source = "{self.source}"; leave it out')
         if kind != "hf" and (self.lora_rank or self.weights == "loaded"):
             raise ValueError(f'lora_rank and weights have no effect with source = "{self.source}"; leave them out')
         if self.lora_rank and self.weights == "new":

@@ -80,7 +80,6 @@ class Hours:
 
     @property
     def minutes(self) -> int:
-        """Length in minutes."""
         return (self.end - self.begin) % DAY_MINUTES
 
 
@@ -296,7 +295,6 @@ class PeerSettings(BaseModel):
 
     @property
     def identity_file(self) -> Path:
-        """Path of this peer's key file."""
         return self.identity_path or self.state_directory / IDENTITY_FILE
 
     @property
@@ -370,7 +368,6 @@ def _limit_text(key: str, value: Any) -> str:
 
 
 def bytes_per_second(cap: float | None) -> float | None:
-    """Convert a cap from bits to bytes per second."""
     return None if cap is None else cap / 8.0
 
 

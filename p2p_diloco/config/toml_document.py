@@ -83,7 +83,6 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def given_keys(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all values in `document`."""
     for name, value in document.items():
         if isinstance(value, Mapping) and value:
             yield from given_keys(value, f"{prefix}{name}.")

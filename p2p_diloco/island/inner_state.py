@@ -53,7 +53,6 @@ class InnerState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all parts."""
         return tuple(self._parts)
 
     def label(self) -> str | None:

@@ -128,7 +128,6 @@ class PeerBudgets:
         return self._bucket(peer, "link", ACQUAINTANCE, now).admits(now)
 
     def leave_out(self, peer: PeerId, now: float) -> None:
-        """Count a message that is dropped."""
         self._count(self._messages, peer, now)
 
     def take(self, peer: PeerId, line: Line, now: float, *, is_member: bool) -> list[Line]:

@@ -73,11 +73,9 @@ class _TimeLine:
         self._lock = threading.Lock()
 
     def own(self) -> float:
-        """Return this peer's own clock."""
         return self._raw() + self.base
 
     def now(self, *, never_steps_back: bool) -> float:
-        """Return swarm time in seconds."""
         with self._lock:
             raw = self._raw()
             now = raw + self.base + self.offset
@@ -204,7 +202,6 @@ class SwarmClock:
         self._correct()
 
     def counts(self, peer: PeerId) -> bool:
-        """Return whether the clock of `peer` counts here."""
         return peer in self._sources
 
     def is_due(self, peer: PeerId, heartbeat_seconds: float) -> bool:
@@ -240,7 +237,6 @@ class SwarmClock:
         self._correct()
 
     def forget(self, peer: PeerId) -> None:
-        """Drop the clock of a peer that is gone."""
         self._answers.pop(peer, None)
         self._requests.pop(peer, None)
         self._correct()
@@ -310,10 +306,12 @@ class SwarmClock:
             if 2 * (len(believable) + 1) <= num_members and patience_left > 0.0:
                 return
             target = self._nearest(middle_two(believable))
-        elif len(everybody) == len(self._sources) or patience_left <= 0.0:
+        elif (
+            len(everybody) == len(self._sources)
+            or patience_left <= 0.0
+            or (2 * (len(everybody) + 1) > num_members and patience_left <= self._patience / 2)
+        ):
             target = middle_two([0.0, *everybody])[1]  # the later one: time is never before a past round
-        elif 2 * (len(everybody) + 1) > num_members and patience_left <= self._patience / 2:
-            target = middle_two([0.0, *everybody])[1]
         else:
             return
         self._rebase(target)

@@ -56,11 +56,9 @@ class _Attempt:
         self.not_before = now + DIAL_SECONDS + self.pause
 
     def link(self, now: float) -> None:
-        """Record that the dial has made a link."""
         self.linked_at = now
 
     def fail(self, now: float) -> None:
-        """Record that the dial has failed."""
         self.linked_at, self.failed_at = None, now
 
     def wait(self, now: float, *, most_seconds: float, least_seconds: float) -> None:
@@ -86,11 +84,9 @@ class LookPace:
         return LOOK_SECONDS if self._looks < CALM_AFTER_LOOKS else CALM_LOOK_SECONDS
 
     def is_due(self, now: float) -> bool:
-        """Return whether to look now."""
         return self._looks < CALM_AFTER_LOOKS or now - self._looked_at >= self._pause
 
     def looked(self, now: float) -> None:
-        """Record that a look begins now."""
         self._looks += 1
         self._looked_at = now
         if self._looks > CALM_AFTER_LOOKS:
@@ -174,7 +170,6 @@ class StrangerLimit:
         return until is None or asyncio.get_running_loop().time() >= until or not self._is_stranger(peer)
 
     async def hang_up(self) -> None:
-        """Close the surplus links."""
         linked = self._transport.linked_peers()
         new = sorted(linked - self._arrivals.keys())
         self._arrivals = dict.fromkeys([*(peer for peer in self._arrivals if peer in linked), *new])
@@ -245,7 +240,6 @@ class LinkKeeper:
 
     @property
     def known(self) -> dict[PeerId, tuple[str, ...]]:
-        """The known addresses of each peer."""
         return self._records.known
 
     async def run(self) -> None:
@@ -303,7 +297,6 @@ class LinkKeeper:
             remembered.pop(peer, None)
 
     def introductions(self) -> tuple[bytes, ...]:
-        """Return signed records for a new peer."""
         return self._records.introductions()
 
     def introduced(self, records: tuple[bytes, ...]) -> None:

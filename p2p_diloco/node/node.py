@@ -100,11 +100,9 @@ class Traffic:
     received: dict[Purpose, int] = field(default_factory=lambda: {"vectors": 0, "control": 0, "transfer": 0})
 
     def count_sent(self, purpose: Purpose, frame_bytes: int) -> None:
-        """Count a frame that was posted."""
         self.sent[purpose] += frame_bytes + FRAME_PREFIX_BYTES
 
     def count_received(self, purpose: Purpose, frame_bytes: int) -> None:
-        """Count a frame that was received."""
         self.received[purpose] += frame_bytes + FRAME_PREFIX_BYTES
 
 
@@ -166,23 +164,22 @@ class SwarmNode(TransportListener):
             now=clock.now,
         )
         self.vectors = VectorActions(parts, codecs)
-        self.text = self._share(text) if text is not None else None
+        self.text: TextExchange | None = None
         """Fetches and serves the text, in a run that shares it; run it beside this node."""
+        if text is not None:
+            self.text = TextExchange(
+                text,
+                transport=transport,
+                post=self._post,
+                report=self._reports.report,
+                is_stranger=engine.is_stranger,
+                now=clock.now,
+            )
         rules = engine.rules
         self._longest = longest_frames(
             spans=max(rules.num_spans), payload_bytes=max(*rules.payload_bytes.values(), *rules.entry_bytes.values())
         )
         transport.serve(self, may_read=self._may_read)
-
-    def _share(self, shared: SharedCopy) -> TextExchange:
-        return TextExchange(
-            shared,
-            transport=self.transport,
-            post=self._post,
-            report=self._reports.report,
-            is_stranger=self.engine.is_stranger,
-            now=self._clock.now,
-        )
 
     # -- driving the engine
 
@@ -249,7 +246,6 @@ class SwarmNode(TransportListener):
             self._post(peer, Introductions(records=records), self._clock.now() + INTRODUCTION_SECONDS)
 
     def link_lost(self, peer: PeerId, reason: str) -> None:
-        """Called when the link to `peer` is lost."""
         self.engine.link_lost(peer)
         self._clock.forget(peer)
         name = short_peer_id(peer)

@@ -46,7 +46,6 @@ class OwnRecord:
         return self._make().can_be_dialled
 
     def issue(self) -> PeerRecord:
-        """Return a new record."""
         record = self._make()
         self._addresses.update(record.addresses)
         self._issued.append(record.issued_at)
@@ -117,7 +116,6 @@ class PeerRecords:
         """Records of peers whose clocks are ahead of this machine's."""
 
     def get(self, peer: PeerId) -> PeerRecord | None:
-        """Return the newest record of a peer."""
         learnt = self._learnt.get(peer)
         return learnt.record if learnt is not None else None
 
@@ -127,7 +125,6 @@ class PeerRecords:
         return [peer for peer, learnt in self._learnt.items() if learnt.at >= oldest]
 
     def of(self, peers: frozenset[PeerId]) -> dict[PeerId, PeerRecord]:
-        """Return the records of some peers."""
         return {peer: learnt.record for peer, learnt in self._learnt.items() if peer in peers}
 
     def is_stranger(self, peer: PeerId) -> bool:

@@ -262,7 +262,6 @@ class ReachKeeper:
         )
 
     def _sign(self, peer: PeerId, host: str) -> ReachProof:
-        """Return our signed proof that we dialled `peer`."""
         me, rules = self._engine.me, self._engine.rules
         place = place_of(rules.run, host)
         unsigned = ReachProof(prover=me.peer, place=place, cycle=self._cycle(), signature=NO_SIGNATURE)

@@ -122,35 +122,25 @@ class SwarmObserver(Protocol):
 
 
 class TextCopy(Protocol):
-    """This peer's copy of the text that the run shares, complete or not. Sets of pieces are sets of bits."""
+    """This peer's copy of the text that the run shares, complete or not. Sets of pieces are sets of bits.
 
-    @property
-    def digest(self) -> Digest:
-        """Digest of the list of files."""
+    Attributes:
+        digest: digest of the list of files.
+        listed: the list, once it is here.
+        is_fetched: whether missing pieces are fetched from other peers.
+        has_room_for_all: whether the whole text is fetched, and not only the pieces that are wanted.
+        held: pieces that are here and were right when last read. May be read from any thread.
+        unchecked: pieces that an earlier start has written.
+        wanted: pieces to fetch before all others.
+    """
 
-    @property
-    def is_fetched(self) -> bool:
-        """Whether missing pieces are fetched from other peers."""
-
-    @property
-    def has_room_for_all(self) -> bool:
-        """Whether the whole text is fetched, and not only the pieces that are wanted."""
-
-    @property
-    def listed(self) -> FileList | None:
-        """The list, once it is here."""
-
-    @property
-    def held(self) -> int:
-        """Pieces that are here and were right when last read. Callable from any thread."""
-
-    @property
-    def unchecked(self) -> int:
-        """Pieces that an earlier start has written."""
-
-    @property
-    def wanted(self) -> int:
-        """Pieces to fetch before all others."""
+    digest: Digest
+    listed: FileList | None
+    is_fetched: bool
+    has_room_for_all: bool
+    held: int
+    unchecked: int
+    wanted: int
 
     def adopt(self, encoded: bytes | bytearray) -> bool:
         """Store the list; return False if it has another digest. Uses the disk; call it on the worker."""

@@ -126,7 +126,6 @@ class TextExchange:
             await asyncio.sleep(TURN_SECONDS)
 
     def receive(self, peer: PeerId, message: HoldingsRequest | Holdings | BlockRequest | TextBlock) -> None:
-        """Take a message of the exchange."""
         match message:
             case HoldingsRequest():
                 self._post(peer, self._holdings(message), self._now() + ANSWER_SECONDS)
@@ -443,7 +442,6 @@ class _Progress:
         self._senders: dict[PeerId, int] = {}
 
     def begin(self, listed: FileList, here: int, now: float) -> None:
-        """Report what is missing."""
         self._total, self._here = listed.num_bytes, here
         self._began = self._seen_at = self._reported_at = now
         size = f"{counted(len(listed.files), 'file')}, {format_bytes(self._total)}"

@@ -35,7 +35,6 @@ class TensorSlot:
 
     @property
     def stop(self) -> int:
-        """Offset after the tensor's last element."""
         return self.start + self.elements
 
 

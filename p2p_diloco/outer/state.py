@@ -147,7 +147,6 @@ class InFlight:
         return InFlight(contributions=(*self.contributions, Contribution(round_index, kept)))
 
     def of_round(self, entry_round: int) -> Contribution | None:
-        """Return the contribution of exactly that round, or None."""
         return next((one for one in self.contributions if one.round == entry_round), None)
 
     def after(self, entry_round: int) -> InFlight:

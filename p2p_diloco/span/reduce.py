@@ -67,7 +67,6 @@ class EncodedMean:
 
     @property
     def sound(self) -> frozenset[PeerId]:
-        """The peers that are in it."""
         return frozenset(self.measured)
 
 
@@ -135,7 +134,6 @@ def _seed_of(action: ReduceSpan, codecs: Codecs) -> bytes | None:
 
 
 def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> float:
-    """Return the norm of a part, or raise PeerError."""
     norm = codec.norm(part.payload, elements)
     if norm > norm_limit * _NORM_SLACK:
         raise PeerError(f"its contribution has norm {norm:.4g}, beyond the limit {norm_limit:.4g}")

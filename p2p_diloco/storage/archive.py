@@ -154,7 +154,6 @@ class Archive:
         self._write_soon(entry)
 
     def give_up(self, span: SpanId) -> None:
-        """Schedule discarding the stored entries of a span."""
         self.wants_checkpoint = True
         self._write_soon(span)
 
@@ -171,7 +170,6 @@ class Archive:
         self._distrusted.setdefault(span, []).append(range(first, height + 1))
 
     def entry_after(self, span: SpanId, parent: Digest) -> Entry | None:
-        """Return the stored entry that follows `parent`, or None."""
         return self._log.entry_after(span, parent)
 
     def rebuild(self, span: SpanId, digest: Digest) -> SpanState | None:

@@ -29,8 +29,6 @@ from p2p_diloco.storage.whole_file import sync_file, write_at
 
 _FRAME = struct.Struct("<IQ8s")
 _Buffer = bytes | bytearray | memoryview
-MOST_BUFFERS = 512
-"""Maximum buffers in one write; the system's limit is 1,024."""
 _GIVEN_UP = struct.Struct("<4sHI")
 _GIVEN_UP_MARK = b"gone"
 _FILE_NAME = re.compile(r"height-(\d{20})\.log", re.ASCII)
@@ -111,7 +109,6 @@ class EntryLog:
             at += place.frame_bytes
 
     def _top(self, span: SpanId) -> int:
-        """Return the greatest stored height of a span."""
         return max((place.height for place in self._places.get(span, {}).values()), default=0)
 
     def _forget_below(self, span: SpanId) -> None:
@@ -186,7 +183,7 @@ class EntryLog:
         buffers = [part for frame in frames for part in frame]
         while True:
             try:
-                _write_at(path, end, buffers)
+                write_at(path, end, buffers, is_end=True)
                 break
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -317,18 +314,6 @@ def _sum_of(entry: Entry) -> Digest:
 def _checksum(sequence: int, what: Digest) -> bytes:
     """Return the checksum that detects torn and damaged frames; forged entries are detected when they are applied."""
     return sha256(sequence.to_bytes(8, "little"), what)[:8]
-
-
-def _write_at(path: Path, offset: int, buffers: Sequence[_Buffer]) -> None:
-    """Write all `buffers` at `offset`, over the remains of a failed write, or raise."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        if os.fstat(descriptor).st_size != offset:
-            os.ftruncate(descriptor, offset)
-        for first in range(0, len(buffers), MOST_BUFFERS):
-            offset = write_at(descriptor, offset, buffers[first : first + MOST_BUFFERS])
-    finally:
-        os.close(descriptor)
 
 
 def _refused(path: Path, error: OSError) -> StateError:

@@ -125,7 +125,6 @@ class ExportFolder:
         return self._exports.state
 
     def path(self, cycle: int) -> Path:
-        """Return the folder of a cycle's export."""
         return self._folder / export_name(cycle)
 
     def tidy(self) -> tuple[str, ...]:

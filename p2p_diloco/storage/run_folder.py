@@ -76,7 +76,6 @@ class RunFolder:
         self.write(BALLOTS_FILE, to_bytes(ballots))
 
     def keep_roster(self, certified: CertifiedRoster) -> None:
-        """Append a certified roster."""
         encoded = to_bytes(certified)
         path = self.path / ROSTERS_FILE
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
@@ -95,7 +94,6 @@ class RunFolder:
         return SavedState(rosters=self.recall_rosters(), ballots=self.recall_ballots(), liveliness=liveliness)
 
     def recall_ballots(self) -> Ballots:
-        """Return the saved ballots, or empty ones."""
         return self._recall(BALLOTS_FILE, Ballots) or NO_BALLOTS
 
     def recall_rosters(self) -> tuple[CertifiedRoster, ...]:

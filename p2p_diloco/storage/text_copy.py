@@ -226,8 +226,8 @@ class TextStore(TextCopy):
         try:
             if not self.has_room_for_all:
                 self._make_room(len(content))
-            _write_at(self._paths[place.file], place.offset, content)
-            _write_at(self._folder / PIECES_FILE, piece, _HERE)
+            write_at(self._paths[place.file], place.offset, [content])
+            write_at(self._folder / PIECES_FILE, piece, [_HERE])
         except OSError as error:
             raise self._disk_error(error) from None
         self._hold(piece)
@@ -268,7 +268,7 @@ class TextStore(TextCopy):
             if self.held & bits and not self.wanted & bits:
                 for number in numbers:
                     self._drop(number)
-                _write_at(self._folder / PIECES_FILE, numbers.start, bytes(len(numbers)))
+                write_at(self._folder / PIECES_FILE, numbers.start, [bytes(len(numbers))])
                 with self._paths[index].open("r+b") as file:
                     file.truncate(0)
                     file.truncate(self.listed.files[index].num_bytes)
@@ -293,14 +293,6 @@ def _parsed(encoded: bytes) -> FileList:
         raise ConfigError(
             f"the organiser's list of files cannot be used ({error}); ask the organiser for a new run"
         ) from None
-
-
-def _write_at(path: Path, offset: int, content: bytes | bytearray) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        write_at(descriptor, offset, [content])
-    finally:
-        os.close(descriptor)
 
 
 # -- the user's own files

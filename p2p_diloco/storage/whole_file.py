@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+
+MOST_BUFFERS = 512
+"""Maximum buffers in one write; the system's limit is 1,024."""
 
 
 def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
@@ -31,17 +36,30 @@ def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
         raise
 
 
-def write_at(descriptor: int, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-    """Write buffers to an open file, in one call if possible; return the end offset."""
-    views = [memoryview(buffer) for buffer in buffers]
-    while views:
-        written = os.pwritev(descriptor, views, offset)
-        offset += written
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if views:
-            views[0] = views[0][written:]
-    return offset
+def write_at(
+    path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview], *, is_end: bool = False
+) -> None:
+    """Write buffers into a file, with as few calls as possible.
+
+    Args:
+        is_end: whether the file ends at `offset`, except for the remains of a failed write; created if missing.
+    Raises:
+        OSError: the write failed; some of the bytes may be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | (os.O_CREAT if is_end else 0), 0o644)
+    try:
+        if is_end and os.fstat(descriptor).st_size != offset:
+            os.ftruncate(descriptor, offset)
+        views = deque(memoryview(buffer) for buffer in buffers)
+        while views:
+            written = os.pwritev(descriptor, list(islice(views, MOST_BUFFERS)), offset)
+            offset += written
+            while views and written >= len(views[0]):
+                written -= len(views.popleft())
+            if views:
+                views[0] = views[0][written:]
+    finally:
+        os.close(descriptor)
 
 
 def append_to_file(path: Path, content: bytes) -> None:

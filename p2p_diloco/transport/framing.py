@@ -88,7 +88,6 @@ class LaneStream:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this end dialled."""
         return self.crosses_until > -math.inf
 
     def read_in(self, task: asyncio.Task[None]) -> None:

@@ -56,7 +56,6 @@ Frame: TypeAlias = bytes | SplitFrame
 
 
 def whole(frame: Frame) -> bytes:
-    """Return a frame as contiguous bytes."""
     return b"".join((frame.head, frame.vector)) if isinstance(frame, SplitFrame) else frame
 
 
@@ -135,7 +134,6 @@ class LaneCounters:
         self.bytes_received += frame_bytes + FRAME_PREFIX_BYTES
 
     def count_dropped(self, num_frames: int) -> None:
-        """Count frames that are not written."""
         self.frames_dropped += num_frames
 
     def count_waiting(self, num_bytes: int) -> None:
@@ -243,7 +241,6 @@ class Transport(ABC):
         """Return full multiaddrs, including `/p2p/<id>`, for others to dial; empty if this peer does not listen."""
 
     def listen_ports(self) -> tuple[int, ...]:
-        """Return the ports of `listen_addresses`."""
         return tuple(dict.fromkeys(filter(None, map(port_in, self.listen_addresses()))))
 
     @abstractmethod

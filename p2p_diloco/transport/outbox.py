@@ -175,7 +175,6 @@ class FlightWindow:
         return not self._frames or self.bytes_under_way + num_bytes <= self.window_bytes
 
     def send(self, num_bytes: int, now: float, deadline: float) -> None:
-        """Record that a frame is being sent."""
         self.bytes_under_way += num_bytes
         self._frames.append(WriteInFlight(now, deadline, num_bytes, self.bytes_under_way))
         self._most_under_way.note(self.bytes_under_way, now)

@@ -196,7 +196,6 @@ class Daemon:
 
     @property
     def control_path(self) -> Path:
-        """The socket for requests to p2pd."""
         return self.directory / "p2pd.sock"
 
     @property

@@ -72,7 +72,6 @@ class TokenBucket:
         return self._paid_at <= now - self._burst / self._per_second
 
     def debt(self, now: float) -> float:
-        """Return the amount booked ahead of `now`."""
         return max(self._paid_at - now, 0.0) * self._per_second
 
 
@@ -150,7 +149,6 @@ class Pace:
 
     @property
     def is_capped(self) -> bool:
-        """Whether there is a cap at present."""
         return self._bucket is not None
 
     def count(self, num_bytes: int) -> float:
@@ -168,5 +166,4 @@ class Pace:
             await asyncio.sleep(at - now)
 
     def debt_bytes(self) -> float:
-        """Return the bytes booked ahead of the current time."""
         return 0.0 if self._bucket is None else self._bucket.debt(asyncio.get_running_loop().time())

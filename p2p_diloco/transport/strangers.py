@@ -160,7 +160,6 @@ class Callers(Generic[Stream]):
         return Answer(is_greeted=True, dropped=dropped)
 
     def ended(self, peer: PeerId, stream: Stream) -> None:
-        """Forget a stream that was greeted or closed."""
         waiting = self._waiting.get(peer)
         if waiting is not None and stream in waiting:
             waiting.remove(stream)
