@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.interleaved import Spread, measure_in_turn
 from p2p_diloco.codec.codec import Codec, codec_named
-from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import numpy_alone
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.outer.mean import check_mean, mark_radial, shares_of
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local

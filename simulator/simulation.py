@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import numpy_alone
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.outer.state import SpanState

@@ -16,8 +16,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from p2p_diloco.codec.dispatch import compiled_loops, with_loop
-from p2p_diloco.codec.vectors import BLOCK, CACHED_ELEMENTS, Bits, Bytes, Integers, Vector, iterate_blocks
+from p2p_diloco.codec.vectors import (
+    BLOCK,
+    CACHED_ELEMENTS,
+    Bits,
+    Bytes,
+    Integers,
+    Vector,
+    compiled_loops,
+    iterate_blocks,
+    with_loop,
+)
 
 Codes: TypeAlias = npt.NDArray[np.int8]
 Marks: TypeAlias = npt.NDArray[np.bool_]

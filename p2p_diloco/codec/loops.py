@@ -1,6 +1,6 @@
 """The compiled loops: the same bits as the NumPy form of each operation, in one pass.
 
-Each loop is compiled for the types that its decorator lists, when this module is imported (`dispatch.py` does that).
+Each loop is compiled for the types that its decorator lists, when this module is imported (`vectors.py` does that).
 A loop that finds an invalid value returns False, or NaN, and the caller's NumPy code raises the detailed error; the
 outputs must not be used then. Multiply and add round separately: numba fuses them only with `fastmath`, which must not
 be set here. Loops over a block have a fixed length, so that the compiler needs no remainder loop and can use wide

@@ -26,8 +26,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from p2p_diloco.codec.dispatch import with_loop
-from p2p_diloco.codec.vectors import BLOCK, Vector, count_non_finite, iterate_blocks, num_blocks
+from p2p_diloco.codec.vectors import BLOCK, Vector, count_non_finite, iterate_blocks, num_blocks, with_loop
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 
 Part: TypeAlias = Callable[[slice], Vector]

@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from p2p_diloco.codec.codes import Rates
-from p2p_diloco.codec.dispatch import with_loop
 from p2p_diloco.codec.vectors import (
     BLOCK,
     LARGEST_RATE,
@@ -27,6 +26,7 @@ from p2p_diloco.codec.vectors import (
     count_non_finite,
     is_finite,
     iterate_blocks,
+    with_loop,
     zero_small,
 )
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate

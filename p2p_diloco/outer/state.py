@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2p_diloco.codec.dispatch import is_vector
-from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, euclidean_norm, is_within, read_only, zero_small
+from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, euclidean_norm, is_vector, is_within, read_only, zero_small
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
 from p2p_diloco.log import (

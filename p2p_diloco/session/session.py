@@ -14,8 +14,7 @@ import torch
 
 from p2p_diloco.bandwidth.forecast import STATE_BYTES_PER_ELEMENT
 from p2p_diloco.bandwidth.line import LineWatch
-from p2p_diloco.codec.dispatch import why_no_loops
-from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.codec.vectors import Vector, why_no_loops
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.config.settings import PeerSettings, bytes_per_second

@@ -19,8 +19,7 @@ import numpy as np
 
 from p2p_diloco.codec.codec import Codec, Encoded, Int4Codec, is_whole
 from p2p_diloco.codec.codes import Parts, contribute4, follow4
-from p2p_diloco.codec.dispatch import is_vector
-from p2p_diloco.codec.vectors import read_only, squared_norm_of_bfloat16
+from p2p_diloco.codec.vectors import is_vector, read_only, squared_norm_of_bfloat16
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule

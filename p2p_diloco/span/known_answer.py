@@ -13,8 +13,7 @@ import hashlib
 import numpy as np
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.dispatch import compiled_loops
-from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.codec.vectors import Vector, compiled_loops
 from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST
 from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from p2p_diloco.codec.dispatch import is_vector
-from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.codec.vectors import Vector, is_vector
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanId
 from p2p_diloco.log import SpanHead

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.vectors import measure_vectors
-from p2p_diloco.codec.dispatch import compiled_loops
+from p2p_diloco.codec.vectors import compiled_loops
 
 
 @pytest.mark.parametrize("codec", ["int4", "int8", "float32"])

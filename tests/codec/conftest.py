@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
+from p2p_diloco.codec.vectors import compiled_loops, numpy_alone
 
 
 @pytest.fixture(scope="module", params=["compiled", "numpy"])

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec.codec import BlockCodec, Int4Codec, Int8Codec
-from p2p_diloco.codec.dispatch import numpy_alone
-from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.codec.vectors import Vector, numpy_alone
 from p2p_diloco.errors import FrameError, NonFiniteUpdate
 from p2p_diloco.outer.mean import shares_of
 from simulator.maths import weighted_mean

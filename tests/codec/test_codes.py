@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.codec import codes
 from p2p_diloco.codec.codes import pack4, unpack4
-from p2p_diloco.codec.dispatch import compiled_loops, is_vector, numpy_alone, with_loop
-from p2p_diloco.codec.vectors import CACHED_ELEMENTS, iterate_blocks
+from p2p_diloco.codec.vectors import CACHED_ELEMENTS, compiled_loops, is_vector, iterate_blocks, numpy_alone, with_loop
 
 
 @settings(deadline=None)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from p2p_diloco.codec import dispatch
+from p2p_diloco.codec import vectors
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -17,7 +17,7 @@ import hashlib, sys
 import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.codec.dispatch import compiled_loops, why_no_loops
+from p2p_diloco.codec.vectors import compiled_loops, why_no_loops
 from p2p_diloco.outer.state import IslandSpan, InFlight
 from p2p_diloco.outer.outer_step import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
@@ -52,13 +52,13 @@ print(digest.hexdigest(), compiled_loops() is not None, why_no_loops())
 
 
 def test_loops_exist_where_numba_is_installed() -> None:
-    loops = dispatch.compiled_loops()
+    loops = vectors.compiled_loops()
     assert loops is not None
-    assert loops is dispatch.compiled_loops()
-    with dispatch.numpy_alone():
-        assert dispatch.compiled_loops() is None
-    assert dispatch.compiled_loops() is loops
-    assert dispatch.why_no_loops() == ""
+    assert loops is vectors.compiled_loops()
+    with vectors.numpy_alone():
+        assert vectors.compiled_loops() is None
+    assert vectors.compiled_loops() is loops
+    assert vectors.why_no_loops() == ""
 
 
 def test_a_span_has_the_same_bytes_without_numba(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import Int4Codec
-from p2p_diloco.codec.dispatch import compiled_loops
-from p2p_diloco.codec.vectors import Vector, read_only
+from p2p_diloco.codec.vectors import Vector, compiled_loops, read_only
 
 BLOCKS = 40
 ELEMENTS = 64 * BLOCKS

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from p2p_diloco.codec import dispatch
+from p2p_diloco.codec import vectors
 from p2p_diloco.memory.heap import shed_compiler, unwritten
 
 MAPS = """\
@@ -54,7 +54,7 @@ def resident_kib(library: str) -> int:
 def test_loops_work_and_more_can_be_compiled_after_the_compiler_is_dropped() -> None:
     from numba import njit
 
-    loops = dispatch.compiled_loops()
+    loops = vectors.compiled_loops()
     assert loops is not None
     assert njit(lambda x: x + 2)(40) == 42  # another test of this process may have dropped it already
     before = resident_kib("libllvmlite")

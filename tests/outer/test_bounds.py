@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.dispatch import numpy_alone
 from p2p_diloco.codec.vectors import (
     LARGEST,
     LARGEST_ANCHOR,
@@ -20,6 +19,7 @@ from p2p_diloco.codec.vectors import (
     SMALLEST,
     SMALLEST_RATE,
     Vector,
+    numpy_alone,
 )
 from p2p_diloco.ids import ZERO_DIGEST
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step

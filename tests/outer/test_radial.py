@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.dispatch import numpy_alone
-from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks
+from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks, numpy_alone
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.outer.mean import mark_radial, shares_of, sums_of_blocks
 from simulator.maths import radial_mean, weighted_mean

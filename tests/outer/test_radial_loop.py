@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
 from p2p_diloco.codec.loops import sum_of_block
+from p2p_diloco.codec.vectors import compiled_loops, numpy_alone
 from simulator.maths import radial_mean, weighted_mean
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.codec.dispatch import numpy_alone
-from p2p_diloco.codec.vectors import Vector, count_non_finite, euclidean_norm
+from p2p_diloco.codec.vectors import Vector, count_non_finite, euclidean_norm, numpy_alone
 from p2p_diloco.errors import NonFiniteUpdate
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
 from p2p_diloco.outer.state import pseudo_gradient

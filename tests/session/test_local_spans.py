@@ -15,7 +15,7 @@ import pytest
 import torch
 from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
 
-from p2p_diloco.codec.dispatch import numpy_alone
+from p2p_diloco.codec.vectors import numpy_alone
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island import local_spans

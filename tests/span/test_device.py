@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.codec.codec import Int4Codec, codec_named, parts_of
-from p2p_diloco.codec.dispatch import compiled_loops
-from p2p_diloco.codec.vectors import Vector, read_only
+from p2p_diloco.codec.vectors import Vector, compiled_loops, read_only
 from p2p_diloco.span import device
 
 INT4 = codec_named("int4")

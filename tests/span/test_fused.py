@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.codec import parts_of as blocks_of
-from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
-from p2p_diloco.codec.vectors import Vector, num_blocks
+from p2p_diloco.codec.vectors import Vector, compiled_loops, num_blocks, numpy_alone
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.log import AbsorbedEntry, SpanHead

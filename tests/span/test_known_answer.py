@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2p_diloco.codec.dispatch import compiled_loops, numpy_alone
+from p2p_diloco.codec.vectors import compiled_loops, numpy_alone
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer import outer_step
 from p2p_diloco.span import known_answer

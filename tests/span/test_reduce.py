@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from p2p_diloco.codec.codec import codec_named
-from p2p_diloco.codec.dispatch import compiled_loops
-from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.codec.vectors import Vector, compiled_loops
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import PreparedContribution, SpanState
