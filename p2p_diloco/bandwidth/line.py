@@ -214,12 +214,12 @@ class LineWatch:
         dialable[me.peer] = can = engine.conditions.can_be_dialled
         # Alone it has no traffic: forecast for when one more peer, which can be dialled, has joined.
         alone = len(dialable) == 1 and not has_bootstrap
-        question = (len(dialable) + alone, sum(dialable.values()) + alone, can, has_bootstrap, share)
-        if question not in self._forecasts:
+        case = (len(dialable) + alone, sum(dialable.values()) + alone, can, has_bootstrap, share)
+        if case not in self._forecasts:
             if len(self._forecasts) >= MOST_FORECASTS:
                 self._forecasts.clear()
-            members, reachable, *_ = question
-            self._forecasts[question] = forecast(
+            members, reachable, *_ = case
+            self._forecasts[case] = forecast(
                 engine.rules,
                 members=members,
                 reachable=reachable,
@@ -227,7 +227,7 @@ class LineWatch:
                 has_bootstrap=has_bootstrap,
                 share=share,
             )
-        return self._forecasts[question]
+        return self._forecasts[case]
 
     def rates(self, now: float) -> tuple[float, float]:
         """Return the recent rates up and down, in bits per second on the wire.

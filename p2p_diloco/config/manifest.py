@@ -69,9 +69,9 @@ def _text_path(path: str) -> str:
     return _printable(path)
 
 
-def _split_words(words: object) -> object:
+def _split_list(value: object) -> object:
     """Accept a comma-separated string too, which is how lists are written on a command line."""
-    parts = words.replace(",", " ").split() if isinstance(words, str) else words
+    parts = value.replace(",", " ").split() if isinstance(value, str) else value
     return tuple(parts) if isinstance(parts, list) else parts
 
 
@@ -158,7 +158,7 @@ class ModelSection(Section):
     lora_targets: Annotated[
         tuple[Annotated[str, Field(max_length=256), AfterValidator(_printable)], ...],
         Field(max_length=64),
-        BeforeValidator(_split_words),
+        BeforeValidator(_split_list),
     ] = Field((), description="modules with an adapter, such as q_proj; by default those that peft chooses")
     code: DigestText | None = Field(None, description="SHA-256 of the file of a Python module")
     tensors: Annotated[tuple[TensorRow, ...], Field(max_length=4096)] = Field(
@@ -386,7 +386,7 @@ class TrustSection(Section):
     mode: Literal["open", "listed"] = Field(
         "open", description="open = anyone with the invite; listed = only the peers listed here"
     )
-    peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_words)] = Field(
+    peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_list)] = Field(
         (), description="peer ids that may join when mode is listed"
     )
 

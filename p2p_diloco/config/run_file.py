@@ -174,10 +174,10 @@ def canonical_key(key: str, source: str) -> str:
     Raises:
         ConfigError: it is another project's name for something that does not exist here.
     """
-    section, _, word = key.rpartition(".")
-    if word in EXPLAINED:
-        raise ConfigError(f"{key} in {source} {EXPLAINED[word]}")
-    target = ALIASES.get(word) or ALIASES.get(key.replace(".", "_"), key)
+    section, _, last = key.rpartition(".")
+    if last in EXPLAINED:
+        raise ConfigError(f"{key} in {source} {EXPLAINED[last]}")
+    target = ALIASES.get(last) or ALIASES.get(key.replace(".", "_"), key)
     return target if section in ("", target.partition(".")[0]) else key
 
 

@@ -117,7 +117,7 @@ def parse_days(text: str, name: str) -> Days:
         ConfigError: a word is not a day.
     """
     try:
-        numbers = frozenset(number for word in text.lower().replace(" ", "").split(",") for number in _days_of(word))
+        numbers = frozenset(number for part in text.lower().replace(" ", "").split(",") for number in _days_of(part))
     except ValueError:
         raise ConfigError(
             f"{name} is {text!r}; expected days of the week ({', '.join(DAY_NAMES)}), such as sat,sun or mon-fri"
@@ -125,8 +125,8 @@ def parse_days(text: str, name: str) -> Days:
     return Days(numbers=numbers)
 
 
-def _days_of(word: str) -> Iterator[int]:
-    first, dash, last = word.partition("-")
+def _days_of(part: str) -> Iterator[int]:
+    first, dash, last = part.partition("-")
     begin = DAY_NAMES.index(first)
     end = DAY_NAMES.index(last) if dash else begin
     for place in range((end - begin) % 7 + 1):

@@ -98,8 +98,8 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     homes = [name for name in names if name.rpartition(".")[2] == last]
     close = homes or difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     if not close:
-        words = {name.rpartition(".")[2]: name for name in reversed(names)}
-        close = [words[word] for word in difflib.get_close_matches(last, words, n=1, cutoff=0.6)]
+        lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
+        close = [lasts[near] for near in difflib.get_close_matches(last, lasts, n=1, cutoff=0.6)]
     return close[0] if close else None
 
 
@@ -138,13 +138,13 @@ def _unknown_key(key: str, known: tuple[str, ...], source: str) -> str:
     near = nearest_key(key, known)
     section = key.rpartition(".")[0]
     siblings = [name for name in known if name.rpartition(".")[0] == section]
-    words = siblings if section and siblings else dict.fromkeys(name.partition(".")[0] for name in known)
-    hint = f"did you mean {near}?" if near else f"known are: {', '.join(words)}"
+    shown = siblings if section and siblings else dict.fromkeys(name.partition(".")[0] for name in known)
+    hint = f"did you mean {near}?" if near else f"known are: {', '.join(shown)}"
     return f"unknown key {key} in {source}; {hint}"
 
 
 def _sentence(error: ErrorDetails, source: str) -> str:
-    key = ".".join(str(word) for word in error["loc"] if not str(word).startswith("function-"))
+    key = ".".join(str(part) for part in error["loc"] if not str(part).startswith("function-"))
     if error["type"] == "missing":
         return f"{key} is missing in {source}"
     if error["type"] == "model_type":

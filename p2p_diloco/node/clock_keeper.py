@@ -92,7 +92,7 @@ class ClockKeeper:
             self._clock.poll(rounds.begin(max((head.round for head in heads), default=0) - 1))
             for peer in sorted(self._transport.linked_peers()):
                 if self._clock.counts(peer) and self._clock.is_due(peer, beat):
-                    self._post(peer, Ping(nonce=self._clock.ask(peer)), now + beat)
+                    self._post(peer, Ping(nonce=self._clock.new_request(peer)), now + beat)
             self._look_at_wall_clocks(now)
         disagreement = self._clock.disagreement_seconds
         is_uncertain = disagreement > 0.0 or not self._clock.is_settled

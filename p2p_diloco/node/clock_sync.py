@@ -211,7 +211,7 @@ class SwarmClock:
             return True
         return not 0.0 <= self.raw() - answer.received_at < LASTING_BEATS * heartbeat_seconds
 
-    def ask(self, peer: PeerId) -> int:
+    def new_request(self, peer: PeerId) -> int:
         """Return the nonce of a new request to `peer`; the round trip begins now."""
         self._nonce += 1
         self._requests[peer] = (self._nonce, self.raw())

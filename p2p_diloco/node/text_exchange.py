@@ -122,7 +122,7 @@ class TextExchange:
         while True:
             self._follow_links()
             self._notice_damage()
-            self._ask()
+            self._request_blocks()
             await asyncio.sleep(TURN_SECONDS)
 
     def receive(self, peer: PeerId, message: HoldingsRequest | Holdings | BlockRequest | TextBlock) -> None:
@@ -225,17 +225,17 @@ class TextExchange:
             return
         held = int.from_bytes(message.pieces, "little") if self._listed is not None else int(message.has_list)
         self._fetch.set_holdings(peer, held)
-        self._ask()
+        self._request_blocks()
 
-    def _ask(self) -> None:
+    def _request_blocks(self) -> None:
         now = self._loop.time()
         if self._fetch is None or not self._fetch.missing or now < self._disk_until:
             return
         is_tight = self._listed is not None and not self._copy.has_room_for_all
         self._fetch.prefer(self._copy.wanted, alone=is_tight)
         deadline = self._now() + ANSWER_SECONDS
-        for ask in self._fetch.asks(now):
-            self._post(ask.peer, BlockRequest(digest=self._digest(ask.piece), offset=ask.offset), deadline)
+        for wanted in self._fetch.asks(now):
+            self._post(wanted.peer, BlockRequest(digest=self._digest(wanted.piece), offset=wanted.offset), deadline)
 
     def _digest(self, piece: int) -> Digest:
         listed = self._listed
@@ -249,7 +249,7 @@ class TextExchange:
         came = fetch.take_block(peer, piece, message.offset, message.total_bytes, message.block, self._loop.time())
         if came is not None:
             self._keep(fetch, came)
-        self._ask()
+        self._request_blocks()
 
     def _keep(self, fetch: Fetch, came: Whole) -> None:
         """Have a piece, or the list, checked and stored."""
@@ -271,7 +271,7 @@ class TextExchange:
             else:
                 fetch.keep(came.peer, came.piece)
                 self._progress.add(came, self._loop.time())
-            self._ask()
+            self._request_blocks()
 
         if is_list:
             self._worker.submit(done, self._copy.adopt, came.content)
@@ -292,7 +292,7 @@ class TextExchange:
         unread = self._unread(wanted.peer)
         if self._upload is None or unread > MOST_UNREAD_BYTES:
             return
-        self._upload.ask(wanted, self._loop.time())
+        self._upload.queue(wanted, self._loop.time())
         self._serve()
 
     def _unread(self, peer: PeerId) -> int:
@@ -370,7 +370,7 @@ class TextUpload:
         self._waiting: dict[PeerId, Wanted] = {}
         self._free_at = self._free_for_strangers_at = float("-inf")
 
-    def ask(self, wanted: Wanted, now: float) -> None:
+    def queue(self, wanted: Wanted, now: float) -> None:
         """Queue a request; it replaces an earlier one of the same peer. Dropped if the peer has had its share."""
         is_known = wanted.peer in self._waiting
         if (is_known or len(self._waiting) < MOST_WAITING) and self._quota(wanted.peer, now).has_one(now):

@@ -34,7 +34,7 @@ PIECE_BYTES = MOST_PIECE_BYTES
 """Longest piece that is served; a requester may ask for shorter ones."""
 AHEAD_BYTES, TOTAL_AHEAD_BYTES = 4 << 20, 64 << 20
 """Pieces are put into frames while fewer bytes than this wait to be written to the peer, and to all served peers."""
-MOST_QUESTIONS = 64
+MOST_REQUESTS = 64
 """Maximum number of waiting requests per peer; further ones are dropped, and their sender counts them as lost."""
 LOOK_AGAIN_SECONDS = 0.01
 SERVE_AGAIN_SECONDS, SERVE_TRIES = 0.25, 8
@@ -76,27 +76,27 @@ class Pieces:
         self._waiting_bytes = waiting_bytes
         self._keep_seconds = keep_seconds
         self._loop = asyncio.get_running_loop()
-        self._questions: dict[PeerId, deque[ServeSpan]] = {}
+        self._requests: dict[PeerId, deque[ServeSpan]] = {}
         self._served: set[PeerId] = set()
         self._looking: asyncio.TimerHandle | None = None
         self._forgetting: asyncio.TimerHandle | None = None
         self.versions = Versions(span_state=span_state, now=self._loop.time, keep_seconds=keep_seconds)
         """Kept for the peers that fetch them."""
 
-    def serve(self, question: ServeSpan) -> None:
+    def serve(self, request: ServeSpan) -> None:
         """Answer a request now, or once the link to the peer has taken what waits."""
-        waiting = self._questions.setdefault(question.to, deque())
-        if len(waiting) < MOST_QUESTIONS:
-            waiting.append(question)
-        self._answer(question.to)
+        waiting = self._requests.setdefault(request.to, deque())
+        if len(waiting) < MOST_REQUESTS:
+            waiting.append(request)
+        self._answer(request.to)
 
     def _answer(self, peer: PeerId) -> None:
-        waiting = self._questions[peer]
+        waiting = self._requests[peer]
         self._served.add(peer)
         while waiting and self._has_room(peer):
             self._cut(waiting.popleft())
         if not waiting:
-            del self._questions[peer]
+            del self._requests[peer]
         elif self._looking is None:
             self._looking = self._loop.call_later(LOOK_AGAIN_SECONDS, self._look_again)
 
@@ -108,25 +108,25 @@ class Pieces:
 
     def _look_again(self) -> None:
         self._looking = None
-        for peer in tuple(self._questions):
+        for peer in tuple(self._requests):
             self._answer(peer)
 
-    def _cut(self, question: ServeSpan, tries: int = SERVE_TRIES) -> None:
-        state = self.versions.take(question.to, question.span, question.version)
+    def _cut(self, request: ServeSpan, tries: int = SERVE_TRIES) -> None:
+        state = self.versions.take(request.to, request.span, request.version)
         if state is None:
             # The span may be on its way to the replica, which takes it at a step border. Without an answer, the
             # requester counts the request as lost and waits long for other donors.
             if tries > 1:
-                self._loop.call_later(SERVE_AGAIN_SECONDS, self._cut, question, tries - 1)
+                self._loop.call_later(SERVE_AGAIN_SECONDS, self._cut, request, tries - 1)
             return
-        offset = question.offset if question.version == state.head.digest else 0
-        piece = cut_piece(state, offset, min(question.most_bytes, PIECE_BYTES) & ~3)
+        offset = request.offset if request.version == state.head.digest else 0
+        piece = cut_piece(state, offset, min(request.most_bytes, PIECE_BYTES) & ~3)
         if piece:
             total_bytes = 8 * state.elements
-            reply = SpanReply(span=question.span, head=state.head, total_bytes=total_bytes, offset=offset, piece=piece)
-            self._post(question.to, reply)
+            reply = SpanReply(span=request.span, head=state.head, total_bytes=total_bytes, offset=offset, piece=piece)
+            self._post(request.to, reply)
             if offset + len(piece) == total_bytes:
-                self.versions.served_to_the_end(question.to, question.span)
+                self.versions.served_to_the_end(request.to, request.span)
         self._forget_later()
 
     def _forget_later(self) -> None:
@@ -143,7 +143,7 @@ class _KeptVersion(NamedTuple):
     """A version, when a piece of it was last requested, and whether that was the last piece."""
 
     state: SpanState
-    asked_at: float
+    requested_at: float
     is_served: bool
 
 
@@ -188,7 +188,7 @@ class Versions:
     def forget_old(self) -> None:
         """Forget versions that are not requested any more: their requester is gone, or fetches elsewhere."""
         before = self._now() - self._keep_seconds
-        self._kept = {key: kept for key, kept in self._kept.items() if kept.asked_at > before}
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.requested_at > before}
 
     def _find(self, span: SpanId, version: Digest) -> SpanState | None:
         kept = (one.state for (_, of), one in self._kept.items() if of == span and one.state.head.digest == version)
@@ -244,13 +244,13 @@ class Contents:
         self._known: dict[Digest, _Known] = {}
         self._under_way: set[tuple[PeerId, object]] = set()
 
-    def hash(self, peer: PeerId, question: object, states: Sequence[SpanState], then: Callable[[Pairs], None]) -> None:
+    def hash(self, peer: PeerId, request: object, states: Sequence[SpanState], then: Callable[[Pairs], None]) -> None:
         """Pass the digests of `states` to `then`, in the loop. Ignore the call while the same request is under way.
 
         Args:
-            peer, question: identify the request. Hashing may take longer than a requester waits before it asks again.
+            peer, request: identify the request. Hashing may take longer than a requester waits before it asks again.
         """
-        key = (peer, question)
+        key = (peer, request)
         if key not in self._under_way:
             self._under_way.add(key)
             self._go_on(key, states, (), then)

@@ -49,7 +49,7 @@ class DaemonClient:
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return the daemon's peer id and its presumed multiaddrs, without `/p2p/…`."""
         messages = p2pd_messages()
-        response = await self._ask(messages.Request(type=messages.Request.IDENTIFY))
+        response = await self._request(messages.Request(type=messages.Request.IDENTIFY))
         addresses = (_parse_address(raw) for raw in response.identify.addrs)
         return _peer_of(response.identify.id), tuple(address for address in addresses if address is not None)
 
@@ -61,12 +61,12 @@ class DaemonClient:
             addrs=[Multiaddr(address).to_bytes() for address in addresses],
             timeout=max(1, math.ceil(timeout_seconds)),
         )
-        await self._ask(messages.Request(type=messages.Request.CONNECT, connect=connect))
+        await self._request(messages.Request(type=messages.Request.CONNECT, connect=connect))
 
     async def connections(self) -> list[tuple[PeerId, str]]:
         """Return the open connections: the peer, and its address as seen here."""
         messages = p2pd_messages()
-        response = await self._ask(messages.Request(type=messages.Request.LIST_PEERS))
+        response = await self._request(messages.Request(type=messages.Request.LIST_PEERS))
         found: list[tuple[PeerId, str]] = []
         for raw in response.peers:
             if _is_ed25519(raw.id):
@@ -78,7 +78,7 @@ class DaemonClient:
         """Close the connection to `peer` and all its streams."""
         messages = p2pd_messages()
         disconnect = messages.DisconnectRequest(peer=_ED25519_ID_PREFIX + peer)
-        await self._ask(messages.Request(type=messages.Request.DISCONNECT, disconnect=disconnect))
+        await self._request(messages.Request(type=messages.Request.DISCONNECT, disconnect=disconnect))
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_seconds: float) -> ByteStream:
         """Open a stream of `protocol` to `peer`, which should be connected."""
@@ -88,7 +88,7 @@ class DaemonClient:
         )
         stream = await self._open()
         try:
-            response = await _ask(stream, messages.Request(type=messages.Request.STREAM_OPEN, streamOpen=wanted))
+            response = await _request(stream, messages.Request(type=messages.Request.STREAM_OPEN, streamOpen=wanted))
             if _peer_of(response.streamInfo.peer) != peer:
                 raise DaemonRefusal("the stream leads to another peer")
         except BaseException:
@@ -136,9 +136,9 @@ class DaemonClient:
         wanted = messages.StreamHandlerRequest(
             addr=_UNIX_PROTOCOL + encode_varint(len(path)) + path, proto=[protocol], balanced=False
         )
-        await self._ask(messages.Request(type=messages.Request.STREAM_HANDLER, streamHandler=wanted))
+        await self._request(messages.Request(type=messages.Request.STREAM_HANDLER, streamHandler=wanted))
 
-    async def _ask(self, request: Any) -> Any:
+    async def _request(self, request: Any) -> Any:
         async with self._answered(request) as response:
             return response
 
@@ -147,7 +147,7 @@ class DaemonClient:
         """Yield the answer to a request; its connection is open inside the block."""
         stream = await self._open()
         try:
-            yield await _ask(stream, request)
+            yield await _request(stream, request)
         finally:
             stream.abort()
 
@@ -159,7 +159,7 @@ class DaemonClient:
             raise DaemonRefusal(f"the libp2p daemon does not answer: {error.strerror or error}") from None
 
 
-async def _ask(stream: ByteStream, request: Any) -> Any:
+async def _request(stream: ByteStream, request: Any) -> Any:
     encoded = request.SerializeToString()
     stream.write(encode_varint(len(encoded)) + encoded)
     await stream.drain()

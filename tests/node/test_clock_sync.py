@@ -53,7 +53,7 @@ def hear(
     clock: SwarmClock, watch: Watch, peer: PeerId, offset: float, round_trip: float = 0.2, is_settled: bool = True
 ) -> None:
     """Let a peer answer whose clock is ahead of the watch by `offset`."""
-    nonce = clock.ask(peer)
+    nonce = clock.new_request(peer)
     watch.now += round_trip
     clock.take_answer(peer, nonce, watch.now - round_trip / 2 + offset, is_settled=is_settled)
 
@@ -90,8 +90,8 @@ def test_slow_and_unsolicited_answers_are_ignored() -> None:
     clock = member_clock(watch)
     hear(clock, watch, ANN, -7.0, round_trip=LONGEST_ROUND_TRIP_SECONDS + 0.1)
     clock.take_answer(BEN, 1, 5.0)
-    asked = clock.ask(CLEO)
-    clock.ask(CLEO)
+    asked = clock.new_request(CLEO)
+    clock.new_request(CLEO)
     clock.take_answer(CLEO, asked, 5.0)
     assert clock.offset_seconds == 0.0
 
@@ -107,7 +107,7 @@ def test_a_peer_that_is_gone_does_not_count() -> None:
     watch = Watch()
     clock = member_clock(watch)
     hear(clock, watch, ANN, -3.0)
-    nonce = clock.ask(BEN)
+    nonce = clock.new_request(BEN)
     clock.forget(ANN)
     clock.forget(BEN)
     clock.take_answer(BEN, nonce, 0.0)
@@ -118,7 +118,7 @@ def test_a_peer_is_asked_until_it_answers_and_then_occasionally() -> None:
     watch = Watch()
     clock = member_clock(watch)
     assert clock.is_due(ANN, 2.0)
-    clock.ask(ANN)
+    clock.new_request(ANN)
     assert clock.is_due(ANN, 2.0), "the question may have been lost"
     hear(clock, watch, ANN, 0.0)
     assert not clock.is_due(ANN, 2.0)
@@ -154,7 +154,7 @@ def test_only_clocks_of_listed_peers_count_and_a_new_one_is_asked_again() -> Non
 def test_an_impossible_time_is_ignored(said: float) -> None:
     watch = Watch()
     clock = member_clock(watch)
-    clock.take_answer(ANN, clock.ask(ANN), said)
+    clock.take_answer(ANN, clock.new_request(ANN), said)
     assert clock.offset_seconds == 0.0
     assert clock.is_due(ANN, 2.0)
 
@@ -377,7 +377,7 @@ def test_clocks_of_different_speed_stay_together_for_a_day(num_peers: int) -> No
         for i, clock in enumerate(clocks):
             for j, peer in enumerate(peers):
                 if i != j:
-                    begin, nonce = true.now, clock.ask(peer)
+                    begin, nonce = true.now, clock.new_request(peer)
                     true.now = begin + delays[i][j]
                     said = clocks[j].own()
                     true.now += delays[j][i]

@@ -44,7 +44,7 @@ def play(budget: TextUpload, peers: tuple[PeerId, ...], seconds: float, rate: fl
     sent = dict.fromkeys(peers, 0)
     now = 0.0
     for peer in peers:
-        budget.ask(wanted(peer), now)
+        budget.queue(wanted(peer), now)
     while now < seconds:
         due = budget.next(now)
         if due is None:
@@ -53,7 +53,7 @@ def play(budget: TextUpload, peers: tuple[PeerId, ...], seconds: float, rate: fl
             continue
         sent[due.peer] += BLOCK
         budget.sent(due.peer, BLOCK, now, rate)
-        budget.ask(wanted(due.peer), now)
+        budget.queue(wanted(due.peer), now)
     return sent
 
 
@@ -97,12 +97,12 @@ def test_strangers_together_get_half_and_members_the_rest() -> None:
 def test_a_peer_has_one_request_and_a_crowd_a_bounded_number() -> None:
     budget = upload()
     for offset in range(5):
-        budget.ask(wanted(A, offset), 0.0)
+        budget.queue(wanted(A, offset), 0.0)
     assert budget.next(0.0) == wanted(A, 4)
     assert budget.next(0.0) is None
     peers = [PeerId(bytes([number]) * 32) for number in range(MOST_WAITING + 1)]
     for peer in peers:
-        budget.ask(wanted(peer), 0.0)
+        budget.queue(wanted(peer), 0.0)
     budget.lose(peers[0])
     budget.lose(peers[0])
     answered = []
@@ -118,9 +118,9 @@ def test_one_peer_is_sent_two_texts_at_once_and_two_a_day() -> None:
     most = COPIES_A_DAY * (text_bytes + MOST_BLOCK_BYTES)
     assert play(budget, (A,), LONG, 1e9)[A] <= most + 2 * BLOCK + LONG / DAY_SECONDS * most
     assert budget.next(LONG) is None
-    budget.ask(wanted(B), LONG)
+    budget.queue(wanted(B), LONG)
     assert budget.next(LONG) == wanted(B), "the others are not affected"
-    budget.ask(wanted(A), LONG + DAY_SECONDS)
+    budget.queue(wanted(A), LONG + DAY_SECONDS)
     assert budget.next(LONG + DAY_SECONDS) == wanted(A)
 
 
@@ -135,7 +135,7 @@ def test_a_text_of_any_pieces_can_be_fetched_within_the_allowance(line: float | 
     budget = upload(text_bytes=1000 * piece, num_pieces=1000)
     for _ in range(1000):
         for num_bytes in blocks_of(piece, line):
-            budget.ask(wanted(A), 0.0)
+            budget.queue(wanted(A), 0.0)
             assert budget.next(LONG) is not None
             budget.sent(A, charged_bytes(num_bytes, piece, line), 0.0, 1e12)
 
@@ -148,21 +148,21 @@ def test_single_bytes_of_long_pieces_and_answers_without_a_block_use_up_the_allo
     text_bytes = 10 << 20
     budget = upload(text_bytes=text_bytes)
     answered = 0
-    budget.ask(wanted(A), 0.0)
+    budget.queue(wanted(A), 0.0)
     while budget.next(LONG) is not None:
         answered += 1
         budget.sent(A, charged_bytes(num_bytes, (1 << 20) * num_bytes, line), 0.0, 1e12)
-        budget.ask(wanted(A), 0.0)
+        budget.queue(wanted(A), 0.0)
     assert answered <= 1 + COPIES_A_DAY * (text_bytes + MOST_BLOCK_BYTES) / 4096
 
 
 def test_the_number_of_quotas_is_bounded_and_a_used_one_is_not_forgotten() -> None:
     budget, answered = upload(text_bytes=BLOCK), []
     for peer in (PeerId(number.to_bytes(32, "big")) for number in range(MOST_BUCKETS + 40)):
-        budget.ask(wanted(peer), 1e3)
+        budget.queue(wanted(peer), 1e3)
         if budget.next(1e3) is not None:
             answered.append(peer)
             budget.sent(peer, 2 * COPIES_A_DAY * (BLOCK + MOST_BLOCK_BYTES), 0.0, 1e12)
     assert len(answered) == MOST_BUCKETS + 1, "peers beyond the bound share one quota"
-    budget.ask(wanted(answered[0]), 1e3)
+    budget.queue(wanted(answered[0]), 1e3)
     assert budget.next(1e3) is None

@@ -94,7 +94,7 @@ def test_an_asker_that_reads_nothing_costs_a_few_frames(monkeypatch: pytest.Monk
         while line.waiting_bytes(ASKER):
             served += len(line.read())
             await asyncio.sleep(1.0)
-        assert served == 3 + serve.MOST_QUESTIONS, "those beyond were dropped"
+        assert served == 3 + serve.MOST_REQUESTS, "those beyond were dropped"
 
     act(scene)
 

@@ -28,7 +28,7 @@ def test_no_offset_to_others_goes_beyond_the_end_of_a_turn() -> None:
     stage = StageClock(100.0)
     clock, other = StagedSwarmClock(stage), PeerId(bytes(32))
     clock.follow((other,), is_source=True, takes_part=True)
-    clock.take_answer(other, clock.ask(other), 400.0)
+    clock.take_answer(other, clock.new_request(other), 400.0)
     assert clock.now() > 200.0, "half of the way to the other's clock"
     stage.set(200.0, time.monotonic() - 50.0, until=220.0)
     assert clock.now() == 220.0
