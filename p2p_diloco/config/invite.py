@@ -125,10 +125,8 @@ def parse_invite(text: str) -> Invite:
 
 
 def parse_run_id(text: str, noun: str = "run id") -> Digest:
-    """Parse a run id, 64 hexadecimal digits.
+    """Parse a run id, 64 hexadecimal digits; errors name it `noun`.
 
-    Args:
-        noun: name of the value, for the error.
     Raises:
         ConfigError: too few, too many, or other characters.
     """

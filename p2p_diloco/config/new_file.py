@@ -19,8 +19,6 @@ def write_new_file(path: Path, content: bytes, *, mode: int) -> None:
     """Write `content` to `path`, which must not exist; parent folders are created.
 
     Args:
-        path: path of the new file.
-        content: its whole content.
         mode: permission bits, such as 0o600 for a file that only its owner may read.
     Raises:
         ConfigError: `path` already exists; it is not changed.
@@ -57,8 +55,6 @@ def write_new_folder(
     """Write files to a folder that must be empty or not exist; parent folders are created.
 
     Args:
-        path: path of the folder.
-        files: contents by file name.
         draft_name: name of the folder beside it in which the files are collected, for a caller that removes what a
             crash leaves of it; None: a random one.
         check: called with the folder in which the files are collected; if it raises an error, no file is left.

@@ -88,7 +88,6 @@ def draft_manifest(
     Args:
         organiser: the signer; omitted in a draft that only checks values before a key exists.
         now_seconds: Unix time; start of round 0 unless `values` sets it.
-        name: name of the run.
         values: values that differ from the defaults; nested as in `run.toml`, or with dotted keys.
     Raises:
         ConfigError: a key is unknown or a value invalid.
@@ -244,7 +243,6 @@ def write_new_run(
 
     Args:
         path: path of the run file; its stem is the name of the run, unless `values` has one.
-        key_path: path of the organiser's key.
         now_seconds, values: as for `draft_manifest`.
         start: content of the file of initial values, whose digest is in `values`; None: the run needs none.
     Raises:

@@ -94,10 +94,8 @@ class Days:
 
 
 def parse_hours(text: str, name: str) -> Hours:
-    """Parse `22:00-07:00`.
+    """Parse `22:00-07:00`; errors name the value `name`.
 
-    Args:
-        name: name of the value, for the error.
     Raises:
         ConfigError: these are not two different times.
     """
@@ -109,10 +107,8 @@ def parse_hours(text: str, name: str) -> Hours:
 
 
 def parse_days(text: str, name: str) -> Days:
-    """Parse `sat,sun` or `mon-fri`.
+    """Parse `sat,sun` or `mon-fri`; errors name the value `name`.
 
-    Args:
-        name: name of the value, for the error.
     Raises:
         ConfigError: a word is not a day.
     """

@@ -112,7 +112,7 @@ def validated(model: type[ModelT], document: Mapping[str, Any], source: str) -> 
     check_keys(model, document, source)
     try:
         # Via JSON: its strict mode accepts lists for tuples and integers for floats, and nothing else.
-        return model.model_validate_json(json.dumps(document, default=_as_text))
+        return model.model_validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors(include_url=False)[0], source)) from None
 
@@ -128,10 +128,6 @@ def check_keys(model: type[BaseModel], document: Mapping[str, Any], source: str)
     for key in given_keys(document):
         if key not in known and key not in sections:
             raise ConfigError(_unknown_key(key, known, source))
-
-
-def _as_text(value: object) -> str:
-    return str(value)
 
 
 def _unknown_key(key: str, known: tuple[str, ...], source: str) -> str:

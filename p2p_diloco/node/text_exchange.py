@@ -77,8 +77,6 @@ class TextExchange:
     """Fetches and serves one text. Create it in the loop; `run` continues until it is cancelled.
 
     Args:
-        post: sends a message.
-        report: reports an event.
         is_stranger: returns whether a peer is not a member.
         now: returns swarm seconds.
     """

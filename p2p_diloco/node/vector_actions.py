@@ -87,7 +87,6 @@ class VectorWorker:
 
     Args:
         loop: the loop that receives results; closing it before this worker loses results and nothing else.
-        name: name of the thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str = "vectors") -> None:

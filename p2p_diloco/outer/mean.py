@@ -94,7 +94,6 @@ def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float
 
     Args:
         parts: for each vector, in roster order, a function that returns the elements of a slice that begins at a block.
-        elements: number of elements of each vector.
         weights: one per vector, finite and not negative.
         is_radial_B: from `mark_radial`.
     Returns:

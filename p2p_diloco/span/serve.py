@@ -59,7 +59,6 @@ class Pieces:
 
     Args:
         span_state: returns the current state of a span, or None.
-        post: sends a reply.
         waiting_bytes: returns the bytes that wait to be written to a peer.
         keep_seconds: how long a version is kept for the next request.
     """
@@ -155,8 +154,6 @@ class Versions:
     time, and is done with the last piece.
 
     Args:
-        span_state: returns the current state of a span, or None.
-        now: returns seconds.
         keep_seconds: how long a version is kept for the next request.
     """
 

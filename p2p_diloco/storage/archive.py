@@ -109,7 +109,6 @@ class Archive:
 
     Args:
         folder: the run's folder on this machine.
-        keep: number of checkpoints to keep.
         soon: runs functions on the writer thread, one at a time.
         report: called with `(topic, text)` about the disk, from any thread.
     Raises:

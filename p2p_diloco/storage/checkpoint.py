@@ -37,7 +37,6 @@ class CheckpointFolder:
 
     Args:
         elements: number of elements of each span, from the manifest.
-        keep: number of checkpoints to keep.
     """
 
     def __init__(self, folder: Path, *, run: Digest, elements: Mapping[SpanId, int], keep: int) -> None:

@@ -99,9 +99,7 @@ class ExportFolder:
     """The exports of one archivist. Not thread-safe.
 
     Args:
-        folder: where exports are written.
         listing: file that lists them, which belongs to this peer alone.
-        keep: number of exports to keep.
         owner: word in the names of unfinished folders, which tells them from those of other archivists.
     Raises:
         StateError: the listing cannot be read.

@@ -14,10 +14,8 @@ MOST_BUFFERS = 512
 
 
 def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
-    """Write a draft, sync it, and rename it to `path`.
+    """Write a draft, or have `content` write it to a path, sync it, and rename it to `path`.
 
-    Args:
-        content: of the file, or a function that writes it to a path.
     Raises:
         OSError: the write failed; `path` is unchanged, and the draft is removed. Other exceptions are passed on.
     """

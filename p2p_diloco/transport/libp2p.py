@@ -62,7 +62,6 @@ class Libp2pTransport(Transport):
         dial_out_only: do not listen; `host_maddrs` is ignored.
         map_port: ask the router to open a port, unless only loopback is listened on; the opened address is added to
             `listen_addresses` some seconds later.
-        limits: see `TransportLimits`.
     """
 
     def __init__(
