@@ -55,7 +55,7 @@ class FakeEngine:
 
     @property
     def membership(self) -> Any:
-        return SimpleNamespace(alive=lambda now: self.others)
+        return SimpleNamespace(liveness=SimpleNamespace(alive=lambda now: self.others))
 
     def set_conditions(self, conditions: Conditions) -> None:
         self.conditions = conditions
