@@ -90,6 +90,7 @@ class Inspector:
             so only they may sign something that contradicts it. Forks can arise then, and must end like any other.
         losses: number of times that each peer's disk was wiped or restored from a backup. What the peer signs
             afterwards may contradict what it signed before.
+        may_drop: whether majorities may drop members that are there, as in attacks that should succeed.
         differing: time since which a peer's bytes differ from those of its chain; only after a flipped bit.
     """
 
@@ -105,6 +106,7 @@ class Inspector:
         self.rosters: dict[Digest, Roster] = {}
         self.entries: dict[Digest, Entry] = {}
         self.differing: dict[tuple[str, SpanId], float] = {}
+        self.may_drop = False
         self.has_flipped = False
         self.restored: set[PeerId] = set()
         self.losses: Counter[PeerId] = Counter()
@@ -116,7 +118,7 @@ class Inspector:
         self._maths = maths
         self._machines = machines
         self._now = now
-        self._violated = violated
+        self.violated = violated
         self._children: dict[Digest, dict[Digest, frozenset[PeerId]]] = {}
         """The children of each roster that a majority certified, and the voters of each: no peer votes for two."""
         self._truth: dict[tuple[SpanId, Digest], SpanState] = {}
@@ -138,7 +140,7 @@ class Inspector:
 
     def _broken(self, invariant: str, text: str, machine: Inspected | None) -> None:
         if machine is None or not machine.is_hostile:
-            self._violated(invariant, text, machine.name if machine is not None else "")
+            self.violated(invariant, text, machine.name if machine is not None else "")
 
     # -- I1, I3: bytes and chains
 
@@ -370,7 +372,8 @@ class Inspector:
             return
         self._count_votes(machine, certified, parent)
         if not roster.degraded:
-            self._check_dropped(machine, certified, parent)
+            if not self.may_drop:
+                self._check_dropped(machine, certified, parent)
             siblings = self._children.setdefault(roster.parent, {})
             voters = parent.voters & {peer for peer, _ in certified.votes}
             is_fork = any(not voters & others <= self.restored for others in siblings.values())

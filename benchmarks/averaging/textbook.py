@@ -21,12 +21,13 @@ class FlatOuter:
 
     Attributes:
         delta_N: this peer's pseudo-gradient; an exchange overwrites it with the mean.
+        anchor_N: what the outer steps have made of zeros.
     """
 
     def __init__(self, parameters: int) -> None:
         self.delta_N = torch.zeros(parameters)
-        self._anchor_N = torch.nn.Parameter(torch.zeros(parameters))
-        self._optimizer = torch.optim.SGD([self._anchor_N], lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True)
+        self.anchor_N = torch.nn.Parameter(torch.zeros(parameters))
+        self._optimizer = torch.optim.SGD([self.anchor_N], lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True)
 
     def fill(self, seed: int) -> None:
         """Fill the pseudo-gradient of a turn."""
@@ -34,13 +35,13 @@ class FlatOuter:
 
     def step(self, mean_N: Tensor) -> None:
         """Move the anchor along the mean."""
-        self._anchor_N.grad = mean_N
+        self.anchor_N.grad = mean_N
         self._optimizer.step()
-        self._anchor_N.grad = None
+        self.anchor_N.grad = None
 
     def digest(self) -> str:
         """Return a hash of the anchor."""
-        return hashlib.sha256(self._anchor_N.detach().numpy().data).hexdigest()
+        return hashlib.sha256(self.anchor_N.detach().numpy().data).hexdigest()
 
 
 def seed_of(place: int, turn: int) -> int:

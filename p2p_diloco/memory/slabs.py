@@ -56,7 +56,7 @@ def awaited_vector(elements: int) -> npt.NDArray[np.float32]:
     """
     vector_N = passing_vector(elements)
     if vector_N.nbytes >= FEWEST_BYTES_AHEAD and sys.platform == "linux":
-        _ahead().submit(_find_pages, ref(vector_N))
+        page_thread().submit(_find_pages, ref(vector_N))
     return vector_N
 
 
@@ -93,7 +93,8 @@ def _vector(elements: int, *, is_kept: bool) -> npt.NDArray[np.float32]:
 
 
 @cache
-def _ahead() -> ThreadPoolExecutor:
+def page_thread() -> ThreadPoolExecutor:
+    """Return the one thread that maps pages of awaited vectors, in order."""
     return ThreadPoolExecutor(1, thread_name_prefix="pages")
 
 

@@ -210,6 +210,10 @@ class SwarmNode(TransportListener):
             except TimeoutError:
                 continue
 
+    def now(self) -> float:
+        """Return swarm time in seconds."""
+        return self._clock.now()
+
     def found(self, founding: CertifiedRoster) -> None:
         """Found the run with roster 0."""
         self._play(self.engine.found(founding, self._clock.now()))

@@ -78,6 +78,11 @@ class DialBudget:
         self._all = TokenBucket(per_second=DIALS_PER_SECOND, burst=DIALS_AT_ONCE)
         self._places: Buckets[str] = Buckets()
 
+    @property
+    def num_places(self) -> int:
+        """Number of places whose dials are counted."""
+        return len(self._places)
+
     def admits(self, addresses: Sequence[str], now: float) -> bool:
         """Return whether a peer may be dialled at these multiaddrs now; count the dial if so."""
         named = dict.fromkeys(place_of(address.split("/")[2]) for address in addresses if _names_place(address))

@@ -259,11 +259,19 @@ def test_a_peer_that_cannot_be_dialled_any_more_moves_less_even_if_another_takes
     assert at_home.figures["up_bytes"] == reducing.figures["up_bytes"] / 2, "a contribution, where it sent two entries"
 
 
-def test_few_forecasts_are_cached() -> None:
-    line = watch()
-    for members in range(2, 2 * MOST_FORECASTS):
+def test_few_forecasts_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, made = watch(), 0
+
+    def counted(*args: Any, **more: Any) -> Any:
+        nonlocal made
+        made += 1
+        return forecast(*args, **more)
+
+    monkeypatch.setattr("p2p_diloco.bandwidth.line.forecast", counted)
+    sizes = range(2, 2 * MOST_FORECASTS)
+    for members in (*sizes, sizes[-1], *sizes):
         line.notices(engine(members), 0.0)
-    assert 0 < len(line._forecasts) <= MOST_FORECASTS
+    assert 2 * len(sizes) - MOST_FORECASTS <= made <= 2 * len(sizes)
 
 
 class DrawnLine(LineWatch):

@@ -91,12 +91,15 @@ def test_only_a_process_run_from_its_own_command_line_ends_early(monkeypatch: py
 
 
 def test_the_threads_have_the_expected_names() -> None:
-    nothing = cast(Any, None)
-    state = SimpleNamespace(wake_with=lambda wake: None)
+    nothing, before = cast(Any, None), set(threading.enumerate())
+    state = SimpleNamespace(wake_with=lambda wake: None, border=lambda: None, begin=lambda: False, has_work=False)
     training = TrainingThread(state=state, step=nothing, in_loop=nothing, died=nothing)  # type: ignore[arg-type]
+    training.start()
     loop = asyncio.new_event_loop()
     worker = VectorWorker(loop)
+    assert {thread.name for thread in set(threading.enumerate()) - before} == LONG_AT_WORK
+    training.stop()
     worker.close()
+    assert training.join(30.0)
     assert worker.join(30.0)
     loop.close()
-    assert {training._thread.name, worker._thread.name} == LONG_AT_WORK

@@ -7,12 +7,12 @@ import mmap
 import resource
 import sys
 import threading
+from typing import Any
 from weakref import ref
 
 import numpy as np
 import pytest
 
-from p2p_diloco.memory import slabs
 from p2p_diloco.memory.slabs import (
     FEWEST_BYTES,
     FEWEST_BYTES_AHEAD,
@@ -20,6 +20,7 @@ from p2p_diloco.memory.slabs import (
     awaited_vector,
     copy_of,
     empty_vector,
+    page_thread,
     passing_bytes,
     passing_vector,
     zero_vector,
@@ -94,20 +95,34 @@ def test_threads_never_share_memory() -> None:
     assert not broken
 
 
-def test_few_free_slabs_are_kept() -> None:
-    length = LONG + 50_000
-    burst = [empty_vector(length) for _ in range(3 * MOST_FREE)]
-    size = len(burst[0].base._slab)  # type: ignore[union-attr]
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[ref[mmap.mmap]]:
+    """Return references to all memory that is mapped from now on."""
+    found: list[ref[mmap.mmap]] = []
+    map_memory = mmap.mmap
+
+    def noted(*args: Any, **more: Any) -> mmap.mmap:
+        slab = map_memory(*args, **more)
+        found.append(ref(slab))
+        return slab
+
+    monkeypatch.setattr(mmap, "mmap", noted)
+    return found
+
+
+def test_few_free_slabs_are_kept(mapped: list[ref[mmap.mmap]]) -> None:
+    burst = [empty_vector(LONG + 50_000) for _ in range(3 * MOST_FREE)]
+    assert len(mapped) == len(burst)
     del burst
-    assert len(slabs._free[size]) == MOST_FREE
+    assert sum(slab() is not None for slab in mapped) == MOST_FREE
 
 
-def test_a_passing_vector_leaves_no_free_slab() -> None:
+def test_a_passing_vector_leaves_no_free_slab(mapped: list[ref[mmap.mmap]]) -> None:
     length = LONG + 100_000
     passing_N = passing_vector(length)
     passing_N.fill(7.0)
     part_N = passing_N[:10]
-    slab = ref(passing_N.base._slab)  # type: ignore[union-attr]
+    (slab,) = mapped
     del passing_N
     assert slab() is not None
     assert (part_N == 7.0).all()
@@ -118,7 +133,7 @@ def test_a_passing_vector_leaves_no_free_slab() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's words")
 def test_pages_of_an_awaited_vector_are_mapped_before_it_is_written() -> None:
     awaited_N = awaited_vector(4 * FEWEST_BYTES_AHEAD)
-    slabs._ahead().submit(int).result()  # one thread, in order: earlier work is done
+    page_thread().submit(int).result()  # one thread, in order: earlier work is done
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     awaited_N.fill(7.0)
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
@@ -129,7 +144,7 @@ def test_pages_of_an_awaited_vector_are_mapped_before_it_is_written() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's words")
 def test_a_dropped_awaited_vector_is_freed_before_its_turn() -> None:
     turn = threading.Event()
-    slabs._ahead().submit(turn.wait)
+    page_thread().submit(turn.wait)
     awaited_N = awaited_vector(FEWEST_BYTES_AHEAD)
     gone = ref(awaited_N)
     del awaited_N

@@ -172,7 +172,7 @@ def test_an_entry_of_the_wrong_size_is_refused_by_name_and_a_known_one_costs_no_
         start = founder.running.book.chain()
         assert start
         head = founder.running.chains.heads[SPAN]
-        entry = await _any_entry(founder, caller)
+        entry = await _any_entry(swarm, founder, caller)
         caller.say(founder.peer, replace(entry, payload=b"", height=head.height + 9))
         await swarm.run(1.0)
         (text,) = founder.texts("frame-refused")
@@ -186,9 +186,9 @@ def test_an_entry_of_the_wrong_size_is_refused_by_name_and_a_known_one_costs_no_
     act(scene)
 
 
-async def _any_entry(founder: Machine, caller: Caller) -> Entry:
-    kept = founder.running.chains._kept[SPAN]
-    entry: Entry = await caller.ask(founder.peer, EntryRequest(span=SPAN, parent=next(iter(kept))), Entry)
+async def _any_entry(swarm: Simulation, founder: Machine, caller: Caller) -> Entry:
+    *_, kept = (entry for entry in swarm.inspector.entries.values() if entry.span == SPAN)
+    entry: Entry = await caller.ask(founder.peer, EntryRequest(span=SPAN, parent=kept.parent), Entry)
     return entry
 
 

@@ -160,9 +160,8 @@ def test_a_peer_becomes_dialable_within_a_second_of_a_members_dial() -> None:
 def test_a_peer_that_only_dials_out_stays_undialable_and_gets_the_reason() -> None:
     async def scene(stage: Scene) -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
-        ben = await stage.add(BEN, members=(ANN, BEN))
+        ben = await stage.add(BEN, members=(ANN, BEN), dialable=False)
         await stage.link(ben, ann)
-        ben.transport._can_be_dialled = False
         ben.transport.listen_ports = lambda: (7,)  # type: ignore[method-assign]
         await asyncio.sleep(2.0)
         assert not ben.engine.conditions.can_be_dialled
@@ -315,12 +314,15 @@ def test_strangers_leave_half_of_the_budget_to_members() -> None:
         ann = await stage.add(ANN, members=(ANN, BEN))
         strangers = [PeerId(bytes([number]) * 32) for number in range(100)]
         ann.engine.rules.may_be_member = lambda peer: True
-        for peer in strangers:
+
+        async def hosts() -> dict[PeerId, tuple[str, ...]]:
+            return dict.fromkeys((*strangers, BEN.peer), (HOST,))
+
+        ann.transport.remote_hosts = hosts  # type: ignore[method-assign]
+        for peer in (*strangers, BEN.peer):
             ann.reach.receive(peer, ReachRequest(nonce=0, ports=(1,)))
             await asyncio.sleep(0.1)
-        assert sum(ann.reach._may_probe(peer) for peer in strangers) == 0
-        assert len(ann.reach._probed_at) == PROBES_A_MINUTE // 2
-        assert ann.reach._may_probe(BEN.peer)
+        assert ann.probed == [*strangers[: PROBES_A_MINUTE // 2], BEN.peer]
 
     play(scene)
 

@@ -167,8 +167,8 @@ def self_voted(node: SwarmNode, *parents: CertifiedRoster) -> Sequence[Message]:
     A roster that is too recent for such a child is left out.
     """
     me, rules = node.engine.me, node.engine.rules
-    round_index = rules.clock.round_at(node._clock.now())
-    cycle, ballot = rules.clock.cycle(round_index), rules.clock.ballot_at(node._clock.now())
+    round_index = rules.clock.round_at(node.now())
+    cycle, ballot = rules.clock.cycle(round_index), rules.clock.ballot_at(node.now())
     forged: list[Message] = []
     for parent in (each.roster for each in parents):
         if cycle < parent.cycle + rules.stalled_cycles:
@@ -200,14 +200,14 @@ def self_voted_branch(node: SwarmNode) -> Sequence[Message]:
 def self_voted_past(node: SwarmNode) -> Sequence[Message]:
     """Vote alone for a child of an earlier roster that lists this peer, with as many entries as are possible since."""
     engine, me = node.engine, node.engine.me
-    cycle = engine.rules.clock.cycle(engine.rules.clock.round_at(node._clock.now()))
+    cycle = engine.rules.clock.cycle(engine.rules.clock.round_at(node.now()))
     forged: list[Message] = []
     for parent in (each.roster for each in engine.book.chain()[:-1]):
         member = parent.member(me.peer)
         if member is not None and cycle >= parent.cycle:
             height = parent.height + (cycle - parent.cycle + 2) * engine.rules.num_all_spans
             child = degraded_child(parent, member, cycle, height=height)
-            forged.append(lone_vote(child, engine.rules.clock.ballot_at(node._clock.now()), me.peer, me.sign))
+            forged.append(lone_vote(child, engine.rules.clock.ballot_at(node.now()), me.peer, me.sign))
     return forged
 
 
@@ -222,7 +222,7 @@ def entries_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
     listing, engine = latest_listing(node), node.engine
     if listing is None:
         return ()
-    round_index, digest = engine.rules.clock.round_at(node._clock.now()), listing.roster.digest()
+    round_index, digest = engine.rules.clock.round_at(node.now()), listing.roster.digest()
     grid = engine.book.folded(digest, round_index)[1]
     members = listing.roster.members
     trainers = {place for place, member in enumerate(members) if member.trains}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ class HandDrivenIsland:
         trace: Trace | None = None,
         kind: type[LocalSpans] = LocalSpans,
         contributes_between: bool = False,
+        in_loop: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
@@ -110,7 +111,7 @@ class HandDrivenIsland:
             plan,
             kind(plan, self.parameters),
             now=lambda: self.now,
-            in_loop=lambda call: call(),
+            in_loop=in_loop,
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
             trace=trace,

@@ -332,19 +332,25 @@ def test_a_broken_checkpoint_is_set_aside_and_the_older_one_is_used(tmp_path: Pa
 
 
 def test_the_last_step_is_waited_for_but_not_forever(tmp_path: Path, monkeypatch: Patch) -> None:
-    waited: list[tuple[bool, float]] = []
+    calls: list[str | float] = []
+    end = LoopTraining.stop
+
+    def stop(island: LoopTraining) -> None:
+        calls.append("stop")
+        end(island)
 
     def join(island: LoopTraining, timeout_seconds: float) -> bool:
-        waited.append((island._stopping, timeout_seconds))
+        calls.append(timeout_seconds)
         return False
 
+    monkeypatch.setattr(LoopTraining, "stop", stop)
     monkeypatch.setattr(LoopTraining, "join", join)
 
     async def scene() -> None:
         await SessionStage(tmp_path).play("ada", Watcher(), StopRequest(), founds=True, until_round=4)
 
     run_stage(monkeypatch, scene)
-    assert waited == [(True, LAST_STEP_SECONDS)]
+    assert calls == ["stop", LAST_STEP_SECONDS]
 
 
 def test_an_unreadable_checkpoint_ends_the_peer_before_it_starts_again(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -51,9 +51,8 @@ class Training:
 
     def __init__(self, corpus: Corpus, step: Callable[[], None] | None = None) -> None:
         self.desk = Desk()
-        self.island = HandDrivenIsland(PLAN, corpus)
+        self.island = HandDrivenIsland(PLAN, corpus, in_loop=self.desk.hand_over)
         self.state = self.island.state
-        self.state._in_loop = self.desk.hand_over
         self.pace = Pace()
         self.thread = TrainingThread(
             state=self.state,

@@ -152,7 +152,7 @@ async def take_over(
         leaves, leaving: after how many cycles some honest trainers are killed, and how many; 0: never.
         most: cycles in which they must become the majority.
     """
-    swarm.inspector._check_dropped = lambda *_: None  # type: ignore[method-assign]  # dropping them is the attack
+    swarm.inspector.may_drop = True  # that is the attack
     honest_names = [f"p{number}" for number in range(honest)]
     swarm.add("boot", trains=False, founds=True)
     for name in honest_names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +18,7 @@ from p2p_diloco.outer.state import SpanState, state_digest
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.storage import archive, entry_log
 from p2p_diloco.storage.archive import Archive, Saving
+from p2p_diloco.storage.entry_log import EntryLog
 
 PLAN = small_plan()
 SPAN = SpanId(0, 0)
@@ -84,7 +85,7 @@ def test_waiting_entries_are_written_in_batches_of_limited_size(
     entries, _ = trained(5)
     kept, batches = Kept(tmp_path), []
     monkeypatch.setattr(archive, "TOGETHER_BYTES", 2 * len(entries[SPAN][0].payload))
-    monkeypatch.setattr(kept.archive._log, "keep", batches.append)
+    monkeypatch.setattr(EntryLog, "keep", lambda _, batch: batches.append(batch))
     for entry in entries[SPAN]:
         kept.archive.keep_entry(entry)
     kept.settle()
@@ -280,11 +281,11 @@ def test_a_failing_disk_is_reported_once_and_again_when_it_recovers(
     entries, _ = trained(4)
     kept = Kept(tmp_path)
 
-    def refuse(_: Entry) -> None:
+    def refuse(log: EntryLog, entries: Sequence[Entry]) -> None:
         raise StateError("cannot write: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept.archive._log, "keep", refuse)
+        patch.setattr(EntryLog, "keep", refuse)
         for entry in entries[SPAN][:2]:
             kept.archive.keep_entry(entry)
             kept.settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -157,9 +158,10 @@ def test_foreign_bytes_are_not_entries(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_valid_frame_without_an_entry_is_skipped(tmp_path: Path) -> None:
-    log = filled(tmp_path, ENTRIES[:1])
-    with log._lock:
-        log._append(0, [log._frame((b"hello",), sha256(b"hello"))])
+    filled(tmp_path, ENTRIES[:1])
+    (path,) = tmp_path.iterdir()
+    checksum = sha256((2).to_bytes(8, "little"), sha256(b"hello"))[:8]
+    path.write_bytes(path.read_bytes() + struct.pack("<IQ8s", 5, 2, checksum) + b"hello")
     assert log_in(tmp_path).num_entries() == 1
 
 

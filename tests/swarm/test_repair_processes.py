@@ -31,9 +31,7 @@ def entries_on_disk(swarm: ProcessSwarm, name: str, folder: Path | None = None) 
     copy = swarm.peers[name].folder / "copy of entries"
     shutil.copytree(path, copy)
     try:
-        log = EntryLog(copy, keep_cycles=1000)
-        kept = [(span, parent, log.entry_after(span, parent)) for span, ps in log._places.items() for parent in ps]
-        return {(span, parent): entry for span, parent, entry in kept if entry is not None}
+        return {(entry.span, entry.parent): entry for entry in EntryLog(copy, keep_cycles=1000).kept()}
     finally:
         shutil.rmtree(copy)
 

@@ -130,7 +130,7 @@ def test_training_never_reads_a_held_out_byte(tmp_path: Path) -> None:
         is_held_out[start:stop] = True
     read: list[tuple[int, int]] = []
     stream = stream_of(corpus, batch=500)
-    stream._corpus.read = lambda start, stop: (read.append((start, stop)), np.zeros(13, np.uint8))[1]  # type: ignore[method-assign]
+    corpus.read = lambda start, stop: (read.append((start, stop)), np.zeros(13, np.uint8))[1]  # type: ignore[method-assign]
     stream.next_batch()
     assert len(read) == 500
     assert not any(is_held_out[start:stop].any() for start, stop in read)
@@ -158,7 +158,7 @@ def test_windows_are_spread_evenly_over_the_text(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, noise(200_000))
     stream = stream_of(corpus)
     starts: list[int] = []
-    stream._corpus.read = lambda start, stop: (starts.append(start), np.zeros(13, np.uint8))[1]  # type: ignore[method-assign]
+    corpus.read = lambda start, stop: (starts.append(start), np.zeros(13, np.uint8))[1]  # type: ignore[method-assign]
     for _ in range(1_000):
         stream.next_batch()
     counts, _ = np.histogram(starts, bins=10, range=(0, 190_000))

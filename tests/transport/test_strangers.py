@@ -64,9 +64,9 @@ def test_places_take_bounded_memory() -> None:
     budget = DialBudget()
     for number in range(3 * MOST_BUCKETS):
         budget.admits((f"/dns4/{number}.example/tcp/1",), 2.0 * number)
-        assert len(budget._places) <= MOST_BUCKETS
+        assert budget.num_places <= MOST_BUCKETS
     budget.admits(tuple(f"/dns4/{number}.test/tcp/1" for number in range(MOST_BUCKETS + 1)), 1e6)
-    assert len(budget._places) <= MOST_BUCKETS
+    assert budget.num_places <= MOST_BUCKETS
 
 
 @pytest.mark.parametrize(

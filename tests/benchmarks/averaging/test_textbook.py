@@ -16,7 +16,7 @@ def test_the_outer_step_is_ours() -> None:
         outer.fill(seed_of(0, turn))
         anchor_N, momentum_N = apply_outer_step(anchor_N, momentum_N, outer.delta_N.numpy().copy(), OuterRule())
         outer.step(outer.delta_N)
-    stepped_N = outer._anchor_N.detach().numpy()
+    stepped_N = outer.anchor_N.detach().numpy()
     np.testing.assert_allclose(stepped_N, anchor_N, rtol=1e-5, atol=1e-7)
 
 
