@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
@@ -16,6 +16,7 @@ from p2p_diloco.config.inner_rule import OptimizerName, Schedule
 from p2p_diloco.errors import ConfigError
 from research.evidence import EVIDENCE, evidence_named, rows_to_tune, tune_rows
 from research.learners import shape_named
+from research.options import ExperimentOptions
 from research.scope import LONGEST_CYCLE, Scope
 from research.setting import Outcome
 from research.stages import Stage
@@ -27,55 +28,15 @@ TOKENS, QUICK_TOKENS = 20.0, 2.0
 TUNE = "tune"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentOptions:
-    """Options of the command.
-
-    Attributes:
-        name: name of the experiment.
-        quick: few seeds, and short trials.
-        size, islands: scale of the experiment.
-        steps, tokens_per_parameter: length of a trial, one of them; None: `TOKENS`.
-        optimizer, inner_rate: optimiser and learning rate of the inner steps; rate None: tuned for the size.
-        inner_schedule: schedule of the inner rate.
-        windows: windows of text per step of all islands together.
-        rows: names separated by commas; None: all.
-        seeds: seeds of each row; None: the experiment's default.
-        data: path of a text; None: the standard library's source.
-        device: device of the inner steps.
-        keep: file of outcomes, read first and written after each trial.
-        tuned: file of tuned values, which `tune` writes and the other experiments read.
-        json: file for the figures, `-` for standard output.
-    """
-
-    name: str
-    quick: bool
-    size: str
-    islands: int
-    steps: int | None
-    tokens_per_parameter: float | None
-    optimizer: OptimizerName
-    inner_rate: float | None
-    inner_schedule: Schedule
-    windows: int
-    rows: str | None
-    seeds: int | None
-    data: str | None
-    device: str
-    keep: str | None
-    tuned: str
-    json: str | None
-
-
-def run_named_experiment(options: ExperimentOptions) -> int:
+def run_named_experiment(name: str, options: ExperimentOptions) -> int:
     """Run, print, and return the exit code, 0.
 
     Raises:
         ConfigError: an option is invalid.
     """
-    if options.name not in (TUNE, *EVIDENCE):
-        raise ConfigError(f"unknown experiment {options.name!r}; expected one of {', '.join((TUNE, *EVIDENCE))}")
-    stage: Stage = "tune" if options.name == TUNE else "test"
+    if name not in (TUNE, *EVIDENCE):
+        raise ConfigError(f"unknown experiment {name!r}; expected one of {', '.join((TUNE, *EVIDENCE))}")
+    stage: Stage = "tune" if name == TUNE else "test"
     scope = _scope(options, stage)
     rows = None if options.rows is None else [name.strip() for name in options.rows.split(",")]
     device = str(choose_device(options.device))
@@ -92,7 +53,7 @@ def run_named_experiment(options: ExperimentOptions) -> int:
         figures = {"searches": [asdict(search) for search in searches]}
         lines = [f"{search.row}: loss {search.best.loss:.4f}, {search.note()}" for search in searches]
     else:
-        table = play(evidence_named(options.name, scope, read_searches(tuned), rows))
+        table = play(evidence_named(name, scope, read_searches(tuned), rows))
         figures, lines = table.figures(), table.lines()
     progress.clear()
     write_figures(options.json, figures)

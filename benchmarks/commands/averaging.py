@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from benchmarks.averaging.comparison import ComparisonPlan, run_comparison
 from benchmarks.averaging.figures import (
@@ -17,11 +16,12 @@ from benchmarks.averaging.figures import (
 )
 from benchmarks.averaging.our_run import check_codec
 from benchmarks.averaging.systems import OURS, systems_against
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import check_linux, report, show
 from benchmarks.interleaved import Spread
 from benchmarks.machine import describe_machine
+from benchmarks.options import AveragingOptions, check_within
 from p2p_diloco.app.cli.ended_politely import ended_politely
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.rate import count_named
@@ -32,28 +32,6 @@ _HEADINGS = ("wall s", "CPU ns/param/peer", "wire B/param/peer", "peak MiB/peer"
 _DIGITS = (3, 1, 3, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragingOptions:
-    """Options of the command.
-
-    Attributes:
-        parameters: length of the vector, like `10M`.
-        codec: codec of p2p_diloco.
-        against: systems to compare with, separated by commas.
-        spans: pieces in which p2p_diloco exchanges; None: as `plan` recommends.
-        repeat: number of measured turns of each system.
-        json: file for the figures, `-` for standard output.
-    """
-
-    peers: int
-    parameters: str
-    codec: str
-    against: str
-    spans: int | None
-    repeat: int
-    json: str | None
-
-
 def bench_averaging(options: AveragingOptions) -> int:
     """Measure, print, and return the exit code, 0.
 
@@ -62,14 +40,11 @@ def bench_averaging(options: AveragingOptions) -> int:
         PeerError, StateError, NetworkError: a process ended, failed or timed out.
     """
     plan = plan_of(options)
-    if sys.platform != "linux":
-        raise ConfigError("the averaging benchmark needs Linux's /proc; run it on Linux")
+    check_linux("averaging", "Linux's /proc")
     machine, options = describe_machine(), replace(options, spans=plan.spans)
     with ended_politely():
-        comparison = run_comparison(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
-    write_figures(options.json, bench_document("averaging", options, document_of(comparison), machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(averaging_lines(comparison)))
+        comparison = run_comparison(plan, show=show)
+    report("averaging", options, document_of(comparison), machine, averaging_lines(comparison))
     return 0
 
 
@@ -79,10 +54,8 @@ def plan_of(options: AveragingOptions) -> ComparisonPlan:
     Raises:
         ConfigError: an option is invalid.
     """
-    if not FEWEST_PEERS <= options.peers <= MOST_PEERS:
-        raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
-    if options.repeat < 1:
-        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    check_within("--peers", options.peers, FEWEST_PEERS, MOST_PEERS)
+    check_within("--repeat", options.repeat, 1)
     if options.spans is not None and not options.peers <= options.spans <= 2048:
         raise ConfigError(f"--spans is {options.spans}; expected {options.peers} to 2048, one for each peer at least")
     check_codec(options.codec)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,11 +18,12 @@ import torch
 from benchmarks.chaos.faults import KINDS, draw_faults, kinds_named
 from benchmarks.chaos.figures import figures_of
 from benchmarks.chaos.play import QUIET_LAST_ROUNDS, ChaosPlan, Disks, play, seconds_to_start
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import report, show
 from benchmarks.machine import describe_machine
+from benchmarks.options import ChaosOptions, check_within
 from benchmarks.star_network import StarNetwork
 from p2p_diloco.app.cli.ended_politely import ended_politely
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.app.models.model import build_model
 from p2p_diloco.app.text.run_text import open_run_text, open_stream
 from p2p_diloco.app.training.inner_loop import InnerLoop
@@ -36,21 +36,6 @@ FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 TRAINING_SHARE = 0.5
 """Share of the machine that all islands' inner steps take together; with all else that peers do, about 60 %."""
 _WARM_STEPS, _TIMED_STEPS = 5, 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosOptions:
-    """Options of the command; see its help."""
-
-    islands: int
-    minutes: float
-    quiet_minutes: float | None
-    every: str
-    seed: int
-    faults: str
-    bootstrap_dies: bool
-    round_seconds: float
-    json: str | None
 
 
 def bench_chaos(options: ChaosOptions) -> int:
@@ -69,7 +54,7 @@ def bench_chaos(options: ChaosOptions) -> int:
         possible = {"": True, "networks": network is not None, "disks": has_disks}
         left_out = [kind for kind in kinds if not possible[KINDS[kind].needs]]
         if left_out:
-            _show(f"left out, because this machine does not permit them (run it as root): {', '.join(left_out)}")
+            show(f"left out, because this machine does not permit them (run it as root): {', '.join(left_out)}")
         plan = ChaosPlan(
             islands=options.islands,
             seconds=options.minutes * 60.0,
@@ -88,22 +73,19 @@ def bench_chaos(options: ChaosOptions) -> int:
         )
         quiet_seconds = plan.seconds if options.quiet_minutes is None else options.quiet_minutes * 60.0
         quiet_plan = replace(plan, seconds=quiet_seconds, bootstrap_dies=False, last_rounds=QUIET_LAST_ROUNDS)
-        _show(f"{options.islands} islands, a step every {1000 * plan.step_seconds:.0f} ms: first without faults")
-        quiet = play(quiet_plan, (), network=network, show=_show)
-        _show(f"the same with {len(faults)} faults")
-        played = play(plan, faults, network=network, show=_show)
+        show(f"{options.islands} islands, a step every {1000 * plan.step_seconds:.0f} ms: first without faults")
+        quiet = play(quiet_plan, (), network=network, show=show)
+        show(f"the same with {len(faults)} faults")
+        played = play(plan, faults, network=network, show=show)
     figures = figures_of(played, quiet, faults=len(faults), islands=options.islands)
     figures |= {"left_out": left_out, "step_seconds": plan.step_seconds}
-    write_figures(options.json, bench_document("chaos", options, figures, machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(chaos_lines(figures)))
+    report("chaos", options, figures, machine, chaos_lines(figures))
     return 0
 
 
 def _check(options: ChaosOptions) -> float:
     """Check the options; return the seconds between two faults."""
-    if not FEWEST_ISLANDS <= options.islands <= MOST_ISLANDS:
-        raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
+    check_within("--islands", options.islands, FEWEST_ISLANDS, MOST_ISLANDS)
     for name, minutes in (("--minutes", options.minutes), ("--quiet-minutes", options.quiet_minutes)):
         if minutes is not None:
             check_positive(minutes, name, "30")
@@ -180,7 +162,3 @@ def _slope(value: float | None) -> str:
 def _count(figures: Mapping[str, Any]) -> int:
     rejoins: Sequence[float] = figures["rejoin_seconds"]
     return len(rejoins)
-
-
-def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import report, show
 from benchmarks.goodput.failures import FRAGMENTS, FailurePlan, measure_failures, measured_row
 from benchmarks.machine import describe_machine
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from benchmarks.options import FailuresOptions, check_within
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.errors import ConfigError
 
 MOST_ISLANDS = 256
 LEAST_CYCLE_SECONDS = 2.0
 MOST_CYCLES_OF_A_PAUSE = 3
 """A pause must be over early enough for its effects to end before the next failure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailuresOptions:
-    """Options of the command.
-
-    Attributes:
-        islands: sizes of the swarms, separated by commas.
-        repeat: number of single failures in each.
-        cycle_seconds: length of a cycle.
-        pause_seconds: time from a failure until the island starts again.
-        every_seconds: mean time between two failures while they keep coming.
-        sustained_cycles: number of cycles measured meanwhile.
-        json: file for the figures, `-` for standard output.
-    """
-
-    islands: str
-    repeat: int
-    cycle_seconds: float
-    pause_seconds: float
-    every_seconds: float
-    sustained_cycles: int
-    json: str | None
 
 
 def bench_failures(options: FailuresOptions) -> int:
@@ -55,11 +31,9 @@ def bench_failures(options: FailuresOptions) -> int:
     rows = []
     for plan in plans:
         rows.append(measured_row(plan, measure_failures(plan)))
-        print(row_line(rows[-1]), file=sys.stderr, flush=True)
+        show(row_line(rows[-1]))
     figures = failures_figures(options, rows)
-    write_figures(options.json, bench_document("failures", options, figures, machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(failures_lines(figures)))
+    report("failures", options, figures, machine, failures_lines(figures))
     return 0
 
 
@@ -74,10 +48,8 @@ def plans_of(options: FailuresOptions) -> tuple[FailurePlan, ...]:
         raise ConfigError(
             f"--islands is {options.islands!r}; expected numbers from 1 to {MOST_ISLANDS} with commas between them"
         )
-    if options.repeat < 1:
-        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
-    if options.sustained_cycles < 1:
-        raise ConfigError(f"--sustained-cycles is {options.sustained_cycles}; expected at least 1")
+    check_within("--repeat", options.repeat, 1)
+    check_within("--sustained-cycles", options.sustained_cycles, 1)
     if not options.cycle_seconds >= LEAST_CYCLE_SECONDS:
         raise ConfigError(f"--cycle-seconds is {options.cycle_seconds:g}; expected at least {LEAST_CYCLE_SECONDS:g}")
     most = MOST_CYCLES_OF_A_PAUSE * options.cycle_seconds

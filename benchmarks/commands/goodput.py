@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import report
 from benchmarks.goodput.figures import goodput_document, goodput_lines, read_costs
 from benchmarks.machine import describe_machine
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from benchmarks.options import GoodputOptions
+from p2p_diloco.app.cli.output import check_target
 
 KEPT_COSTS = Path(__file__).resolve().parents[2] / "docs" / "performance" / "failures.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputOptions:
-    """Options of the command.
-
-    Attributes:
-        costs: figures of `failures`; None: those kept in `docs/performance`.
-        json: file for the figures, `-` for standard output.
-    """
-
-    costs: str | None
-    json: str | None
 
 
 def bench_goodput(options: GoodputOptions) -> int:
@@ -35,7 +22,5 @@ def bench_goodput(options: GoodputOptions) -> int:
     """
     check_target(options.json)
     figures = goodput_document(read_costs(Path(options.costs) if options.costs is not None else KEPT_COSTS))
-    write_figures(options.json, bench_document("goodput", options, figures, describe_machine()))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(goodput_lines(figures)))
+    report("goodput", options, figures, describe_machine(), goodput_lines(figures))
     return 0

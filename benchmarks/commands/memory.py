@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import check_linux, report, show
 from benchmarks.footprint.figures import (
     GOAL_BYTES_PER_PARAMETER,
     GOAL_CONSTANT_BYTES,
@@ -20,26 +18,12 @@ from benchmarks.footprint.figures import (
 from benchmarks.footprint.play import FootprintPlan, measure_footprints
 from benchmarks.footprint.shapes import shape_of
 from benchmarks.machine import describe_machine
+from benchmarks.options import MemoryOptions, check_within
 from p2p_diloco.app.cli.ended_politely import ended_politely
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.rate import count_named
 
 FEWEST_PEERS, MOST_PEERS = 2, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOptions:
-    """Options of the command.
-
-    Attributes:
-        parameters: model sizes like `10M`, separated by commas.
-        json: file for the figures, `-` for standard output.
-    """
-
-    peers: int
-    parameters: str
-    json: str | None
 
 
 def bench_memory(options: MemoryOptions) -> int:
@@ -50,15 +34,12 @@ def bench_memory(options: MemoryOptions) -> int:
         PeerError, StateError, NetworkError: a process ended, failed or timed out.
     """
     plan = plan_of(options)
-    if sys.platform != "linux":
-        raise ConfigError("the memory benchmark needs Linux's /proc; run it on Linux")
+    check_linux("memory", "Linux's /proc")
     machine = describe_machine()
     with ended_politely():
-        sizes = measure_footprints(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
+        sizes = measure_footprints(plan, show=show)
     figures = document_of(sizes, plan.num_peers)
-    write_figures(options.json, bench_document("memory", options, figures, machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(memory_lines(sizes, plan.num_peers)))
+    report("memory", options, figures, machine, memory_lines(sizes, plan.num_peers))
     return 0
 
 
@@ -68,8 +49,7 @@ def plan_of(options: MemoryOptions) -> FootprintPlan:
     Raises:
         ConfigError: an option is invalid.
     """
-    if not FEWEST_PEERS <= options.peers <= MOST_PEERS:
-        raise ConfigError(f"--peers is {options.peers}; expected {FEWEST_PEERS} to {MOST_PEERS}")
+    check_within("--peers", options.peers, FEWEST_PEERS, MOST_PEERS)
     sizes = tuple(count_named(word) for word in options.parameters.split(","))
     for size in sizes:
         shape_of(size)

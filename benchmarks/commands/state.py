@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import check_linux, report, show
 from benchmarks.interleaved import Spread
 from benchmarks.machine import describe_machine
+from benchmarks.options import StateOptions, check_within
 from benchmarks.state.transfer import Transfer, TransferPlan, document_of, figures_of, measure_transfers
 from p2p_diloco.app.cli.ended_politely import ended_politely
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.errors import ConfigError
 
 MOST_DONORS, MOST_MEGABYTES = 16, 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateOptions:
-    """Options of the command.
-
-    Attributes:
-        megabytes: size of the state.
-        killed: number of donors to kill half-way.
-        repeat: number of transfers.
-        json: file for the figures, `-` for standard output.
-    """
-
-    megabytes: int
-    donors: int
-    killed: int
-    repeat: int
-    json: str | None
 
 
 def bench_state(options: StateOptions) -> int:
@@ -43,14 +24,11 @@ def bench_state(options: StateOptions) -> int:
         PeerError, StateError, NetworkError: a process ended, failed or timed out.
     """
     plan = plan_of(options)
-    if sys.platform != "linux":
-        raise ConfigError("the state benchmark needs Linux's /proc; run it on Linux")
+    check_linux("state", "Linux's /proc")
     machine = describe_machine()
     with ended_politely():
-        transfers = measure_transfers(plan, show=lambda text: print(text, file=sys.stderr, flush=True))
-    write_figures(options.json, bench_document("state", options, document_of(plan, transfers), machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(state_lines(plan, transfers)))
+        transfers = measure_transfers(plan, show=show)
+    report("state", options, document_of(plan, transfers), machine, state_lines(plan, transfers))
     return 0 if all(transfer.is_equal for transfer in transfers) else 1
 
 
@@ -60,16 +38,13 @@ def plan_of(options: StateOptions) -> TransferPlan:
     Raises:
         ConfigError: an option is invalid.
     """
-    if not 1 <= options.donors <= MOST_DONORS:
-        raise ConfigError(f"--donors is {options.donors}; expected 1 to {MOST_DONORS}")
+    check_within("--donors", options.donors, 1, MOST_DONORS)
     if not 0 <= options.killed < options.donors:
         raise ConfigError(
             f"--killed is {options.killed}; expected 0 to {options.donors - 1}, so that one donor survives"
         )
-    if not 1 <= options.megabytes <= MOST_MEGABYTES:
-        raise ConfigError(f"--megabytes is {options.megabytes}; expected 1 to {MOST_MEGABYTES}")
-    if options.repeat < 1:
-        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    check_within("--megabytes", options.megabytes, 1, MOST_MEGABYTES)
+    check_within("--repeat", options.repeat, 1)
     check_target(options.json)
     return TransferPlan(
         megabytes=options.megabytes, donors=options.donors, killed=options.killed, repeats=options.repeat

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from benchmarks.averaging.our_run import check_codec
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import check_linux, report, show
+from benchmarks.options import TrainingOptions, check_within
 from benchmarks.training.figures import TORCHFT, Row, Setting, document_of, processor_left
 from benchmarks.training.our_run import MODEL, RunShape
 from benchmarks.training.play import Played, TrainingPlan, play_training
@@ -15,39 +15,13 @@ from benchmarks.training.systems import systems_against
 from benchmarks.training.torchft_environment import install_torchft, torchft_interpreter
 from benchmarks.training.uplinks import parse_uplinks
 from p2p_diloco.app.cli.ended_politely import ended_politely
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.config.decoder import model_shape
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.fragments import suited_spans
 
 FEWEST_ISLANDS, MOST_ISLANDS = 2, 16
 """One row of a grid; the default `membership.group_size`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """Options of the command.
-
-    Attributes:
-        uplink: upload rates, separated by commas.
-        against: systems to compare with, separated by commas.
-        codec: codec of contributions and entries.
-        fragments: parts of the model, exchanged in turn.
-        spans: pieces of a part; None: as `plan` recommends.
-        cycle_seconds: length of a cycle; 0: four times its transmission.
-        repeat: windows with the exchange, for each system and uplink.
-        json: file for the figures, `-` for standard output.
-    """
-
-    islands: int
-    uplink: str
-    against: str
-    codec: str
-    fragments: int
-    spans: int | None
-    cycle_seconds: float
-    repeat: int
-    json: str | None
 
 
 def bench_training(options: TrainingOptions) -> int:
@@ -58,15 +32,12 @@ def bench_training(options: TrainingOptions) -> int:
         PeerError, StateError, NetworkError: one of our processes ended, failed or timed out.
     """
     plan = plan_of(options)
-    if sys.platform != "linux":
-        raise ConfigError("the training benchmark needs network namespaces, which only Linux has; run it on Linux")
+    check_linux("training", "network namespaces, which only Linux has")
     with ended_politely():
-        played = play_training(plan, show=_show)
+        played = play_training(plan, show=show)
     figures = document_of(played.setting, played.rows)
     options = replace(options, spans=plan.shape.spans_per_fragment)
-    write_figures(options.json, bench_document("training", options, figures, played.setting.machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(training_lines(played)))
+    report("training", options, figures, played.setting.machine, training_lines(played))
     return 0
 
 
@@ -76,7 +47,7 @@ def bench_install_torchft() -> int:
     Raises:
         NetworkError: pip could not install it.
     """
-    install_torchft(show=_show)
+    install_torchft(show=show)
     return 0
 
 
@@ -86,12 +57,9 @@ def plan_of(options: TrainingOptions) -> TrainingPlan:
     Raises:
         ConfigError: an option is invalid, or torchft is requested and not installed.
     """
-    if not FEWEST_ISLANDS <= options.islands <= MOST_ISLANDS:
-        raise ConfigError(f"--islands is {options.islands}; expected {FEWEST_ISLANDS} to {MOST_ISLANDS}")
-    if options.repeat < 1:
-        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
-    if options.fragments < 1:
-        raise ConfigError(f"--fragments is {options.fragments}; expected at least 1")
+    check_within("--islands", options.islands, FEWEST_ISLANDS, MOST_ISLANDS)
+    check_within("--repeat", options.repeat, 1)
+    check_within("--fragments", options.fragments, 1)
     if options.spans is not None and not options.islands <= options.spans <= 2048:
         raise ConfigError(
             f"--spans is {options.spans}; expected {options.islands} to 2048, one for each island at least"
@@ -149,7 +117,3 @@ def _row_words(setting: Setting, row: Row) -> str:
         f"{row.uplink:12}{row.system:12}{words:>24}{row.participation:>15.1%}{row.cycle_seconds:>9.2f}"
         f"{row.steps_per_cycle:>13.1f}{costs}"
     )
-
-
-def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

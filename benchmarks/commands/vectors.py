@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.averaging.our_run import check_codec
-from benchmarks.commands.document import bench_document
+from benchmarks.commands.document import report
 from benchmarks.machine import describe_machine
+from benchmarks.options import VectorsOptions, check_within
 from benchmarks.vectors import PARTS, StepFigures, measure_vectors
-from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.app.cli.output import check_target
 from p2p_diloco.rate import count_named
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorsOptions:
-    """Options of the command.
-
-    Attributes:
-        codec: name of the codec.
-        parameters: length of the vectors, like `1M`.
-        repeat: number of measurements of each step.
-        json: file for the figures, `-` for standard output.
-    """
-
-    codec: str
-    parameters: str
-    repeat: int
-    json: str | None
 
 
 def bench_vectors(options: VectorsOptions) -> int:
@@ -40,16 +22,13 @@ def bench_vectors(options: VectorsOptions) -> int:
         ConfigError: an option is invalid.
     """
     elements = count_named(options.parameters)
-    if options.repeat < 1:
-        raise ConfigError(f"--repeat is {options.repeat}; expected at least 1")
+    check_within("--repeat", options.repeat, 1)
     check_codec(options.codec)
     check_target(options.json)
     machine = describe_machine()
     steps = measure_vectors(codec_name=options.codec, elements=elements, repeats=options.repeat)
     figures = vectors_figures(options, elements, steps)
-    write_figures(options.json, bench_document("vectors", options, figures, machine))
-    if options.json != STANDARD_OUTPUT:
-        print("\n".join(vectors_lines(options.codec, steps)))
+    report("vectors", options, figures, machine, vectors_lines(options.codec, steps))
     return 0
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from benchmarks.averaging import figures as averaging
 from benchmarks.averaging.systems import GLOO, HIVEMIND_FLOAT16, OURS
-from benchmarks.commands.failures import FailuresOptions, failures_figures
-from benchmarks.commands.vectors import VectorsOptions, vectors_figures
+from benchmarks.commands.failures import failures_figures
+from benchmarks.commands.vectors import vectors_figures
 from benchmarks.footprint import figures as footprint
 from benchmarks.goodput import failures
 from benchmarks.goodput import figures as goodput
 from benchmarks.goodput.figures import KeptCost
 from benchmarks.interleaved import Spread
+from benchmarks.options import FailuresOptions, VectorsOptions
 from benchmarks.state import transfer
 from benchmarks.training import figures as training
 from benchmarks.vectors import StepFigures

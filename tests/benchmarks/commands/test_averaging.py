@@ -71,7 +71,7 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
         return COMPARISON
 
     monkeypatch.setattr(averaging, "run_comparison", play)
-    monkeypatch.setattr(averaging.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     file = tmp_path / "figures.json"
     words = ["--peers", "4", "--parameters", "10M", "--against", "gloo", "--repeat", "5", "--json", str(file)]
     assert main(["averaging", *words]) == 0
@@ -107,6 +107,6 @@ def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pyte
 def test_without_proc_there_is_nothing_to_measure_by(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(averaging.sys, "platform", "darwin")
+    monkeypatch.setattr("sys.platform", "darwin")
     assert main(["averaging"]) == 2
     assert "run it on Linux" in " ".join(capsys.readouterr().err.split())

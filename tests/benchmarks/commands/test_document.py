@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.command import make_app
-from benchmarks.commands.averaging import AveragingOptions
 from benchmarks.commands.document import bench_document, command_words
-from benchmarks.commands.memory import MemoryOptions
-from benchmarks.commands.state import StateOptions
-from benchmarks.commands.training import TrainingOptions
-from benchmarks.commands.vectors import VectorsOptions
+from benchmarks.options import AveragingOptions, MemoryOptions, StateOptions, TrainingOptions, VectorsOptions
 
 AVERAGING = AveragingOptions(
     peers=4, parameters="10M", codec="int4", against="hivemind,gloo", spans=32, repeat=5, json="/home/me/figures.json"
@@ -42,5 +40,4 @@ def test_the_words_of_every_bench_are_words_of_its_command_line() -> None:
     }
     for name, options in benches.items():
         _, bound, *_ = app.parse_args(command_words(name, options).split(), print_error=False, exit_on_error=False)
-        for key, value in bound.kwargs.items():
-            assert getattr(options, key) == value, (name, key)
+        assert bound.kwargs["options"] == replace(options, json=None)

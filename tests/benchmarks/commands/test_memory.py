@@ -53,7 +53,7 @@ def test_the_command_plays_what_was_asked_for_and_writes_it(
         return SIZES
 
     monkeypatch.setattr(memory, "measure_footprints", play)
-    monkeypatch.setattr(memory.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     file = tmp_path / "figures.json"
     assert main(["memory", "--peers", "3", "--parameters", "10M,50M", "--json", str(file)]) == 0
     assert asked == [FootprintPlan(num_peers=3, parameters=(10_000_000, 50_000_000))]
@@ -82,6 +82,6 @@ def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pyte
 def test_without_proc_there_is_nothing_to_measure_by(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    monkeypatch.setattr("sys.platform", "darwin")
     assert main(["memory"]) == 2
     assert "run it on Linux" in " ".join(capsys.readouterr().err.split())

@@ -34,7 +34,7 @@ def played(monkeypatch: pytest.MonkeyPatch, *transfers: Transfer) -> list[Transf
         return list(transfers)
 
     monkeypatch.setattr(state, "measure_transfers", measure)
-    monkeypatch.setattr(state.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     return plans
 
 
@@ -83,6 +83,6 @@ def test_what_means_nothing_is_refused(words: list[str], text: str, capsys: pyte
 def test_without_proc_there_is_nothing_to_measure_by(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(state.sys, "platform", "darwin")
+    monkeypatch.setattr("sys.platform", "darwin")
     assert main(["state"]) == 2
     assert "run it on Linux" in " ".join(capsys.readouterr().err.split())

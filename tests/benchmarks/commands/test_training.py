@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +67,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[TrainingPlan]:
         return PLAYED
 
     monkeypatch.setattr(training, "play_training", play)
-    monkeypatch.setattr(training, "sys", SimpleNamespace(platform="linux", stderr=sys.stderr))
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(training, "torchft_interpreter", lambda: "/cache/bin/python")
     return seen
 
@@ -133,7 +131,7 @@ def test_what_means_nothing_is_refused_before_anything_starts(
 def test_another_system_than_linux_is_refused(
     plans: list[TrainingPlan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "sys", SimpleNamespace(platform="darwin", stderr=sys.stderr))
+    monkeypatch.setattr("sys.platform", "darwin")
     assert main(["training"]) == 2
     assert "only Linux has" in capsys.readouterr().err
 
