@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import closing
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 
 import pytest
@@ -31,6 +35,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if story is not None:
             begun.add(story)
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Iterator[asyncio.Runner]:
+    """Yield what runs a test that is a coroutine: in virtual time, from shortly before round 0 of a simulation."""
+
+    def make_loop() -> asyncio.AbstractEventLoop:
+        from simulator.process import SimulationLoop  # only where a test needs it
+        from simulator.simulation import START_SECONDS
+
+        return SimulationLoop(START_SECONDS)
+
+    with closing(asyncio.Runner(loop_factory=make_loop)) as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on the loop of its `runner`."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+    pyfuncitem.funcargs["runner"].run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture

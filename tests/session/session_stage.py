@@ -199,8 +199,13 @@ class SessionStage:
 
 def run_stage(monkeypatch: pytest.MonkeyPatch, scene: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run a scene in virtual time that starts shortly before round 0."""
-    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(CLOCK_START - 4.0)) as runner:
-        monkeypatch.setattr(built_in, "TrainingThread", LoopTraining)
-        monkeypatch.setattr(session, "VectorWorker", LoopWorker)
-        monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)
+    with stage_runner(monkeypatch) as runner:
         return runner.run(scene())
+
+
+def stage_runner(monkeypatch: pytest.MonkeyPatch) -> asyncio.Runner:
+    """Return what runs scenes in virtual time and without threads, from shortly before round 0."""
+    monkeypatch.setattr(built_in, "TrainingThread", LoopTraining)
+    monkeypatch.setattr(session, "VectorWorker", LoopWorker)
+    monkeypatch.setattr(held_state, "ThreadPoolExecutor", InlineExecutor)
+    return asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(CLOCK_START - 4.0))

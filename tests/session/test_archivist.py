@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kept_entries import entry_after, follow, log_of
 from safetensors.torch import load
-from session_stage import SessionStage, Watcher, run_stage
+from session_stage import SessionStage, Watcher
 from small_run import CLOCK_START, ORGANISER, ROSTER, peer_key, small_manifest, small_plan, write_text
 from torch import nn
 
@@ -71,115 +71,101 @@ class Swarm:
 
 
 @pytest.mark.slow
-def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_path: Path, monkeypatch: Patch) -> None:
-    async def scene() -> None:
-        stage = SessionStage(tmp_path)
-        async with asyncio.TaskGroup() as tasks:
-            swarm = Swarm(stage, tasks, until_round=15)
-            swarm.archive("archie", tmp_path / "one")
-            await stage.sleep_to(4, seconds=3.0)
-            swarm.archive("bert", tmp_path / "two")
-        watchers = swarm.watchers
-        cycles = [event.figures["cycle"] for event in watchers["archie"].events if "cycle" in event.figures]
-        assert cycles == [2, 4, 6, 8], watchers["archie"].texts("export")
-        assert names_in(tmp_path / "one") == names_in(tmp_path / "two") == ["cycle-000000006", "cycle-000000008"]
-        for name in names_in(tmp_path / "one"):
-            word, *files = names_in(tmp_path / "one" / name)
-            assert word == WORD_FILE
-            configs, tokenizer = ["config.json", "generation_config.json"], ["tokenizer.json", "tokenizer_config.json"]
-            assert files == ["README.md", *configs, "model.safetensors", "run.toml", *tokenizer]
-            for file in files:
-                assert (tmp_path / "one" / name / file).read_bytes() == (tmp_path / "two" / name / file).read_bytes()
-        last = watchers["archie"].last
-        assert (last.role, last.phase) == ("archivist", "finished")
-        assert last.num_members == 2, "it is never a member"
-        assert last.state_digest == watchers["ada"].last.state_digest != ""
-        assert last.anchor_loss == watchers["bert"].last.anchor_loss == watchers["ada"].last.anchor_loss
-        phases = dict.fromkeys(status.phase for status in watchers["archie"].statuses)
-        assert list(phases) == ["catching up", "following", "finished"]
-        # After the last round, a trainer's checkpoint holds the same state, and `export` writes the same files.
-        stage.run_folder("ada").write(MANIFEST_FILE, stage.manifest.sign(ORGANISER).encode())
-        learnt = load_learnt_model(stage.folder("ada"))
-        own = files_of(learnt, provenance_of(learnt, watchers["ada"].last))
-        for file in ("config.json", "model.safetensors", "tokenizer.json"):
-            assert (tmp_path / "one" / "cycle-000000008" / file).read_bytes() == own[file]
-        card = (tmp_path / "one" / "cycle-000000008" / "README.md").read_text()
-        assert f"| state | `{last.state_digest}`" in card
-        assert f"| held-out loss | {last.anchor_loss:.4f} nats per token, of these parameters |" in card
-        assert "| rounds, cycles | 16, 8.0 |" in card
-
-    run_stage(monkeypatch, scene)
+async def test_two_archivists_export_the_same_agreed_states_and_keep_the_newest(tmp_path: Path) -> None:
+    stage = SessionStage(tmp_path)
+    async with asyncio.TaskGroup() as tasks:
+        swarm = Swarm(stage, tasks, until_round=15)
+        swarm.archive("archie", tmp_path / "one")
+        await stage.sleep_to(4, seconds=3.0)
+        swarm.archive("bert", tmp_path / "two")
+    watchers = swarm.watchers
+    cycles = [event.figures["cycle"] for event in watchers["archie"].events if "cycle" in event.figures]
+    assert cycles == [2, 4, 6, 8], watchers["archie"].texts("export")
+    assert names_in(tmp_path / "one") == names_in(tmp_path / "two") == ["cycle-000000006", "cycle-000000008"]
+    for name in names_in(tmp_path / "one"):
+        word, *files = names_in(tmp_path / "one" / name)
+        assert word == WORD_FILE
+        configs, tokenizer = ["config.json", "generation_config.json"], ["tokenizer.json", "tokenizer_config.json"]
+        assert files == ["README.md", *configs, "model.safetensors", "run.toml", *tokenizer]
+        for file in files:
+            assert (tmp_path / "one" / name / file).read_bytes() == (tmp_path / "two" / name / file).read_bytes()
+    last = watchers["archie"].last
+    assert (last.role, last.phase) == ("archivist", "finished")
+    assert last.num_members == 2, "it is never a member"
+    assert last.state_digest == watchers["ada"].last.state_digest != ""
+    assert last.anchor_loss == watchers["bert"].last.anchor_loss == watchers["ada"].last.anchor_loss
+    phases = dict.fromkeys(status.phase for status in watchers["archie"].statuses)
+    assert list(phases) == ["catching up", "following", "finished"]
+    # After the last round, a trainer's checkpoint holds the same state, and `export` writes the same files.
+    stage.run_folder("ada").write(MANIFEST_FILE, stage.manifest.sign(ORGANISER).encode())
+    learnt = load_learnt_model(stage.folder("ada"))
+    own = files_of(learnt, provenance_of(learnt, watchers["ada"].last))
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "one" / "cycle-000000008" / file).read_bytes() == own[file]
+    card = (tmp_path / "one" / "cycle-000000008" / "README.md").read_text()
+    assert f"| state | `{last.state_digest}`" in card
+    assert f"| held-out loss | {last.anchor_loss:.4f} nats per token, of these parameters |" in card
+    assert "| rounds, cycles | 16, 8.0 |" in card
 
 
 @pytest.mark.long
-def test_an_archivist_that_was_killed_continues_where_it_was(tmp_path: Path, monkeypatch: Patch) -> None:
-    async def scene() -> None:
-        stage, into = SessionStage(tmp_path), tmp_path / "exports"
-        async with asyncio.TaskGroup() as tasks:
-            swarm = Swarm(stage, tasks, until_round=17)
-            killed = swarm.archive("archie", into, keep=9)
-            await stage.sleep_to(7, seconds=3.0)
-            first = swarm.watchers["archie"]
-            killed.cancel()
-            await asyncio.wait({killed})
-            assert names_in(into) == ["cycle-000000002"]
-            await stage.sleep_to(9)
-            swarm.archive("archie", into, keep=9)
-        assert names_in(into) == [f"cycle-{cycle:09d}" for cycle in (2, 4, 6, 8)]
-        assert len(first.texts("export")) == 2, "the folder, and one export"
-        again = [event.figures["cycle"] for event in swarm.watchers["archie"].events if "cycle" in event.figures]
-        assert again[-2:] == [6, 8]
-        assert 2 not in again
-        assert swarm.watchers["archie"].last.incarnation == 2
-
-    run_stage(monkeypatch, scene)
+async def test_an_archivist_that_was_killed_continues_where_it_was(tmp_path: Path) -> None:
+    stage, into = SessionStage(tmp_path), tmp_path / "exports"
+    async with asyncio.TaskGroup() as tasks:
+        swarm = Swarm(stage, tasks, until_round=17)
+        killed = swarm.archive("archie", into, keep=9)
+        await stage.sleep_to(7, seconds=3.0)
+        first = swarm.watchers["archie"]
+        killed.cancel()
+        await asyncio.wait({killed})
+        assert names_in(into) == ["cycle-000000002"]
+        await stage.sleep_to(9)
+        swarm.archive("archie", into, keep=9)
+    assert names_in(into) == [f"cycle-{cycle:09d}" for cycle in (2, 4, 6, 8)]
+    assert len(first.texts("export")) == 2, "the folder, and one export"
+    again = [event.figures["cycle"] for event in swarm.watchers["archie"].events if "cycle" in event.figures]
+    assert again[-2:] == [6, 8]
+    assert 2 not in again
+    assert swarm.watchers["archie"].last.incarnation == 2
 
 
 @pytest.mark.long
-def test_a_founding_archivist_sends_the_state_to_a_joiner_when_all_trainers_are_gone(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    async def scene() -> None:
-        stage, into = SessionStage(tmp_path), tmp_path / "exports"
-        exports = ExportPlan(folder=into, every=EVERY, keep=9)
-        watchers = {name: Watcher() for name in ("archie", "ada", "ben")}
-        async with asyncio.TaskGroup() as tasks:
-            founder = {"founds": True, "trains": False, "exports": exports, "until_round": 29}
-            tasks.create_task(stage.play("archie", watchers["archie"], StopRequest(), **founder))
-            ada = tasks.create_task(stage.play("ada", watchers["ada"], StopRequest()))
-            await stage.sleep_to(10, seconds=3.0)
-            ada.cancel()  # killed
-            await asyncio.wait({ada})
-            await stage.sleep_to(11)
-            tasks.create_task(stage.play("ben", watchers["ben"], StopRequest(), until_round=29))
-        assert watchers["ben"].last.state_digest == watchers["archie"].last.state_digest != ""
-        assert watchers["ben"].last.bytes_received.transfer >= 8 * watchers["ben"].last.parameters
-        assert watchers["ben"].last.entries_absorbed > 0
-        assert watchers["archie"].last.role == "archivist"
-        assert {"cycle-000000002", "cycle-000000004"} <= set(names_in(into))
-
-    run_stage(monkeypatch, scene)
+async def test_a_founding_archivist_sends_the_state_to_a_joiner_when_all_trainers_are_gone(tmp_path: Path) -> None:
+    stage, into = SessionStage(tmp_path), tmp_path / "exports"
+    exports = ExportPlan(folder=into, every=EVERY, keep=9)
+    watchers = {name: Watcher() for name in ("archie", "ada", "ben")}
+    async with asyncio.TaskGroup() as tasks:
+        founder = {"founds": True, "trains": False, "exports": exports, "until_round": 29}
+        tasks.create_task(stage.play("archie", watchers["archie"], StopRequest(), **founder))
+        ada = tasks.create_task(stage.play("ada", watchers["ada"], StopRequest()))
+        await stage.sleep_to(10, seconds=3.0)
+        ada.cancel()  # killed
+        await asyncio.wait({ada})
+        await stage.sleep_to(11)
+        tasks.create_task(stage.play("ben", watchers["ben"], StopRequest(), until_round=29))
+    assert watchers["ben"].last.state_digest == watchers["archie"].last.state_digest != ""
+    assert watchers["ben"].last.bytes_received.transfer >= 8 * watchers["ben"].last.parameters
+    assert watchers["ben"].last.entries_absorbed > 0
+    assert watchers["archie"].last.role == "archivist"
+    assert {"cycle-000000002", "cycle-000000004"} <= set(names_in(into))
 
 
 @pytest.mark.long
-def test_an_archivist_that_lost_the_others_exports_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
-    async def scene() -> None:
-        stage, into = SessionStage(tmp_path), tmp_path / "exports"
-        stops = [StopRequest() for _ in range(3)]
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stage.play("boot", Watcher(), stops[0], founds=True, trains=False))
-            tasks.create_task(stage.play("ada", Watcher(), stops[1]))
-            exports = ExportPlan(folder=into, every=1, keep=99)
-            tasks.create_task(stage.play("archie", Watcher(), stops[2], trains=False, exports=exports))
-            await stage.sleep_to(9, seconds=6.0)
-            stage.network.isolate(peer_key("archie").peer)
-            before = names_in(into)
-            await stage.sleep_to(20)
-            assert names_in(into) == before != [], "its state is not that of the cycles since"
-            for stop in stops:
-                stop.stop_now()
-
-    run_stage(monkeypatch, scene)
+async def test_an_archivist_that_lost_the_others_exports_nothing(tmp_path: Path) -> None:
+    stage, into = SessionStage(tmp_path), tmp_path / "exports"
+    stops = [StopRequest() for _ in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.play("boot", Watcher(), stops[0], founds=True, trains=False))
+        tasks.create_task(stage.play("ada", Watcher(), stops[1]))
+        exports = ExportPlan(folder=into, every=1, keep=99)
+        tasks.create_task(stage.play("archie", Watcher(), stops[2], trains=False, exports=exports))
+        await stage.sleep_to(9, seconds=6.0)
+        stage.network.isolate(peer_key("archie").peer)
+        before = names_in(into)
+        await stage.sleep_to(20)
+        assert names_in(into) == before != [], "its state is not that of the cycles since"
+        for stop in stops:
+            stop.stop_now()
 
 
 def heads(*places: tuple[int, bytes]) -> tuple[FragmentHead, ...]:

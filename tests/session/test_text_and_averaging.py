@@ -76,6 +76,6 @@ def test_a_text_that_is_fetched_over_full_lines_delays_no_averaging(
         assert watchers["ada"].texts("text")[0].startswith("fetching 630.0 kB of the run's text")
 
     async def staged() -> None:
-        await scene(PeerStage(tmp_path, monkeypatch))
+        await scene(PeerStage(tmp_path, monkeypatch, asyncio.get_running_loop()))
 
     run_stage(monkeypatch, staged)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,21 +14,17 @@ from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.transport.link import Lane
 from simulator.failpoints import ArmedFailpoint, Call, Failpoint, Kind
 from simulator.network import SimulatedTransport
-from simulator.simulation import Simulation, play
-
-Story = Callable[[Simulation], Awaitable[None]]
+from simulator.simulation import Simulation
 
 
-def tell(story: Story) -> None:
-    async def scene() -> None:
-        async with Simulation(seed=1, as_bytes=False) as swarm:
-            swarm.add("p0", founds=True)
-            swarm.add("p1")
-            swarm.add("p2")
-            await swarm.until(swarm.all_ready, within=120.0)
-            await story(swarm)
-
-    play(scene)
+@asynccontextmanager
+async def grown_swarm() -> AsyncIterator[Simulation]:
+    async with Simulation(seed=1, as_bytes=False) as swarm:
+        swarm.add("p0", founds=True)
+        swarm.add("p1")
+        swarm.add("p2")
+        await swarm.until(swarm.all_ready, within=120.0)
+        yield swarm
 
 
 def sends(kind: type, name: str) -> Callable[[Call], bool]:
@@ -39,8 +36,8 @@ async def until_failed(swarm: Simulation, armed: ArmedFailpoint) -> None:
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_killed_process_has_sent_its_message_only_if_it_fails_afterwards(is_after: bool) -> None:
-    async def story(swarm: Simulation) -> None:
+async def test_killed_process_has_sent_its_message_only_if_it_fails_afterwards(is_after: bool) -> None:
+    async with grown_swarm() as swarm:
         received: list[bytes] = []
         victim = swarm.machines["p1"].peer
 
@@ -61,11 +58,9 @@ def test_killed_process_has_sent_its_message_only_if_it_fails_afterwards(is_afte
         assert swarm.now > failed_at
         assert bool(received) == is_after
 
-    tell(story)
 
-
-def test_stopped_process_sends_late_what_it_was_about_to_send() -> None:
-    async def story(swarm: Simulation) -> None:
+async def test_stopped_process_sends_late_what_it_was_about_to_send() -> None:
+    async with grown_swarm() as swarm:
         received: list[bytes] = []
         asked: list[Message] = []
         victim = swarm.machines["p1"].peer
@@ -88,11 +83,9 @@ def test_stopped_process_sends_late_what_it_was_about_to_send() -> None:
         assert encode_message(asked[0]) in received
         assert swarm.machines["p1"].lives == 1
 
-    tell(story)
 
-
-def test_killed_process_leaves_half_a_checkpoint_and_starts_from_the_one_before() -> None:
-    async def story(swarm: Simulation) -> None:
+async def test_killed_process_leaves_half_a_checkpoint_and_starts_from_the_one_before() -> None:
+    async with grown_swarm() as swarm:
         await swarm.run(40.0)
         before = sorted(path.name for path in swarm.snapshot("p2") if "checkpoint" in path.name)
         assert before
@@ -115,13 +108,10 @@ def test_killed_process_leaves_half_a_checkpoint_and_starts_from_the_one_before(
             assert kept
             await swarm.until(swarm.all_ready, within=120.0)
 
-    tell(story)
 
-
-def test_only_the_first_machine_fails_and_the_code_is_restored() -> None:
+async def test_only_the_first_machine_fails_and_the_code_is_restored() -> None:
     right = RunFolder.keep_ballots, SimulatedTransport.post
-
-    async def story(swarm: Simulation) -> None:
+    async with grown_swarm() as swarm:
         point = Failpoint(owner=RunFolder, name="keep_ballots", counts=lambda call: True)
         armed = ArmedFailpoint(swarm, point, Kind.KILLED)
         with armed.armed():
@@ -130,11 +120,9 @@ def test_only_the_first_machine_fails_and_the_code_is_restored() -> None:
             assert len(swarm.running()) == 2
         assert (RunFolder.keep_ballots, SimulatedTransport.post) == right
 
-    tell(story)
 
-
-def test_nth_call_of_a_round_is_counted_for_each_machine() -> None:
-    async def story(swarm: Simulation) -> None:
+async def test_nth_call_of_a_round_is_counted_for_each_machine() -> None:
+    async with grown_swarm() as swarm:
         calls: list[tuple[str, int]] = []
 
         def counts(call: Call) -> bool:
@@ -150,5 +138,3 @@ def test_nth_call_of_a_round_is_counted_for_each_machine() -> None:
         assert armed.machine is not None
         assert calls.count((armed.machine.name, swarm.round)) == 3
         assert max(calls.count(place) for place in calls) == 3
-
-    tell(story)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,23 +48,22 @@ class TestFaulty(StopContract, RateContract):
         run_virtual(run())
 
 
-def play(scene: Scene, network: FaultyNetwork | None = None, num_peers: int = 2) -> None:
-    """Run `scene` with peers; the first is linked to all others."""
-
-    async def main() -> None:
-        place = network if network is not None else FaultyNetwork(3)
-        peers = [place.transport(PeerId(sha256(b"%d" % index)), run=RUN) for index in range(num_peers)]
-        heard = [Recorder() for _ in peers]
-        for transport, recorder in zip(peers, heard, strict=True):
-            transport.serve(recorder)
-            await transport.__aenter__()
-        for other in peers[1:]:
-            await peers[0].dial(other.peer, other.listen_addresses(), in_seconds(10))
-        await scene(place, peers, heard)
-        for transport in peers:
-            await transport.__aexit__(None, None, None)
-
-    run_virtual(main())
+@asynccontextmanager
+async def linked_peers(
+    network: FaultyNetwork | None = None, num_peers: int = 2
+) -> AsyncIterator[tuple[FaultyNetwork, list[FaultyTransport], list[Recorder]]]:
+    """Yield a network, peers of which the first is linked to all others, and what they receive."""
+    place = network if network is not None else FaultyNetwork(3)
+    peers = [place.transport(PeerId(sha256(b"%d" % index)), run=RUN) for index in range(num_peers)]
+    heard = [Recorder() for _ in peers]
+    for transport, recorder in zip(peers, heard, strict=True):
+        transport.serve(recorder)
+        await transport.__aenter__()
+    for other in peers[1:]:
+        await peers[0].dial(other.peer, other.listen_addresses(), in_seconds(10))
+    yield place, peers, heard
+    for transport in peers:
+        await transport.__aexit__(None, None, None)
 
 
 def post_all(sender: FaultyTransport, receiver: FaultyTransport, count: int) -> None:
@@ -71,41 +71,40 @@ def post_all(sender: FaultyTransport, receiver: FaultyTransport, count: int) -> 
         assert sender.post(receiver.peer, index.to_bytes(4, "big"), lane=Lane.BULK, deadline=in_seconds(60))
 
 
-def test_losing_frames_keeps_the_order_of_the_others() -> None:
-    async def scene(_: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_losing_frames_keeps_the_order_of_the_others() -> None:
+    async with linked_peers(FaultyNetwork(3, loss=0.1)) as (_, peers, heard):
         post_all(peers[0], peers[1], 1000)
         await asyncio.sleep(1)
         came = [int.from_bytes(frame, "big") for frame in heard[1].payloads(Lane.BULK)]
         assert 850 <= len(came) <= 950
         assert came == sorted(came)
 
-    play(scene, FaultyNetwork(3, loss=0.1))
-
 
 def test_two_networks_with_the_same_seed_behave_alike() -> None:
     def history(seed: int) -> list[float]:
         times: list[float] = []
 
-        async def scene(_: FaultyNetwork, peers: list[FaultyTransport], __: list[Recorder]) -> None:
-            class Clock(Recorder):
-                def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
-                    times.append(in_seconds(0))
+        class Clock(Recorder):
+            def frame_received(self, peer: PeerId, lane: Lane, frame: bytes) -> None:
+                times.append(in_seconds(0))
 
-            for transport in peers:
-                transport.serve(Clock())
-            for other in peers[1:]:
-                post_all(peers[0], other, 20)
-                post_all(other, peers[0], 20)
-            await asyncio.sleep(1)
+        async def scene() -> None:
+            async with linked_peers(FaultyNetwork(seed, loss=0.2), num_peers=4) as (_, peers, _):
+                for transport in peers:
+                    transport.serve(Clock())
+                for other in peers[1:]:
+                    post_all(peers[0], other, 20)
+                    post_all(other, peers[0], 20)
+                await asyncio.sleep(1)
 
-        play(scene, FaultyNetwork(seed, loss=0.2), num_peers=4)
+        run_virtual(scene())
         return times
 
     assert history(1) == history(1) != history(2)
 
 
-def test_a_cut_that_is_healed_in_time_only_causes_a_delay() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_cut_that_is_healed_in_time_only_causes_a_delay() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.cut(peers[0].peer, peers[1].peer)
         post_all(peers[0], peers[1], 3)
         await asyncio.sleep(5)
@@ -116,11 +115,9 @@ def test_a_cut_that_is_healed_in_time_only_causes_a_delay() -> None:
         await asyncio.sleep(60)
         assert heard[0].kinds() == heard[1].kinds() == ["up"]
 
-    play(scene)
 
-
-def test_a_lasting_cut_loses_the_link_at_both_ends_and_blocks_dialling() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_lasting_cut_loses_the_link_at_both_ends_and_blocks_dialling() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.isolate(peers[1].peer)
         await asyncio.sleep(20)
         assert heard[0].lost() == heard[1].lost() == ["no answer for 10.0 s"]
@@ -132,21 +129,17 @@ def test_a_lasting_cut_loses_the_link_at_both_ends_and_blocks_dialling() -> None
         await dialling
         assert heard[0].kinds() == ["up", "lost", "up"]
 
-    play(scene)
 
-
-def test_a_split_leaves_links_within_each_side() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_split_leaves_links_within_each_side() -> None:
+    async with linked_peers(num_peers=3) as (network, peers, heard):
         network.split([peers[0].peer, peers[1].peer], [peers[2].peer])
         await asyncio.sleep(20)
         assert peers[0].linked_peers() == {peers[1].peer}
         assert heard[2].kinds() == ["up", "lost"]
 
-    play(scene, num_peers=3)
 
-
-def test_a_stopped_peer_later_receives_what_it_missed() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_stopped_peer_later_receives_what_it_missed() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.stall(peers[1].peer)
         post_all(peers[0], peers[1], 2)
         await asyncio.sleep(100)
@@ -162,11 +155,9 @@ def test_a_stopped_peer_later_receives_what_it_missed() -> None:
         network.wake(peers[1].peer)
         assert heard[1].lost() == [f"{short_peer_id(peers[0].peer)} hung up"]
 
-    play(scene)
 
-
-def test_frames_posted_by_a_stopped_peer_wait_until_it_wakes() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_frames_posted_by_a_stopped_peer_wait_until_it_wakes() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.stall(peers[1].peer)
         assert peers[1].post(peers[0].peer, b"short-lived", lane=Lane.CONTROL, deadline=in_seconds(1))
         assert peers[1].post(peers[0].peer, b"patient", lane=Lane.CONTROL, deadline=in_seconds(100))
@@ -175,11 +166,9 @@ def test_frames_posted_by_a_stopped_peer_wait_until_it_wakes() -> None:
         await asyncio.sleep(1)
         assert heard[0].payloads(Lane.CONTROL) == [b"patient"]
 
-    play(scene)
 
-
-def test_a_write_that_stalled_while_its_sender_slept_is_given_up_on_waking() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_write_that_stalled_while_its_sender_slept_is_given_up_on_waking() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.stall(peers[1].peer)
         for _ in range(3):
             assert peers[0].post(peers[1].peer, bytes(MIB), lane=Lane.BULK, deadline=in_seconds(5))
@@ -190,11 +179,9 @@ def test_a_write_that_stalled_while_its_sender_slept_is_given_up_on_waking() -> 
         await asyncio.sleep(1)
         assert heard[0].lost() == [f"{short_peer_id(peers[1].peer)} did not read a bulk frame by its deadline"]
 
-    play(scene)
 
-
-def test_a_peer_that_returns_before_its_death_was_detected_gets_a_fresh_link() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_peer_that_returns_before_its_death_was_detected_gets_a_fresh_link() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.cut(peers[0].peer, peers[1].peer)
         network.kill(peers[1].peer)
         network.heal()
@@ -204,11 +191,9 @@ def test_a_peer_that_returns_before_its_death_was_detected_gets_a_fresh_link() -
             await asyncio.sleep(60)
             assert heard[0].kinds() == ["up", "lost", "up"]
 
-    play(scene)
 
-
-def test_a_death_behind_a_cut_is_detected_later() -> None:
-    async def scene(network: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_a_death_behind_a_cut_is_detected_later() -> None:
+    async with linked_peers() as (network, peers, heard):
         network.cut(peers[0].peer, peers[1].peer)
         network.kill(peers[1].peer)
         await asyncio.sleep(5)
@@ -216,18 +201,14 @@ def test_a_death_behind_a_cut_is_detected_later() -> None:
         await asyncio.sleep(10)
         assert heard[0].kinds() == ["up", "lost"]
 
-    play(scene)
 
-
-def test_the_rate_of_a_lane_is_kept() -> None:
-    async def scene(_: FaultyNetwork, peers: list[FaultyTransport], heard: list[Recorder]) -> None:
+async def test_the_rate_of_a_lane_is_kept() -> None:
+    async with linked_peers(FaultyNetwork(3, bytes_per_second=MIB)) as (_, peers, heard):
         begun = in_seconds(0)
         for __ in range(10):
             assert peers[0].post(peers[1].peer, bytes(MIB), lane=Lane.BULK, deadline=in_seconds(60))
         await heard[1].wait_until(lambda it: len(it.frames) == 10, 60)
         assert in_seconds(0) - begun == pytest.approx(10, abs=0.6)  # the pipe holds one frame, and there is a delay
-
-    play(scene, FaultyNetwork(3, bytes_per_second=MIB))
 
 
 def blocked_pairs(network: FaultyNetwork) -> list[str]:

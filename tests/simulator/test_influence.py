@@ -16,7 +16,7 @@ from p2p_diloco.ids import short_peer_id
 from p2p_diloco.protocol.round.round import FragmentContribution
 from simulator.machine import Machine
 from simulator.run import codecs_of, run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -110,39 +110,33 @@ async def with_liar(lie: Callable[[Machine], None], cycles: int, seed: int) -> S
     ("lie", "word", "cycles"),
     [(claims_and_flips, HEAVY, 2), (signs_the_opposite, AGAINST, 4), (claims_norms, CLIPPED, 9)],
 )
-def test_a_liar_is_named_by_most_honest_members_and_nobody_else_is(
+async def test_a_liar_is_named_by_most_honest_members_and_nobody_else_is(
     lie: Callable[[Machine], None], word: str, cycles: int, seed: int
 ) -> None:
-    async def scene() -> None:
-        swarm = await with_liar(lie, cycles, seed)
-        names = named(swarm, word)
-        assert sum("liar" in names[name] for name in HONEST) >= len(HONEST) / 2, names
-        for honest in HONEST:
-            said = set().union(*(named(swarm, any_word)[honest] for any_word in (HEAVY, CLIPPED, AGAINST)))
-            assert said <= {"liar"}, said
-
-    play(scene)
+    swarm = await with_liar(lie, cycles, seed)
+    names = named(swarm, word)
+    assert sum("liar" in names[name] for name in HONEST) >= len(HONEST) / 2, names
+    for honest in HONEST:
+        said = set().union(*(named(swarm, any_word)[honest] for any_word in (HEAVY, CLIPPED, AGAINST)))
+        assert said <= {"liar"}, said
 
 
 # `pytest -m long` plays all of them.
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] if seed > 1 else []) for seed in range(100)]
 )
-def test_in_honest_runs_of_islands_of_unequal_speed_only_fast_ones_are_named_and_only_for_their_weight(
+async def test_in_honest_runs_of_islands_of_unequal_speed_only_fast_ones_are_named_and_only_for_their_weight(
     seed: int,
 ) -> None:
-    async def scene() -> None:
-        rng = random.Random(seed)
-        peers = {f"p{place}": rng.uniform(0.05, 1.5) for place in range(rng.randint(2, 8))}
-        async with Simulation(seed=seed, codecs=codecs_of("int4"), rules=RULES) as swarm:
-            for name, seconds in peers.items():
-                swarm.add(name, founds=name == "p0", step_seconds=seconds)
-            await swarm.until(swarm.all_members, within=120.0)
-            await swarm.run(30 * CYCLE_SECONDS)
-            heavy = set().union(*named(swarm, HEAVY).values())
-            print(f"seed {seed}: {len(peers)} islands, steps of {peers}; named for their weight: {sorted(heavy)}")
-            assert all(peers[name] < median(peers.values()) for name in heavy)
-            for word in (CLIPPED, AGAINST):
-                assert not set().union(*named(swarm, word).values()), word
-
-    play(scene)
+    rng = random.Random(seed)
+    peers = {f"p{place}": rng.uniform(0.05, 1.5) for place in range(rng.randint(2, 8))}
+    async with Simulation(seed=seed, codecs=codecs_of("int4"), rules=RULES) as swarm:
+        for name, seconds in peers.items():
+            swarm.add(name, founds=name == "p0", step_seconds=seconds)
+        await swarm.until(swarm.all_members, within=120.0)
+        await swarm.run(30 * CYCLE_SECONDS)
+        heavy = set().union(*named(swarm, HEAVY).values())
+        print(f"seed {seed}: {len(peers)} islands, steps of {peers}; named for their weight: {sorted(heavy)}")
+        assert all(peers[name] < median(peers.values()) for name in heavy)
+        for word in (CLIPPED, AGAINST):
+            assert not set().union(*named(swarm, word).values()), word

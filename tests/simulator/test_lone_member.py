@@ -32,7 +32,7 @@ from simulator.coverage import share_of_spans
 from simulator.hostility import Caller
 from simulator.machine import Machine
 from simulator.run import run_rules, sign_as
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -178,30 +178,23 @@ def named(value: object) -> str:
 
 
 @pytest.mark.parametrize("answers", [NOTHING, WRONG], ids=named)
-def test_strangers_that_claim_to_be_ready_stop_no_span_of_a_lone_member(answers: tuple[str, str]) -> None:
-    async def scene() -> None:
-        async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
-            strangers = await two_strangers(swarm, answers)
-            assert await share_under_attack(swarm, strangers) >= 0.9
-            assert swarm.machines["p0"].running.ready
-            await check_afterwards(swarm, strangers)
-
-    play(scene)
+async def test_strangers_that_claim_to_be_ready_stop_no_span_of_a_lone_member(answers: tuple[str, str]) -> None:
+    async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
+        strangers = await two_strangers(swarm, answers)
+        assert await share_under_attack(swarm, strangers) >= 0.9
+        assert swarm.machines["p0"].running.ready
+        await check_afterwards(swarm, strangers)
 
 
 @pytest.mark.parametrize(("num_members", "answers"), [(1, NOTHING), (1, WRONG), (1, LATER), (2, LATER)], ids=named)
-def test_members_that_lost_their_last_entries_continue_despite_strangers_that_withhold_them(
+async def test_members_that_lost_their_last_entries_continue_despite_strangers_that_withhold_them(
     num_members: int, answers: tuple[str, str]
 ) -> None:
     """A lone member asks them, for at most as long as a stall takes."""
-
-    async def scene() -> None:
-        async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
-            strangers = await two_strangers(swarm, answers, num_members)
-            await lose_entries(swarm)
-            begins_after = PATIENT_ROUNDS if num_members == 1 else 2 * RULES.clock.num_fragments
-            assert await share_under_attack(swarm, strangers, begins_after) >= 0.9
-            assert num_members > 1 or all(stranger.of(HeadsRequest) for stranger in strangers)
-            await check_afterwards(swarm, strangers)
-
-    play(scene)
+    async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
+        strangers = await two_strangers(swarm, answers, num_members)
+        await lose_entries(swarm)
+        begins_after = PATIENT_ROUNDS if num_members == 1 else 2 * RULES.clock.num_fragments
+        assert await share_under_attack(swarm, strangers, begins_after) >= 0.9
+        assert num_members > 1 or all(stranger.of(HeadsRequest) for stranger in strangers)
+        await check_afterwards(swarm, strangers)

@@ -18,7 +18,7 @@ from simulator.hostility import telling
 from simulator.lies import lone_vote
 from simulator.machine import Machine
 from simulator.run import key_named, run_rules, signer
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 HONEST = ("p0", "p1", "p2")
 VICTIM, FRIEND = key_named("p1").peer, key_named("friend").peer
@@ -104,44 +104,38 @@ def roles(roster: Roster) -> list[tuple[bytes, bool, bool]]:
 
 
 @pytest.mark.long  # make size plays it
-def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succeeds() -> None:
+async def test_a_leader_with_an_invalid_proposal_is_reported_and_the_next_leader_succeeds() -> None:
     """Each lie gets its own ballot: a member's share changes, and the liar has the first turn."""
-
-    async def scene() -> None:
-        async with Simulation(
-            seed=1, rules=run_rules(num_spans=(2, 2), heartbeat_seconds=2.0), as_bytes=False
-        ) as swarm:
-            for name in (*HONEST, "liar"):
-                swarm.add(name, founds=name == "p0")
-            await swarm.until(swarm.all_settled, within=300.0)
-            liar, name = swarm.machines["liar"], short_peer_id(key_named("liar").peer)
-            honest = [swarm.machines[each] for each in HONEST]
-            begin, share = swarm.round, FULL_SHARE
-            for text, lie in LIES.items():
-                await until_it_leads_next(swarm, liar)
-                before = liar.roster
-                for machine in honest:
-                    machine.reports.clear()
-                liar.lie(telling(partial(lie_in_proposals, lie)))
-                share = 4 if share == FULL_SHARE else FULL_SHARE
-                engine = swarm.machines["p2"].running
-                engine.set_conditions(replace(engine.conditions, share=share))
-                await swarm.run_to_round(swarm.round + 2)
-                liar.lie(None)
-                topic = "roster-refused" if lie is certify_alone else "proposal-refused"
-                for machine in honest:
-                    assert any(name in said for said in machine.texts(topic)), (text, machine, machine.reports)
-                    after = machine.roster
-                    assert (after.k, after.parent) == (before.k + 1, before.digest()), (text, machine)
-                    assert roles(after) == roles(before), (text, machine)
-                    shares = {member.peer: member.share for member in after.members}
-                    assert shares.pop(key_named("p2").peer) == share, (text, machine)
-                    assert set(shares.values()) == {FULL_SHARE}, (text, machine)
-            end = swarm.round
-            await swarm.run_to_round(end + 12)
-            assert share_of_spans(swarm, begin, end) >= 0.9
-            assert share_of_spans(swarm, end, end + 12) >= 0.9
-            assert longest_gap(swarm, begin, end + 12) <= 1
-            await swarm.until(lambda: swarm.agreed(HONEST), 2 * swarm.rules.cycle_seconds)
-
-    play(scene)
+    async with Simulation(seed=1, rules=run_rules(num_spans=(2, 2), heartbeat_seconds=2.0), as_bytes=False) as swarm:
+        for name in (*HONEST, "liar"):
+            swarm.add(name, founds=name == "p0")
+        await swarm.until(swarm.all_settled, within=300.0)
+        liar, name = swarm.machines["liar"], short_peer_id(key_named("liar").peer)
+        honest = [swarm.machines[each] for each in HONEST]
+        begin, share = swarm.round, FULL_SHARE
+        for text, lie in LIES.items():
+            await until_it_leads_next(swarm, liar)
+            before = liar.roster
+            for machine in honest:
+                machine.reports.clear()
+            liar.lie(telling(partial(lie_in_proposals, lie)))
+            share = 4 if share == FULL_SHARE else FULL_SHARE
+            engine = swarm.machines["p2"].running
+            engine.set_conditions(replace(engine.conditions, share=share))
+            await swarm.run_to_round(swarm.round + 2)
+            liar.lie(None)
+            topic = "roster-refused" if lie is certify_alone else "proposal-refused"
+            for machine in honest:
+                assert any(name in said for said in machine.texts(topic)), (text, machine, machine.reports)
+                after = machine.roster
+                assert (after.k, after.parent) == (before.k + 1, before.digest()), (text, machine)
+                assert roles(after) == roles(before), (text, machine)
+                shares = {member.peer: member.share for member in after.members}
+                assert shares.pop(key_named("p2").peer) == share, (text, machine)
+                assert set(shares.values()) == {FULL_SHARE}, (text, machine)
+        end = swarm.round
+        await swarm.run_to_round(end + 12)
+        assert share_of_spans(swarm, begin, end) >= 0.9
+        assert share_of_spans(swarm, end, end + 12) >= 0.9
+        assert longest_gap(swarm, begin, end + 12) <= 1
+        await swarm.until(lambda: swarm.agreed(HONEST), 2 * swarm.rules.cycle_seconds)

@@ -7,7 +7,6 @@ import pytest
 from simulator import scale
 from simulator.network import OUTBOUND_ONLY
 from simulator.scale import ROUND_SECONDS, ScalePlan, ScaleRow, measure, scale_swarm
-from simulator.simulation import play
 
 
 def bits(row: ScaleRow) -> float:
@@ -41,14 +40,11 @@ def test_a_grid_sends_a_little_more_and_has_few_streams() -> None:
 
 
 @pytest.mark.long
-def test_rosters_are_certified_only_when_something_changes() -> None:
-    async def scene() -> None:
-        async with scale_swarm(18) as swarm:
-            for num_rounds in (8, 12):
-                await swarm.run_to(num_rounds * ROUND_SECONDS)
-                assert {machine.roster.k for machine in swarm.running()} == {2}, "all are listed, and make entries"
-
-    play(scene)
+async def test_rosters_are_certified_only_when_something_changes() -> None:
+    async with scale_swarm(18) as swarm:
+        for num_rounds in (8, 12):
+            await swarm.run_to(num_rounds * ROUND_SECONDS)
+            assert {machine.roster.k for machine in swarm.running()} == {2}, "all are listed, and make entries"
 
 
 @pytest.mark.long
@@ -77,9 +73,6 @@ def test_a_newcomer_that_reaches_one_member_gets_answers_of_voters_without_a_lin
     assert row.newcomer_cycles is not None
 
 
-def test_a_share_of_the_peers_cannot_be_dialled() -> None:
-    async def scene() -> None:
-        async with scale_swarm(10, dial_out_only=0.3) as swarm:
-            assert sum(machine.place == OUTBOUND_ONLY for machine in swarm.machines.values()) == 3
-
-    play(scene)
+async def test_a_share_of_the_peers_cannot_be_dialled() -> None:
+    async with scale_swarm(10, dial_out_only=0.3) as swarm:
+        assert sum(machine.place == OUTBOUND_ONLY for machine in swarm.machines.values()) == 3

@@ -14,97 +14,82 @@ from simulator.simulation import Simulation, play
 from simulator.trace import Trace
 
 
-def test_peers_join_train_and_agree() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=1) as swarm:
-            swarm.add("p0", founds=True)
-            swarm.add("p1")
-            swarm.add("p2")
-            await swarm.until(swarm.all_members, within=120.0)
-            height = swarm.machines["p0"].height()
-            await swarm.run(60.0)
-            assert swarm.machines["p0"].height() > height
-            assert swarm.inspector.checks > 100
-            assert swarm.inspector.skipped == 0
-
-    play(scene)
+async def test_peers_join_train_and_agree() -> None:
+    async with Simulation(seed=1) as swarm:
+        swarm.add("p0", founds=True)
+        swarm.add("p1")
+        swarm.add("p2")
+        await swarm.until(swarm.all_members, within=120.0)
+        height = swarm.machines["p0"].height()
+        await swarm.run(60.0)
+        assert swarm.machines["p0"].height() > height
+        assert swarm.inspector.checks > 100
+        assert swarm.inspector.skipped == 0
 
 
-def test_killed_peer_comes_back_from_its_disk() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=2) as swarm:
-            swarm.add("p0", founds=True)
-            swarm.add("p1")
-            swarm.add("p2")
-            await swarm.until(swarm.all_members, within=120.0)
-            await swarm.run(60.0)
-            swarm.kill("p1")
-            await swarm.run(20.0)
-            swarm.start("p1")
-            await swarm.run(0.1)
-            assert swarm.machines["p1"].height() > 0
-            assert swarm.machines["p1"].running.me.incarnation > 1
-            await swarm.until(swarm.all_members, within=120.0)
-
-    play(scene)
+async def test_killed_peer_comes_back_from_its_disk() -> None:
+    async with Simulation(seed=2) as swarm:
+        swarm.add("p0", founds=True)
+        swarm.add("p1")
+        swarm.add("p2")
+        await swarm.until(swarm.all_members, within=120.0)
+        await swarm.run(60.0)
+        swarm.kill("p1")
+        await swarm.run(20.0)
+        swarm.start("p1")
+        await swarm.run(0.1)
+        assert swarm.machines["p1"].height() > 0
+        assert swarm.machines["p1"].running.me.incarnation > 1
+        await swarm.until(swarm.all_members, within=120.0)
 
 
-def test_all_peers_lose_power_at_once_and_continue() -> None:
-    async def scene() -> None:
-        names = ("p0", "p1", "p2")
-        async with Simulation(seed=3) as swarm:
-            for name in names:
-                swarm.add(name, founds=name == "p0")
-            await swarm.until(swarm.all_members, within=120.0)
-            await swarm.run(60.0)
-            for name in names:
-                swarm.cut_power(name)
-            await swarm.run(5.0)
-            assert swarm.running() == []
-            for name in names:
-                swarm.start(name)
-            await swarm.until(lambda: all(m.running.ready for m in swarm.running()), within=120.0)
-            height = swarm.machines["p0"].height()
-            await swarm.until(lambda: swarm.machines["p0"].height() > height, within=240.0)
-
-    play(scene)
+async def test_all_peers_lose_power_at_once_and_continue() -> None:
+    names = ("p0", "p1", "p2")
+    async with Simulation(seed=3) as swarm:
+        for name in names:
+            swarm.add(name, founds=name == "p0")
+        await swarm.until(swarm.all_members, within=120.0)
+        await swarm.run(60.0)
+        for name in names:
+            swarm.cut_power(name)
+        await swarm.run(5.0)
+        assert swarm.running() == []
+        for name in names:
+            swarm.start(name)
+        await swarm.until(lambda: all(m.running.ready for m in swarm.running()), within=120.0)
+        height = swarm.machines["p0"].height()
+        await swarm.until(lambda: swarm.machines["p0"].height() > height, within=240.0)
 
 
-def test_sleeping_machine_misses_rounds_and_takes_part_again() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=4) as swarm:
-            for name in ("p0", "p1", "p2", "p3"):
-                swarm.add(name, founds=name == "p0")
-            await swarm.until(swarm.all_members, within=120.0)
-            height = swarm.machines["p3"].height()
-            swarm.stop("p3", sleeps=True)
-            await swarm.run(120.0)
-            assert swarm.machines["p3"].height() == height
-            assert swarm.machines["p0"].height() > height
-            swarm.go_on("p3")
-            await swarm.until(swarm.all_members, within=240.0)
-
-    play(scene)
+async def test_sleeping_machine_misses_rounds_and_takes_part_again() -> None:
+    async with Simulation(seed=4) as swarm:
+        for name in ("p0", "p1", "p2", "p3"):
+            swarm.add(name, founds=name == "p0")
+        await swarm.until(swarm.all_members, within=120.0)
+        height = swarm.machines["p3"].height()
+        swarm.stop("p3", sleeps=True)
+        await swarm.run(120.0)
+        assert swarm.machines["p3"].height() == height
+        assert swarm.machines["p0"].height() > height
+        swarm.go_on("p3")
+        await swarm.until(swarm.all_members, within=240.0)
 
 
-def test_peer_behind_a_router_dials_out_and_is_never_dialled() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=5) as swarm:
-            swarm.add("p0", founds=True)
-            swarm.add("p1", place=OUTBOUND_ONLY)
-            swarm.add("p2", place=OUTBOUND_ONLY, believes_open=True)
-            swarm.add("p3", place="home", believes_open=True)
-            swarm.add("p4", place="home", believes_open=True)
-            await swarm.run(40.0)
-            peers = {name: machine.peer for name, machine in swarm.machines.items()}
-            linked = {name: machine.running.linked for name, machine in swarm.machines.items()}
-            assert peers["p0"] in linked["p1"] & linked["p2"] & linked["p3"]
-            assert peers["p2"] not in linked["p1"] | linked["p3"]
-            assert peers["p4"] in linked["p3"]
-            assert swarm.network.can_dial(peers["p1"], peers["p0"])
-            assert swarm.network.places[peers["p0"]] == OPEN
-
-    play(scene)
+async def test_peer_behind_a_router_dials_out_and_is_never_dialled() -> None:
+    async with Simulation(seed=5) as swarm:
+        swarm.add("p0", founds=True)
+        swarm.add("p1", place=OUTBOUND_ONLY)
+        swarm.add("p2", place=OUTBOUND_ONLY, believes_open=True)
+        swarm.add("p3", place="home", believes_open=True)
+        swarm.add("p4", place="home", believes_open=True)
+        await swarm.run(40.0)
+        peers = {name: machine.peer for name, machine in swarm.machines.items()}
+        linked = {name: machine.running.linked for name, machine in swarm.machines.items()}
+        assert peers["p0"] in linked["p1"] & linked["p2"] & linked["p3"]
+        assert peers["p2"] not in linked["p1"] | linked["p3"]
+        assert peers["p4"] in linked["p3"]
+        assert swarm.network.can_dial(peers["p1"], peers["p0"])
+        assert swarm.network.places[peers["p0"]] == OPEN
 
 
 def test_trace_shows_what_arrived() -> None:
@@ -121,16 +106,13 @@ def test_trace_shows_what_arrived() -> None:
     assert not any("Heartbeat(" in line for line in lines)
 
 
-def test_error_in_a_node_is_a_violation() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=7) as swarm:
-            machine = swarm.add("p0", founds=True)
-            assert machine.island is not None
-            machine.island.progress = None  # type: ignore[assignment, method-assign]
-            with pytest.raises(Violated, match="I9"):
-                await swarm.run(10.0)
-
-    play(scene)
+async def test_error_in_a_node_is_a_violation() -> None:
+    async with Simulation(seed=7) as swarm:
+        machine = swarm.add("p0", founds=True)
+        assert machine.island is not None
+        machine.island.progress = None  # type: ignore[assignment, method-assign]
+        with pytest.raises(Violated, match="I9"):
+            await swarm.run(10.0)
 
 
 DIGEST = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,21 +9,16 @@ import pytest
 from simulator.liveness import cycles_until_it_goes_on, fragment_heights
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import ROUND_SECONDS, run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
 REDUCES_AFTER = 12 * ROUND_SECONDS
 """Cycles of one round: after eight of them, all reachable members reduce."""
-Story = Callable[[Simulation], Awaitable[None]]
 
 
-def tell(story: Story, *, seed: int = 1, **rules: Any) -> None:
-    async def scene() -> None:
-        async with Simulation(seed=seed, rules=run_rules(**rules), as_bytes=False) as swarm:
-            await story(swarm)
-
-    play(scene)
+def told(*, seed: int = 1, **rules: Any) -> Simulation:
+    return Simulation(seed=seed, rules=run_rules(**rules), as_bytes=False)
 
 
 def add_peers(swarm: Simulation, count: int, *, num_open: int | None = None) -> None:
@@ -44,10 +38,9 @@ def begin_of_next_round(swarm: Simulation) -> float:
     return (swarm.now // ROUND_SECONDS + 1) * ROUND_SECONDS
 
 
-def test_a_joiner_of_a_run_of_one_fragment_becomes_ready_while_it_continues() -> None:
+async def test_a_joiner_of_a_run_of_one_fragment_becomes_ready_while_it_continues() -> None:
     """Its boundary was always a round behind, so it was never compared at a tip that both sides held."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(2,)) as swarm:
         add_peers(swarm, 2)
         await swarm.until(swarm.agreed, 60.0)
         await swarm.run(20.0)
@@ -55,13 +48,10 @@ def test_a_joiner_of_a_run_of_one_fragment_becomes_ready_while_it_continues() ->
         await swarm.until(lambda: swarm.machines["late"].running.ready, 2 * ROUND_SECONDS)
         await swarm.until(swarm.all_members, 3 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2,))
 
-
-def test_clocks_that_differ_slightly_cause_no_skipped_round() -> None:
+async def test_clocks_that_differ_slightly_cause_no_skipped_round() -> None:
     """Promises of peers ahead let a leader certify before its own round began; it then followed another roster."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(2, 2)) as swarm:
         swarm.add("boot", trains=False, founds=True)
         for place, offset in enumerate((-0.4, 0.4, 0.4, -0.4, 0.0)):
             swarm.add(f"p{place}", wall_offset=offset)
@@ -74,13 +64,10 @@ def test_clocks_that_differ_slightly_cause_no_skipped_round() -> None:
             assert {closed.num_entries for closed in machine.closed} == {2}, machine
             assert {closed.num_included for closed in machine.closed} == {10}, machine
 
-    tell(story, num_spans=(2, 2))
 
-
-def test_a_joiner_with_a_single_donor_corrects_what_differs_from_it() -> None:
+async def test_a_joiner_with_a_single_donor_corrects_what_differs_from_it() -> None:
     """It waited for a second accuser. At home, behind one bootstrap peer, there is none, so it never became ready."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(scrub_cycles=64) as swarm:
         add_peers(swarm, 3, num_open=0)
         await swarm.until(lambda: swarm.all_members() and swarm.agreed(), 60.0)
         await swarm.run(40.0)
@@ -92,13 +79,10 @@ def test_a_joiner_with_a_single_donor_corrects_what_differs_from_it() -> None:
         await swarm.until(lambda: swarm.machines["p1"].running.ready and not swarm.inspector.differing, 60.0)
         assert "content" in swarm.machines["p1"].topics
 
-    tell(story, scrub_cycles=64)
 
-
-def test_a_joiner_whose_donor_sends_one_heartbeat_per_round_becomes_ready() -> None:
+async def test_a_joiner_whose_donor_sends_one_heartbeat_per_round_becomes_ready() -> None:
     """Its donor's heartbeats came right after the entries, so the two never compared the same heads."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(1, 1), heartbeat_seconds=8.0) as swarm:
         add_peers(swarm, 3, num_open=0)
         await swarm.until(swarm.all_members, 120.0)
         await swarm.run_to(40 * ROUND_SECONDS - 0.5)
@@ -107,27 +91,21 @@ def test_a_joiner_whose_donor_sends_one_heartbeat_per_round_becomes_ready() -> N
             await swarm.run(1.0)
         await swarm.until(lambda: all(machine.running.ready for machine in swarm.running()), 40.0)
 
-    tell(story, num_spans=(1, 1), heartbeat_seconds=8.0)
 
-
-def test_a_joiner_ahead_of_a_donor_that_reports_just_before_a_round_becomes_ready() -> None:
+async def test_a_joiner_ahead_of_a_donor_that_reports_just_before_a_round_becomes_ready() -> None:
     """The donor's report was about one boundary, and the joiner's clock already showed the next: never compared."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(2,), heartbeat_seconds=8.0) as swarm:
         swarm.add("p0", founds=True)
         await swarm.until(swarm.all_members, 60.0)
         await swarm.run_to(begin_of_next_round(swarm) + 1.5 * ROUND_SECONDS)
         swarm.add("late", place=OUTBOUND_ONLY, wall_offset=0.4)
         await swarm.until(lambda: swarm.machines["late"].running.ready, 3 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2,), heartbeat_seconds=8.0)
-
 
 @pytest.mark.parametrize("num_hidden", [1, 2, pytest.param(13, marks=pytest.mark.long)])
-def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(num_hidden: int) -> None:
+async def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(num_hidden: int) -> None:
     """Members behind routers saw only the dead member, which alone could lead a grid, and waited forever."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(2, 2), group_size=2, stalled_cycles=2) as swarm:
         swarm.add("boot", trains=False, founds=True)
         swarm.add("open")
         for place in range(num_hidden):
@@ -141,15 +119,12 @@ def test_the_bootstrap_serves_all_again_when_the_last_dialable_member_is_gone(nu
         await swarm.until(swarm.all_members, 40 * ROUND_SECONDS)
         await swarm.until(swarm.agreed, 8 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2, 2), group_size=2, stalled_cycles=2)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("founder_lives", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_lives: bool) -> None:
+async def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_lives: bool) -> None:
     """The others promised it their votes but never received a proposal, and the bootstrap left the lead to it."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(2,), group_size=2, stalled_cycles=3, heartbeat_seconds=2.0) as swarm:
         add_peers(swarm, 16, num_open=8)
         await swarm.until(swarm.all_members, 120.0)
         await swarm.run(REDUCES_AFTER)
@@ -166,15 +141,12 @@ def test_a_grid_continues_when_its_only_remaining_reducer_lost_its_disk(founder_
         await swarm.until(swarm.all_members, 90 * ROUND_SECONDS)
         await goes_on(swarm, 8 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2,), group_size=2, stalled_cycles=3, heartbeat_seconds=2.0)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [0, *(pytest.param(place, marks=pytest.mark.long) for place in (3, 6))])
-def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: int) -> None:
+async def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: int) -> None:
     """The first roster without a majority kept the rows that it heard nothing from, whose reducers were all dead."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(2,), group_size=2, stalled_cycles=1, heartbeat_seconds=2.0) as swarm:
         add_peers(swarm, 16, num_open=11)
         await swarm.until(swarm.all_members, 120.0)
         await swarm.run(REDUCES_AFTER)
@@ -185,14 +157,11 @@ def test_a_grid_continues_without_its_founder_whichever_reducer_is_left(place: i
             swarm.kill(name)
         await swarm.until(swarm.all_members, 60 * ROUND_SECONDS)
 
-    tell(story, num_spans=(2,), group_size=2, stalled_cycles=1, heartbeat_seconds=2.0)
-
 
 @pytest.mark.slow
-def test_two_branches_with_grids_merge_again() -> None:
+async def test_two_branches_with_grids_merge_again() -> None:
     """Each branch kept links with its own members only and never learned of the other."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(seed=4, num_spans=(2,), group_size=2, stalled_cycles=1) as swarm:
         add_peers(swarm, 9)
         names = [f"p{place}" for place in range(9)]
         await swarm.until(swarm.all_members, 120.0)
@@ -206,11 +175,9 @@ def test_two_branches_with_grids_merge_again() -> None:
         await swarm.until(swarm.all_members, 20 * ROUND_SECONDS)
         await swarm.until(swarm.agreed, 4 * ROUND_SECONDS)
 
-    tell(story, seed=4, num_spans=(2,), group_size=2, stalled_cycles=1)
 
-
-def test_no_progress_is_promised_after_the_last_holders_of_the_state_lost_their_disks() -> None:
-    async def story(swarm: Simulation) -> None:
+async def test_no_progress_is_promised_after_the_last_holders_of_the_state_lost_their_disks() -> None:
+    async with told(num_spans=(2,)) as swarm:
         add_peers(swarm, 2)
         await swarm.until(swarm.agreed, 60.0)
         await swarm.run(20.0)
@@ -223,13 +190,10 @@ def test_no_progress_is_promised_after_the_last_holders_of_the_state_lost_their_
         assert cycles_until_it_goes_on(swarm) is None
         assert not any(machine.running.ready for machine in swarm.running()), "a fresh start is never the truth"
 
-    tell(story, num_spans=(2,))
 
-
-def test_two_peers_continue_at_once_after_one_was_restored_from_an_old_backup() -> None:
+async def test_two_peers_continue_at_once_after_one_was_restored_from_an_old_backup() -> None:
     """It counted as an earlier incarnation than the one known to the other, which therefore ignored it."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told(num_spans=(1,)) as swarm:
         swarm.add("p0", founds=True)
         swarm.add("p1")
         await swarm.until(swarm.all_members, 60.0)
@@ -246,5 +210,3 @@ def test_two_peers_continue_at_once_after_one_was_restored_from_an_old_backup() 
         swarm.start("p1")
         await swarm.until(swarm.all_members, 6 * ROUND_SECONDS)
         await goes_on(swarm, 2 * ROUND_SECONDS)
-
-    tell(story, num_spans=(1,))

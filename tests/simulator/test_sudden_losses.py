@@ -7,7 +7,6 @@ these scenes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -17,24 +16,18 @@ from simulator.coverage import longest_gap, share_of_spans
 from simulator.hostility import telling
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
 MOST_CYCLES = 6
 WATCHED_ROUNDS = 20
 """Ten cycles."""
-Story = Callable[[Simulation], Awaitable[None]]
 
 
-def tell(story: Story) -> None:
+def told() -> Simulation:
     rules = run_rules(num_spans=(2, 2), stalled_cycles=3, heartbeat_seconds=2.0)
-
-    async def scene() -> None:
-        async with Simulation(seed=1, rules=rules, as_bytes=False) as swarm:
-            await story(swarm)
-
-    play(scene)
+    return Simulation(seed=1, rules=rules, as_bytes=False)
 
 
 async def begin(swarm: Simulation, num_open: int, num_hidden: int) -> None:
@@ -64,8 +57,10 @@ def owners(swarm: Simulation) -> list[str]:
 @pytest.mark.parametrize(
     ("num_open", "num_hidden", "most"), [(4, 2, 3), (4, 0, 5)], ids=["a majority is left", "half of the voters die"]
 )
-def test_no_span_waits_long_when_owners_of_half_of_the_spans_die(num_open: int, num_hidden: int, most: int) -> None:
-    async def story(swarm: Simulation) -> None:
+async def test_no_span_waits_long_when_owners_of_half_of_the_spans_die(
+    num_open: int, num_hidden: int, most: int
+) -> None:
+    async with told() as swarm:
         await begin(swarm, num_open, num_hidden)
         owned = owners(swarm)
         dead: list[str] = []
@@ -79,26 +74,23 @@ def test_no_span_waits_long_when_owners_of_half_of_the_spans_die(num_open: int, 
         gap = await watch(swarm, first)
         assert gap <= most <= MOST_CYCLES
 
-    tell(story)
-
 
 @pytest.mark.parametrize(
     ("num_open", "num_hidden", "most"),
     [(1, 2, 2), (2, 2, 5), (2, 3, 4)],
     ids=["one and two at home", "two and two at home", "two and three at home"],
 )
-def test_the_bootstrap_serves_peers_at_home_when_all_reducers_die(num_open: int, num_hidden: int, most: int) -> None:
+async def test_the_bootstrap_serves_peers_at_home_when_all_reducers_die(
+    num_open: int, num_hidden: int, most: int
+) -> None:
     """No remaining peer can reach another; the bootstrap had left the roster while two others reduced."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told() as swarm:
         await begin(swarm, num_open, num_hidden)
         first = swarm.round
         for place in range(num_open):
             swarm.kill(f"p{place}")
         gap = await watch(swarm, first)
         assert gap <= most <= MOST_CYCLES
-
-    tell(story)
 
 
 def lose_roster(swarm: Simulation, k: int) -> None:
@@ -116,10 +108,9 @@ def lose_roster(swarm: Simulation, k: int) -> None:
 @pytest.mark.parametrize(
     ("holder_dies", "most"), [(False, 3), (True, 4)], ids=["its holder lives", "its only holder dies"]
 )
-def test_no_span_waits_long_when_most_members_miss_a_certificate(holder_dies: bool, most: int) -> None:
+async def test_no_span_waits_long_when_most_members_miss_a_certificate(holder_dies: bool, most: int) -> None:
     """For two cycles only a ballot's leader gets the certificate; its voters name no parent under the old roster."""
-
-    async def story(swarm: Simulation) -> None:
+    async with told() as swarm:
         await begin(swarm, 4, 0)
         k, first = swarm.machines["p0"].roster.k + 1, swarm.round
         lose_roster(swarm, k)
@@ -140,5 +131,3 @@ def test_no_span_waits_long_when_most_members_miss_a_certificate(holder_dies: bo
             machine.transport.mutator = None
         gap = await watch(swarm, first)
         assert gap <= most <= MOST_CYCLES
-
-    tell(story)

@@ -16,7 +16,7 @@ from p2p_diloco.rate import WIRE_SHARE
 from simulator.machine import Machine
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -51,31 +51,26 @@ def moved(machine: Machine) -> tuple[int, int]:
     ("islands", "reachable"),
     [(1, 1), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((3, 3), (2, 1), (4, 1)))],
 )
-def test_a_peer_announces_what_it_moves_except_for_headers(islands: int, reachable: int) -> None:
-    async def scene() -> None:
-        async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
-            swarm.add("bootstrap", trains=False, founds=True)
-            for number in range(islands):
-                swarm.add(f"p{number}", place=OPEN if number < reachable else OUTBOUND_ONLY)
-            await swarm.until(swarm.all_ready, within=400.0)
-            await swarm.run_to_round(FRAGMENTS * (swarm.round // FRAGMENTS) + SETTLING_ROUNDS)
-            trainers = swarm.running()
-            before = [moved(machine) for machine in trainers]
-            await swarm.run_to_round(swarm.round + FRAGMENTS * CYCLES)
-            now = swarm.loop.true_seconds()
-            after = [moved(machine) for machine in trainers]
-            rows = [
-                (*announced(machine, now), (sent - sent_before) / CYCLES, (received - received_before) / CYCLES)
-                for machine, (sent, received), (sent_before, received_before) in zip(
-                    trainers, after, before, strict=True
-                )
-            ]
-            for place, alike in (("reachable", rows[:reachable]), ("outbound only", rows[reachable:])):
-                if alike:
-                    print_and_compare(f"{len(alike)} of {islands} trainers, {place}", alike)
-            await swarm.finish()
-
-    play(scene)
+async def test_a_peer_announces_what_it_moves_except_for_headers(islands: int, reachable: int) -> None:
+    async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
+        swarm.add("bootstrap", trains=False, founds=True)
+        for number in range(islands):
+            swarm.add(f"p{number}", place=OPEN if number < reachable else OUTBOUND_ONLY)
+        await swarm.until(swarm.all_ready, within=400.0)
+        await swarm.run_to_round(FRAGMENTS * (swarm.round // FRAGMENTS) + SETTLING_ROUNDS)
+        trainers = swarm.running()
+        before = [moved(machine) for machine in trainers]
+        await swarm.run_to_round(swarm.round + FRAGMENTS * CYCLES)
+        now = swarm.loop.true_seconds()
+        after = [moved(machine) for machine in trainers]
+        rows = [
+            (*announced(machine, now), (sent - sent_before) / CYCLES, (received - received_before) / CYCLES)
+            for machine, (sent, received), (sent_before, received_before) in zip(trainers, after, before, strict=True)
+        ]
+        for place, alike in (("reachable", rows[:reachable]), ("outbound only", rows[reachable:])):
+            if alike:
+                print_and_compare(f"{len(alike)} of {islands} trainers, {place}", alike)
+        await swarm.finish()
 
 
 def print_and_compare(who: str, rows: Sequence[tuple[float, ...]]) -> None:

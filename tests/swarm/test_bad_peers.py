@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from simulator.hostility import Caller
 from simulator.lies import degraded_child, lone_vote
 from simulator.machine import Machine
 from simulator.run import SPAN_ELEMENTS, run_rules, signer
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -42,19 +42,16 @@ def add_all(swarm: Simulation) -> None:
         swarm.add(f"p{number}", step_seconds=0.9 + 0.1 * number)
 
 
-def act(scene: Callable[[Simulation], Coroutine[Any, Any, None]]) -> None:
-    """Run a scene with four members that train; at its end all must agree."""
-
-    async def whole() -> None:
-        async with Simulation(rules=RULES, as_bytes=False) as swarm:
-            add_all(swarm)
-            await swarm.until(swarm.all_settled, within=600.0)
-            await swarm.outlive("bootstrap")
-            await swarm.grows("p0", entries=16)
-            await scene(swarm)
-            await swarm.until(lambda: swarm.all_ready() and swarm.agreed(), within=128.0)
-
-    play(whole)
+@asynccontextmanager
+async def agreeing_swarm() -> AsyncIterator[Simulation]:
+    """Yield a swarm of four members that train; at the end all must agree."""
+    async with Simulation(rules=RULES, as_bytes=False) as swarm:
+        add_all(swarm)
+        await swarm.until(swarm.all_settled, within=600.0)
+        await swarm.outlive("bootstrap")
+        await swarm.grows("p0", entries=16)
+        yield swarm
+        await swarm.until(lambda: swarm.all_ready() and swarm.agreed(), within=128.0)
 
 
 def send(swarm: Simulation, to: Machine, message: Message) -> None:
@@ -96,8 +93,8 @@ BAD_FRAMES = {
 }
 
 
-def test_the_sender_of_a_bad_frame_is_named_and_hung_up_and_rounds_continue() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_the_sender_of_a_bad_frame_is_named_and_hung_up_and_rounds_continue() -> None:
+    async with agreeing_swarm() as swarm:
         target = swarm.machines["p0"]
         for number, (name, (frame, lane, says)) in enumerate(BAD_FRAMES.items()):
             async with Caller(swarm, name) as stranger:
@@ -113,11 +110,9 @@ def test_the_sender_of_a_bad_frame_is_named_and_hung_up_and_rounds_continue() ->
             await swarm.grows(machine.name, entries=8, within=40.0)
         await swarm.until(swarm.all_ready, within=40.0)
 
-    act(scene)
 
-
-def test_a_peer_that_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_peer_that_serves_numbers_that_are_not_finite_is_named_and_hung_up() -> None:
+    async with agreeing_swarm() as swarm:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
         head = target.running.chains.heads[SpanId(0, 0)]
         piece = np.full(2 * SPAN_ELEMENTS, np.nan, dtype="<f4").tobytes()
@@ -127,14 +122,12 @@ def test_a_peer_that_serves_numbers_that_are_not_finite_is_named_and_hung_up() -
         assert [short_peer_id(villain.peer) in text for text in target.texts("frame-refused")] == [True]
         await swarm.grows("p0", within=60.0)
 
-    act(scene)
-
 
 # -- rosters
 
 
-def test_a_roster_with_the_vote_of_one_member_changes_nothing_and_its_sender_is_refused() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_roster_with_the_vote_of_one_member_changes_nothing_and_its_sender_is_refused() -> None:
+    async with agreeing_swarm() as swarm:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
         parent = target.running.book.in_force
         assert parent is not None
@@ -152,14 +145,12 @@ def test_a_roster_with_the_vote_of_one_member_changes_nothing_and_its_sender_is_
             assert "degraded" in machine.texts("roster-refused")[0] or "majority" in machine.texts("roster-refused")[0]
             await swarm.grows(machine.name, within=60.0)
 
-    act(scene)
-
 
 # -- text shown to users
 
 
-def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_counted() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_counted() -> None:
+    async with agreeing_swarm() as swarm:
         villain, target = swarm.machines[VILLAIN], swarm.machines["p0"]
         word = Refusal(round=3, newer_roster=False, reason=b"no\x1b[2J\nall is well \xe2\x80\xae\x07")
         for _ in range(1000):
@@ -172,8 +163,6 @@ def test_a_refusal_with_escape_sequences_is_shown_clean_and_a_flood_of_them_is_c
         (counted,) = target.texts("flood")
         left_out = 1000 - len(texts)
         assert counted == f"in the last minute {left_out} more lines about {short_peer_id(villain.peer)} were left out"
-
-    act(scene)
 
 
 # -- contributions
@@ -204,35 +193,32 @@ def largest_scale(bits: int) -> Callable[[EncodedSpan], EncodedSpan]:
 
 
 @pytest.mark.parametrize("bits", [0x7E12, 0x5E12], ids=["3e38", "2^64"])
-def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_training_continues(bits: int) -> None:
-    async def scene() -> None:
-        async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
-            add_all(swarm)
-            contribute(swarm, largest_scale(bits))
+async def test_the_largest_finite_contribution_in_the_first_cycle_is_left_out_and_training_continues(bits: int) -> None:
+    async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
+        add_all(swarm)
+        contribute(swarm, largest_scale(bits))
 
-            def have_two_entries() -> bool:
-                heads = [machine.running.chains.heads for machine in others(swarm)]
-                return all(len(held) >= 8 and all(head.height >= 2 for head in held.values()) for held in heads)
+        def have_two_entries() -> bool:
+            heads = [machine.running.chains.heads for machine in others(swarm)]
+            return all(len(held) >= 8 and all(head.height >= 2 for head in held.values()) for held in heads)
 
-            await swarm.until(have_two_entries, within=300.0)
-            dropped = all_texts(others(swarm), "contribution-dropped")
-            assert any(short_peer_id(swarm.machines[VILLAIN].peer) in text for text in dropped)
-            for machine in others(swarm):
-                for state in machine.vectors.states.values():
-                    assert np.abs(state.anchor_N).max() < 100.0, "they start at less than one"
-            contribute(swarm, None)
-            await swarm.until(swarm.all_ready, within=180.0)
-            await swarm.grows("p0", entries=16)
-            await swarm.until(swarm.agreed, within=64.0)
-
-    play(scene)
+        await swarm.until(have_two_entries, within=300.0)
+        dropped = all_texts(others(swarm), "contribution-dropped")
+        assert any(short_peer_id(swarm.machines[VILLAIN].peer) in text for text in dropped)
+        for machine in others(swarm):
+            for state in machine.vectors.states.values():
+                assert np.abs(state.anchor_N).max() < 100.0, "they start at less than one"
+        contribute(swarm, None)
+        await swarm.until(swarm.all_ready, within=180.0)
+        await swarm.grows("p0", entries=16)
+        await swarm.until(swarm.agreed, within=64.0)
 
 
 @pytest.mark.parametrize("spoil", [not_finite, far_too_long])
-def test_an_unsound_contribution_is_dropped_by_name_and_the_round_continues(
+async def test_an_unsound_contribution_is_dropped_by_name_and_the_round_continues(
     spoil: Callable[[EncodedSpan], EncodedSpan],
 ) -> None:
-    async def scene(swarm: Simulation) -> None:
+    async with agreeing_swarm() as swarm:
         villain = swarm.machines[VILLAIN]
         contribute(swarm, spoil)
         await swarm.run_to_round(swarm.round + 4)
@@ -245,11 +231,9 @@ def test_an_unsound_contribution_is_dropped_by_name_and_the_round_continues(
         assert all(round.num_included <= 8 * (NUM_PEERS - 1) + 2 for round in closed)
         contribute(swarm, None)
 
-    act(scene)
 
-
-def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_continues() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_continues() -> None:
+    async with agreeing_swarm() as swarm:
         villain = swarm.machines[VILLAIN]
         contribute(swarm, wrong_size)
         await swarm.run_to_round(swarm.round + 4)
@@ -263,14 +247,12 @@ def test_a_contribution_of_the_wrong_size_is_refused_and_the_round_continues() -
         assert [round.num_entries for round in closed] == [8, 8]
         contribute(swarm, None)
 
-    act(scene)
-
 
 # -- stalls
 
 
-def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
+    async with agreeing_swarm() as swarm:
         villain, witness = swarm.machines[VILLAIN], swarm.machines["p0"]
         await swarm.run_to_round(swarm.round + 1)
         grid = witness.running.book.grid()
@@ -293,15 +275,13 @@ def test_a_reducer_that_stalls_costs_only_its_own_spans() -> None:
         swarm.go_on(VILLAIN)
         await swarm.until(swarm.all_ready, within=180.0)
 
-    act(scene)
-
 
 def stop_after(engine: PeerEngine, last_round: int | None) -> None:
     engine.set_conditions(replace(engine.conditions, last_round=last_round))
 
 
-def test_skipped_spans_are_reported_once_per_round() -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_skipped_spans_are_reported_once_per_round() -> None:
+    async with agreeing_swarm() as swarm:
         witness = swarm.machines["p0"]
         await swarm.run_to_round(swarm.round + 1)
         before = len(witness.texts("skipped"))
@@ -317,5 +297,3 @@ def test_skipped_spans_are_reported_once_per_round() -> None:
         for machine in swarm.running():
             stop_after(machine.running, None)
         await swarm.grows("p0", within=60.0)
-
-    act(scene)

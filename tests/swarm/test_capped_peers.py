@@ -10,7 +10,7 @@ from p2p_diloco.transport.link import TransportLimits
 from simulator.machine import Machine
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -55,40 +55,34 @@ async def begin(swarm: Simulation, *, share: float, dialable: bool) -> tuple[Mac
 
 
 @pytest.mark.slow
-def test_a_peer_that_only_contributes_sends_the_share_that_its_cap_allows_and_no_span_is_skipped() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
-            late, first = await begin(swarm, share=0.25, dialable=False)
-            assert included(swarm.machines["ada"], first) == pytest.approx(3.25, abs=0.13)
-            assert len({machine.height() for machine in swarm.running()}) == 1, "it follows all entries"
-            assert late.transport is not None
-            cap = late.limits.upload_bytes_per_second
-            assert cap is not None
-            before, began = late.transport.counters.bulk.bytes_sent, swarm.now
-            await swarm.run_to_round(swarm.round + 4)
-            rate = (late.transport.counters.bulk.bytes_sent - before) / (swarm.now - began)
-            assert 0.2 * cap < WIRE_SHARE * rate < cap
-            # In some rounds reducers wait for it until they stop waiting; no span is skipped for that.
-            height = swarm.machines["ada"].height()
-            await swarm.run(0.8 * swarm.rules.clock.round_seconds)
-            assert swarm.machines["ada"].height() - height == SPANS
-            await swarm.finish()
-
-    play(scene)
+async def test_a_peer_that_only_contributes_sends_the_share_that_its_cap_allows_and_no_span_is_skipped() -> None:
+    async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
+        late, first = await begin(swarm, share=0.25, dialable=False)
+        assert included(swarm.machines["ada"], first) == pytest.approx(3.25, abs=0.13)
+        assert len({machine.height() for machine in swarm.running()}) == 1, "it follows all entries"
+        assert late.transport is not None
+        cap = late.limits.upload_bytes_per_second
+        assert cap is not None
+        before, began = late.transport.counters.bulk.bytes_sent, swarm.now
+        await swarm.run_to_round(swarm.round + 4)
+        rate = (late.transport.counters.bulk.bytes_sent - before) / (swarm.now - began)
+        assert 0.2 * cap < WIRE_SHARE * rate < cap
+        # In some rounds reducers wait for it until they stop waiting; no span is skipped for that.
+        height = swarm.machines["ada"].height()
+        await swarm.run(0.8 * swarm.rules.clock.round_seconds)
+        assert swarm.machines["ada"].height() - height == SPANS
+        await swarm.finish()
 
 
 @pytest.mark.slow
-def test_a_reducing_peer_sends_its_entries_before_it_contributes() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
-            _, first = await begin(swarm, share=0.75, dialable=True)
-            ada = swarm.machines["ada"]
-            closed = [closed for closed in ada.closed if closed.round >= first]
-            assert all(one.num_entries == SPANS for one in closed), "no span is skipped because of the cap"
-            # Reducing takes half of the need and headers take their part, so less than half of a contribution is left
-            # to
-            # send; a quarter of the spans it reduces itself.
-            assert 3.25 < included(ada, first) < 3.65
-            await swarm.finish()
-
-    play(scene)
+async def test_a_reducing_peer_sends_its_entries_before_it_contributes() -> None:
+    async with Simulation(seed=5, rules=RULES, as_bytes=False) as swarm:
+        _, first = await begin(swarm, share=0.75, dialable=True)
+        ada = swarm.machines["ada"]
+        closed = [closed for closed in ada.closed if closed.round >= first]
+        assert all(one.num_entries == SPANS for one in closed), "no span is skipped because of the cap"
+        # Reducing takes half of the need and headers take their part, so less than half of a contribution is left
+        # to
+        # send; a quarter of the spans it reduces itself.
+        assert 3.25 < included(ada, first) < 3.65
+        await swarm.finish()

@@ -13,7 +13,7 @@ from simulator.hostility import telling
 from simulator.machine import Machine
 from simulator.network import Mutator
 from simulator.run import run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -73,35 +73,29 @@ async def is_mended(swarm: Simulation, machines: list[Machine]) -> None:
 
 @pytest.mark.parametrize("num_peers", [1, 2, 3, 4])
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_lost_vectors_skip_no_span_and_all_hold_the_same_bytes(num_peers: int, share: float) -> None:
-    async def scene() -> None:
-        async with Simulation(rules=RULES, as_bytes=False) as swarm:
-            await found(swarm, num_peers)
-            chance = random.Random(num_peers)
-            for machine in swarm.running():
-                machine.lie(lose_vectors(chance, share))
-            moved, included = await play_rounds(swarm)
-            assert moved == [NUM_SPANS] * NUM_ROUNDS
-            if share == 1.0:
-                assert included == NUM_SPANS * NUM_ROUNDS, "for every span only its reducer's own contribution"
-            await is_mended(swarm, swarm.running())
-
-    play(scene)
+async def test_lost_vectors_skip_no_span_and_all_hold_the_same_bytes(num_peers: int, share: float) -> None:
+    async with Simulation(rules=RULES, as_bytes=False) as swarm:
+        await found(swarm, num_peers)
+        chance = random.Random(num_peers)
+        for machine in swarm.running():
+            machine.lie(lose_vectors(chance, share))
+        moved, included = await play_rounds(swarm)
+        assert moved == [NUM_SPANS] * NUM_ROUNDS
+        if share == 1.0:
+            assert included == NUM_SPANS * NUM_ROUNDS, "for every span only its reducer's own contribution"
+        await is_mended(swarm, swarm.running())
 
 
 @pytest.mark.parametrize("num_peers", [2, 3, 4])
-def test_a_peer_that_sends_too_slowly_counts_as_present_and_delays_nobody_beyond_the_deadline(num_peers: int) -> None:
-    async def scene() -> None:
-        async with Simulation(rules=RULES, as_bytes=False) as swarm:
-            await found(swarm, num_peers)
-            slow = swarm.machines[f"p{num_peers - 1}"]
-            slow.lie(delay_vectors(swarm, slow))
-            moved, included = await play_rounds(swarm)
-            assert moved == [NUM_SPANS] * NUM_ROUNDS
-            own = NUM_SPANS // num_peers + 1
-            assert included <= NUM_ROUNDS * (NUM_SPANS * (num_peers - 1) + own), (
-                "only in the means that it reduces itself"
-            )
-            await is_mended(swarm, [slow])
-
-    play(scene)
+async def test_a_peer_that_sends_too_slowly_counts_as_present_and_delays_nobody_beyond_the_deadline(
+    num_peers: int,
+) -> None:
+    async with Simulation(rules=RULES, as_bytes=False) as swarm:
+        await found(swarm, num_peers)
+        slow = swarm.machines[f"p{num_peers - 1}"]
+        slow.lie(delay_vectors(swarm, slow))
+        moved, included = await play_rounds(swarm)
+        assert moved == [NUM_SPANS] * NUM_ROUNDS
+        own = NUM_SPANS // num_peers + 1
+        assert included <= NUM_ROUNDS * (NUM_SPANS * (num_peers - 1) + own), "only in the means that it reduces itself"
+        await is_mended(swarm, [slow])

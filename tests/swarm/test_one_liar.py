@@ -67,35 +67,29 @@ def answer(message: Message) -> Sequence[Message]:
 
 
 @pytest.mark.parametrize("is_listed", [False, True], ids=["open", "listed"])
-def test_a_strangers_tips_and_spans_change_nothing_at_a_ready_member(is_listed: bool) -> None:
+async def test_a_strangers_tips_and_spans_change_nothing_at_a_ready_member(is_listed: bool) -> None:
     listed = frozenset(key_named(name).peer for name in NAMES) if is_listed else None
     rules = replace(RULES, listed=listed) if is_listed else RULES
-
-    async def scene() -> None:
-        async with Simulation(rules=rules, as_bytes=False) as swarm:
-            await begin(swarm)
-            async with Caller(swarm, "stranger") as stranger:
-                stranger.answer = lambda peer, message: answer(message)
-                await stranger.dial(*swarm.running())
-                replaced = note_replaced_spans(swarm.running())
-                clock = swarm.rules.clock
-                for sequence in range(1, 100):
-                    closed = (clock.closed_round(f, swarm.loop.true_seconds()) for f in range(clock.num_fragments))
-                    heads = tuple(
-                        FragmentHead(round=closed_round, digest=Digest(b"elsewher")) for closed_round in closed
-                    )
-                    for machine in swarm.running():
-                        beat = stranger.heartbeat(sequence, heads=heads, can_be_dialled=True, tokens=0, steps=0)
-                        stranger.say(machine.peer, beat)
-                    await swarm.run(1.0)
-                assert replaced == []
-                # A peer that is voted in, as happens in an open run, is no longer a stranger but one liar among five
-                # members.
-                asked = [m for _, m in stranger.heard if any(True for _ in answer(m))]
-                assert not is_listed or asked == [], "strangers are asked nothing"
-            await swarm.until(lambda: swarm.agreed(NAMES), within=128.0)
-
-    play(scene)
+    async with Simulation(rules=rules, as_bytes=False) as swarm:
+        await begin(swarm)
+        async with Caller(swarm, "stranger") as stranger:
+            stranger.answer = lambda peer, message: answer(message)
+            await stranger.dial(*swarm.running())
+            replaced = note_replaced_spans(swarm.running())
+            clock = swarm.rules.clock
+            for sequence in range(1, 100):
+                closed = (clock.closed_round(f, swarm.loop.true_seconds()) for f in range(clock.num_fragments))
+                heads = tuple(FragmentHead(round=closed_round, digest=Digest(b"elsewher")) for closed_round in closed)
+                for machine in swarm.running():
+                    beat = stranger.heartbeat(sequence, heads=heads, can_be_dialled=True, tokens=0, steps=0)
+                    stranger.say(machine.peer, beat)
+                await swarm.run(1.0)
+            assert replaced == []
+            # A peer that is voted in, as happens in an open run, is no longer a stranger but one liar among five
+            # members.
+            asked = [m for _, m in stranger.heard if any(True for _ in answer(m))]
+            assert not is_listed or asked == [], "strangers are asked nothing"
+        await swarm.until(lambda: swarm.agreed(NAMES), within=128.0)
 
 
 # -- one member of four
@@ -125,58 +119,49 @@ LIES = [false_head, later_round, smaller_digest, other_radius, same_tip]
 
 
 @pytest.mark.parametrize("change", [*LIES[:3], *(pytest.param(change, marks=pytest.mark.long) for change in LIES[3:])])
-def test_one_lying_member_of_four_moves_nobody(change: Callable[[SpanHead], SpanHead]) -> None:
-    async def scene() -> None:
-        async with Simulation(rules=RULES, as_bytes=False) as swarm:
-            await begin(swarm)
-            honest = swarm.machines[HONEST[0]]
-            liar = swarm.machines[LIAR]
-            lie_about_state(liar, change)
-            replaced = note_replaced_spans([swarm.machines[name] for name in HONEST])
-            begun = swarm.round
-            await swarm.run_to_round(begun + 20)
-            assert replaced == [], [machine.reports for machine in swarm.running()]
-            entries = [closed.num_entries for closed in honest.closed if begun < closed.round < begun + 20]
-            assert sum(entries) >= 0.9 * NUM_SPANS * len(entries), "the run is not stopped"
-            assert all(swarm.machines[name].running.ready for name in HONEST)
-
-    play(scene)
+async def test_one_lying_member_of_four_moves_nobody(change: Callable[[SpanHead], SpanHead]) -> None:
+    async with Simulation(rules=RULES, as_bytes=False) as swarm:
+        await begin(swarm)
+        honest = swarm.machines[HONEST[0]]
+        liar = swarm.machines[LIAR]
+        lie_about_state(liar, change)
+        replaced = note_replaced_spans([swarm.machines[name] for name in HONEST])
+        begun = swarm.round
+        await swarm.run_to_round(begun + 20)
+        assert replaced == [], [machine.reports for machine in swarm.running()]
+        entries = [closed.num_entries for closed in honest.closed if begun < closed.round < begun + 20]
+        assert sum(entries) >= 0.9 * NUM_SPANS * len(entries), "the run is not stopped"
+        assert all(swarm.machines[name].running.ready for name in HONEST)
 
 
 @pytest.mark.parametrize("change", [*LIES[:2], *(pytest.param(change, marks=pytest.mark.long) for change in LIES[2:])])
-def test_a_joiner_with_three_honest_members_and_one_liar_gets_the_honest_state(
+async def test_a_joiner_with_three_honest_members_and_one_liar_gets_the_honest_state(
     change: Callable[[SpanHead], SpanHead],
 ) -> None:
-    async def scene() -> None:
-        async with Simulation(rules=RULES, as_bytes=False) as swarm:
-            await begin(swarm)
-            liar = swarm.machines[LIAR]
-            lie_about_state(liar, change)
-            joiner = swarm.add("p4")
-            seconds = await swarm.until(lambda: joiner.running.ready, within=160.0)
-            assert seconds <= 10 * swarm.rules.clock.round_seconds
-            await swarm.grows("p4", entries=8)
-            await swarm.run_to_round(swarm.round + 1)
-            await swarm.run(-1.0 + swarm.rules.clock.round_seconds)
-            assert swarm.agreed((*HONEST, "p4"))
-
-    play(scene)
+    async with Simulation(rules=RULES, as_bytes=False) as swarm:
+        await begin(swarm)
+        liar = swarm.machines[LIAR]
+        lie_about_state(liar, change)
+        joiner = swarm.add("p4")
+        seconds = await swarm.until(lambda: joiner.running.ready, within=160.0)
+        assert seconds <= 10 * swarm.rules.clock.round_seconds
+        await swarm.grows("p4", entries=8)
+        await swarm.run_to_round(swarm.round + 1)
+        await swarm.run(-1.0 + swarm.rules.clock.round_seconds)
+        assert swarm.agreed((*HONEST, "p4"))
 
 
-def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_left() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
-            await begin(swarm)
-            liar = swarm.machines[LIAR]
-            liar.lie(telling(false_bytes))
-            joiner = swarm.add("p4")
-            await swarm.until(lambda: joiner.running.ready, within=160.0)
-            texts = [text for text in joiner.texts("donor") if "other bytes than a majority holds" in text]
-            assert texts
-            assert all(short_peer_id(liar.peer) in text for text in texts)
-            await swarm.until(swarm.agreed, within=64.0)
-
-    play(scene)
+async def test_a_donor_that_serves_other_bytes_than_the_majority_holds_is_named_and_left() -> None:
+    async with Simulation(seed=3, rules=RULES, as_bytes=False) as swarm:
+        await begin(swarm)
+        liar = swarm.machines[LIAR]
+        liar.lie(telling(false_bytes))
+        joiner = swarm.add("p4")
+        await swarm.until(lambda: joiner.running.ready, within=160.0)
+        texts = [text for text in joiner.texts("donor") if "other bytes than a majority holds" in text]
+        assert texts
+        assert all(short_peer_id(liar.peer) in text for text in texts)
+        await swarm.until(swarm.agreed, within=64.0)
 
 
 # -- two members of six, and a joiner with links to them and to one honest member
@@ -240,25 +225,21 @@ def test_two_liars_that_wait_until_the_joiner_holds_the_state_do_not_move_it() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("honest_link", ["p0", "p5"])
-def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_state(honest_link: str) -> None:
+async def test_a_joiner_that_reaches_one_honest_member_and_two_liars_gets_the_honest_state(honest_link: str) -> None:
     """The honest one forwards the signed answers of the voters that the joiner cannot reach."""
     liars, joins = ("p3", "p4"), "p6"
-
-    async def scene() -> None:
-        async with Simulation(rules=RULES, as_bytes=False) as swarm:
-            await begin(swarm, (*NAMES, "p4", "p5"))
-            for name in liars:
-                swarm.machines[name].lie(telling(partial(invent_contents, swarm.machines[name])))
-            joiner = await join_with_few_links(swarm, joins, (honest_link, *liars))
-            seconds = await swarm.until(lambda: joiner.running.ready, within=400.0)
-            assert seconds <= 10 * swarm.rules.clock.round_seconds
-            assert not joiner.texts("majority"), "a majority was heard through another peer"
-            for span, head in joiner.running.chains.heads.items():
-                held = joiner.vectors.span_state(span)
-                assert held is not None
-                assert bytes(state_bytes(held)) != FALSE_SPAN, (span, head)
-            await swarm.grows(joins, entries=8)
-            swarm.heal()
-            await swarm.until(lambda: swarm.agreed(("p0", "p1", "p2", "p5", joins)), within=128.0)
-
-    play(scene)
+    async with Simulation(rules=RULES, as_bytes=False) as swarm:
+        await begin(swarm, (*NAMES, "p4", "p5"))
+        for name in liars:
+            swarm.machines[name].lie(telling(partial(invent_contents, swarm.machines[name])))
+        joiner = await join_with_few_links(swarm, joins, (honest_link, *liars))
+        seconds = await swarm.until(lambda: joiner.running.ready, within=400.0)
+        assert seconds <= 10 * swarm.rules.clock.round_seconds
+        assert not joiner.texts("majority"), "a majority was heard through another peer"
+        for span, head in joiner.running.chains.heads.items():
+            held = joiner.vectors.span_state(span)
+            assert held is not None
+            assert bytes(state_bytes(held)) != FALSE_SPAN, (span, head)
+        await swarm.grows(joins, entries=8)
+        swarm.heal()
+        await swarm.until(lambda: swarm.agreed(("p0", "p1", "p2", "p5", joins)), within=128.0)

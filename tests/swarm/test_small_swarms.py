@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from simulator.network import OPEN, OUTBOUND_ONLY
 from simulator.run import run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -21,52 +22,45 @@ everywhere = pytest.mark.parametrize(("count", "who"), CASES)
 in_company = pytest.mark.parametrize(("count", "who"), COMPANY)
 
 
-def act(count: int, who: str, scene: Callable[[Simulation], Awaitable[None]]) -> None:
-    """Let `count` peers join one by one, only the first open if `who` is "one"; run a scene; check that all train."""
-
-    async def whole() -> None:
-        async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
-            swarm.network.trouble.loss = 0.02
-            swarm.add("bootstrap", trains=False, founds=True)
-            for number in range(count):
-                is_open = who == "all" or (who == "one" and number == 0)
-                place = OPEN if is_open else OUTBOUND_ONLY
-                swarm.add(f"p{number}", place=place, step_seconds=0.7 + 0.2 * number, wall_offset=0.02 * number)
-                await swarm.until(swarm.all_ready, within=180.0)
-            await scene(swarm)
-            await swarm.until(swarm.all_ready, within=600.0)
-            for machine in swarm.running():
-                await swarm.grows(machine.name)
-            await swarm.until(swarm.agreed, within=128.0)
-
-    play(whole)
+@asynccontextmanager
+async def grown_swarm(count: int, who: str) -> AsyncIterator[Simulation]:
+    """Let `count` peers join one by one, only the first open if `who` is "one"; at the end check that all train."""
+    async with Simulation(seed=1, rules=RULES, as_bytes=False) as swarm:
+        swarm.network.trouble.loss = 0.02
+        swarm.add("bootstrap", trains=False, founds=True)
+        for number in range(count):
+            is_open = who == "all" or (who == "one" and number == 0)
+            place = OPEN if is_open else OUTBOUND_ONLY
+            swarm.add(f"p{number}", place=place, step_seconds=0.7 + 0.2 * number, wall_offset=0.02 * number)
+            await swarm.until(swarm.all_ready, within=180.0)
+        yield swarm
+        await swarm.until(swarm.all_ready, within=600.0)
+        for machine in swarm.running():
+            await swarm.grows(machine.name)
+        await swarm.until(swarm.agreed, within=128.0)
 
 
 @everywhere
-def test_a_run_is_founded_and_joined_one_by_one(count: int, who: str) -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_run_is_founded_and_joined_one_by_one(count: int, who: str) -> None:
+    async with grown_swarm(count, who) as swarm:
         if who != "none":
             swarm.kill("bootstrap")
         await swarm.grows("p0", entries=64, within=600.0)
 
-    act(count, who, scene)
-
 
 @in_company
-def test_a_member_leaves_and_returns(count: int, who: str) -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_member_leaves_and_returns(count: int, who: str) -> None:
+    async with grown_swarm(count, who) as swarm:
         leaver = f"p{count - 1}"
         await swarm.depart(leaver)
         await swarm.until(swarm.all_ready, within=90.0)
         await swarm.grows("p0")
         swarm.start(leaver)
 
-    act(count, who, scene)
-
 
 @in_company
-def test_a_member_dies_and_returns_without_its_files(count: int, who: str) -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_a_member_dies_and_returns_without_its_files(count: int, who: str) -> None:
+    async with grown_swarm(count, who) as swarm:
         late = f"p{count - 1}"
         swarm.wipe(late)
         # One of two is no majority: the other waits for eight cycles without entries.
@@ -74,18 +68,16 @@ def test_a_member_dies_and_returns_without_its_files(count: int, who: str) -> No
         await swarm.grows("p0")
         swarm.start(late)
 
-    act(count, who, scene)
-
 
 @everywhere
 @pytest.mark.parametrize("stands_still", [True, False], ids=["clock-stood-still", "clock-went-on"])
 @pytest.mark.parametrize(
     "finds_links", [pytest.param(True, marks=pytest.mark.long), False], ids=["linked", "links-broken"]
 )
-def test_training_continues_after_all_slept_for_a_weekend(
+async def test_training_continues_after_all_slept_for_a_weekend(
     count: int, who: str, stands_still: bool, finds_links: bool
 ) -> None:
-    async def scene(swarm: Simulation) -> None:
+    async with grown_swarm(count, who) as swarm:
         await swarm.grows("p0")
         for name in swarm.machines:
             swarm.stop(name, sleeps=stands_still)
@@ -99,13 +91,11 @@ def test_training_continues_after_all_slept_for_a_weekend(
             "no peer continued without the others"
         )
 
-    act(count, who, scene)
-
 
 @everywhere
 @pytest.mark.parametrize("polite", [False, True], ids=["killed", "left"])
-def test_training_continues_after_all_stopped_and_returned(count: int, who: str, polite: bool) -> None:
-    async def scene(swarm: Simulation) -> None:
+async def test_training_continues_after_all_stopped_and_returned(count: int, who: str, polite: bool) -> None:
+    async with grown_swarm(count, who) as swarm:
         await swarm.grows("p0")
         names = [machine.name for machine in swarm.running()]
         for name in names:
@@ -117,5 +107,3 @@ def test_training_continues_after_all_stopped_and_returned(count: int, who: str,
         for name in reversed(names):
             swarm.start(name)
             await swarm.run(5.0)
-
-    act(count, who, scene)

@@ -7,7 +7,7 @@ import pytest
 from p2p_diloco.span import serve
 from simulator.machine import Machine
 from simulator.run import run_rules
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 
 pytestmark = pytest.mark.story
 
@@ -44,28 +44,22 @@ def transferred(machine: Machine) -> int:
 
 
 @pytest.mark.slow
-def test_a_joiner_whose_line_exceeds_the_rate_of_entries_becomes_ready() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=11, rules=RULES, as_bytes=False) as swarm:
-            late = await join(swarm, MARGIN)
-            cycle = swarm.rules.clock.num_fragments * swarm.rules.clock.round_seconds
-            await swarm.until(lambda: late.running.ready, 40 * cycle)
-            assert transferred(late) < 1.3 * STATE_BYTES
-            assert late.texts("donor") == [], "no donor was blamed for the thin line"
-            await swarm.finish()
-
-    play(scene)
+async def test_a_joiner_whose_line_exceeds_the_rate_of_entries_becomes_ready() -> None:
+    async with Simulation(seed=11, rules=RULES, as_bytes=False) as swarm:
+        late = await join(swarm, MARGIN)
+        cycle = swarm.rules.clock.num_fragments * swarm.rules.clock.round_seconds
+        await swarm.until(lambda: late.running.ready, 40 * cycle)
+        assert transferred(late) < 1.3 * STATE_BYTES
+        assert late.texts("donor") == [], "no donor was blamed for the thin line"
+        await swarm.finish()
 
 
-def test_after_a_donor_died_half_way_the_next_one_continues_there() -> None:
-    async def scene() -> None:
-        async with Simulation(seed=11, rules=RULES, as_bytes=False) as swarm:
-            late = await join(swarm, 20.0)
-            await swarm.until(lambda: transferred(late) > STATE_BYTES / 2, 100.0)
-            assert not late.running.ready
-            swarm.kill("ben")
-            await swarm.until(lambda: late.running.ready, 200.0)
-            assert transferred(late) < 1.3 * STATE_BYTES
-            await swarm.finish()
-
-    play(scene)
+async def test_after_a_donor_died_half_way_the_next_one_continues_there() -> None:
+    async with Simulation(seed=11, rules=RULES, as_bytes=False) as swarm:
+        late = await join(swarm, 20.0)
+        await swarm.until(lambda: transferred(late) > STATE_BYTES / 2, 100.0)
+        assert not late.running.ready
+        swarm.kill("ben")
+        await swarm.until(lambda: late.running.ready, 200.0)
+        assert transferred(late) < 1.3 * STATE_BYTES
+        await swarm.finish()

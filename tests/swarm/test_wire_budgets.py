@@ -28,7 +28,7 @@ from p2p_diloco.protocol.wire.messages import (
 from simulator.hostility import Caller
 from simulator.machine import Machine
 from simulator.run import MANIFEST, RUN, key_named
-from simulator.simulation import Simulation, play
+from simulator.simulation import Simulation
 from tests.node.test_node import RULES, act
 
 SPAN = SpanId(0, 1)
@@ -120,26 +120,23 @@ QUESTIONS: list[tuple[Message, type[Message]]] = [
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_an_unlisted_peer_gets_only_the_manifest_and_one_sentence(is_listed: bool) -> None:
-    async def whole() -> None:
-        people = {key_named("founder").peer, *([key_named("caller").peer] if is_listed else ())}
-        rules = replace(RULES, listed=frozenset(people))
-        async with Simulation(seed=3, rules=rules, as_bytes=False) as swarm:
-            founder = swarm.add("founder", founds=True)
-            await swarm.run(1.0)
-            async with Caller(swarm) as caller:
-                await caller.dial(founder)
-                reply = await caller.ask(founder.peer, ManifestRequest(nonce=0), ManifestReply)
-                assert reply == ManifestReply(manifest=MANIFEST)
-                for question, _ in QUESTIONS:
-                    for _ in range(10):
-                        caller.say(founder.peer, question)
-                await swarm.run(10.0)
-                for _, answer in QUESTIONS:
-                    assert bool(caller.of(answer)) == is_listed, answer.__name__
-                told = [refusal.reason.decode() for refusal in caller.of(Refusal)]
-                assert told == ([] if is_listed else [explain_unlisted(caller.peer)])
-                if not is_listed:
-                    assert {type(message) for _, message in caller.heard} == {ManifestReply, Refusal}
-
-    play(whole)
+async def test_an_unlisted_peer_gets_only_the_manifest_and_one_sentence(is_listed: bool) -> None:
+    people = {key_named("founder").peer, *([key_named("caller").peer] if is_listed else ())}
+    rules = replace(RULES, listed=frozenset(people))
+    async with Simulation(seed=3, rules=rules, as_bytes=False) as swarm:
+        founder = swarm.add("founder", founds=True)
+        await swarm.run(1.0)
+        async with Caller(swarm) as caller:
+            await caller.dial(founder)
+            reply = await caller.ask(founder.peer, ManifestRequest(nonce=0), ManifestReply)
+            assert reply == ManifestReply(manifest=MANIFEST)
+            for question, _ in QUESTIONS:
+                for _ in range(10):
+                    caller.say(founder.peer, question)
+            await swarm.run(10.0)
+            for _, answer in QUESTIONS:
+                assert bool(caller.of(answer)) == is_listed, answer.__name__
+            told = [refusal.reason.decode() for refusal in caller.of(Refusal)]
+            assert told == ([] if is_listed else [explain_unlisted(caller.peer)])
+            if not is_listed:
+                assert {type(message) for _, message in caller.heard} == {ManifestReply, Refusal}
