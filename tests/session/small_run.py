@@ -20,7 +20,7 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
-from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
+from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
 from p2p_diloco.log import AbsorbedEntry
@@ -176,6 +176,3 @@ def update_of(
 
 def entry_payload(plan: RunPlan, vector_N: Vector) -> bytes:
     return plan.codecs.entry.encode(np.ascontiguousarray(vector_N, dtype=np.float32))
-
-
-RUN_OF_NOBODY = Digest(bytes(32))

@@ -7,25 +7,17 @@ import pytest
 import torch
 
 from p2p_diloco.app.models.evaluation import AnchorEvaluation, held_out_loss
-from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.app.models.model import build_model
 from p2p_diloco.app.text.data import Corpus, held_out_windows
 from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import plan_fragments
-
-
-def shaken(shape: ModelShape) -> DecoderModel:
-    model = build_model(shape, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
+from tests.training.awake import awake_model
 
 
 def test_the_loss_is_the_mean_over_the_same_held_out_windows(shape: ModelShape, corpus: Corpus) -> None:
-    model = shaken(shape)
+    model = awake_model(shape, seed=1, scale=0.1)
     windows = held_out_windows(corpus, context=12, num_windows=25)
     with torch.no_grad():
         expected = model.loss(windows).item()
@@ -35,7 +27,7 @@ def test_the_loss_is_the_mean_over_the_same_held_out_windows(shape: ModelShape, 
 def test_batches_of_unequal_size_are_weighted_by_their_windows(
     shape: ModelShape, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = shaken(shape)
+    model = awake_model(shape, seed=1, scale=0.1)
     whole = held_out_loss(model, corpus, num_tokens=25 * 12)
     monkeypatch.setattr("p2p_diloco.app.models.evaluation._BATCH_TOKENS", 7 * 12)
     assert held_out_loss(model, corpus, num_tokens=25 * 12) == pytest.approx(whole, rel=1e-6)
@@ -46,7 +38,7 @@ def test_a_fresh_model_predicts_all_bytes_equally(shape: ModelShape, corpus: Cor
 
 
 def test_evaluating_twice_gives_the_same_bits_and_changes_nothing(shape: ModelShape, corpus: Corpus) -> None:
-    model = shaken(shape)
+    model = awake_model(shape, seed=1, scale=0.1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     assert held_out_loss(model, corpus) == held_out_loss(model, corpus)
     for expected, parameter in zip(before, model.parameters(), strict=True):
@@ -55,7 +47,7 @@ def test_evaluating_twice_gives_the_same_bits_and_changes_nothing(shape: ModelSh
 
 
 def test_the_anchors_loss_is_that_of_a_model_with_its_parameters(shape: ModelShape, corpus: Corpus) -> None:
-    model = shaken(shape)
+    model = awake_model(shape, seed=1, scale=0.1)
     fragments = plan_fragments(sizes(model), 3)
     vectors = LocalParameters(model, fragments).read_all()
     for vector_N in vectors:
@@ -64,7 +56,7 @@ def test_the_anchors_loss_is_that_of_a_model_with_its_parameters(shape: ModelSha
 
 
 def test_parts_cover_every_element_once_and_are_taken_one_by_one(shape: ModelShape, corpus: Corpus) -> None:
-    model = shaken(shape)
+    model = awake_model(shape, seed=1, scale=0.1)
     fragments = plan_fragments(sizes(model), 3)
     local = LocalParameters(model, fragments)
     evaluation = AnchorEvaluation(shape, fragments, corpus)
@@ -81,7 +73,7 @@ def test_parts_cover_every_element_once_and_are_taken_one_by_one(shape: ModelSha
 
 
 def test_one_evaluation_can_be_reused_for_many_anchors(shape: ModelShape, corpus: Corpus) -> None:
-    model = shaken(shape)
+    model = awake_model(shape, seed=1, scale=0.1)
     fragments = plan_fragments(sizes(model), 2)
     vectors = LocalParameters(model, fragments).read_all()
     evaluation = AnchorEvaluation(shape, fragments, corpus)

@@ -13,22 +13,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from p2p_diloco.app.models.llama import llama_files
-from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.app.models.model import DecoderModel
 from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.session.export_files import Provenance
+from tests.training.awake import awake_model
 
 PROVENANCE = Provenance(run_name="night", run="ab" * 32, text="a text", rounds=12, cycles=6.0)
-
-
-def random_model(shape: ModelShape) -> DecoderModel:
-    """Return a model in which every tensor has an effect."""
-    model = build_model(shape, seed=0)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return model
 
 
 def files_of(model: DecoderModel, provenance: Provenance = PROVENANCE) -> dict[str, bytes]:
@@ -40,7 +31,7 @@ def tensors_of(model: DecoderModel) -> dict[str, Tensor]:
 
 
 def test_every_parameter_is_exported_once_bit_for_bit(shape: ModelShape) -> None:
-    model, tensors = random_model(shape), tensors_of(random_model(shape))
+    model, tensors = awake_model(shape, scale=0.2), tensors_of(awake_model(shape, scale=0.2))
     first = model.blocks[0]
     layer = "model.layers.0."
     stacked = [tensors.pop(f"{layer}self_attn.{part}_proj.weight") for part in "qkv"]
@@ -59,7 +50,7 @@ def test_every_parameter_is_exported_once_bit_for_bit(shape: ModelShape) -> None
 
 
 def test_the_configuration_describes_the_shape(shape: ModelShape) -> None:
-    config = json.loads(files_of(random_model(shape))["config.json"])
+    config = json.loads(files_of(awake_model(shape, scale=0.2))["config.json"])
     assert config["architectures"] == ["LlamaForCausalLM"]
     sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "intermediate_size")
     assert [config[size] for size in sizes] == [2, 16, 2, 8, 24]
@@ -68,13 +59,13 @@ def test_the_configuration_describes_the_shape(shape: ModelShape) -> None:
 
 
 def test_each_byte_is_one_token(shape: ModelShape) -> None:
-    vocabulary = json.loads(files_of(random_model(shape))["tokenizer.json"])["model"]["vocab"]
+    vocabulary = json.loads(files_of(awake_model(shape, scale=0.2))["tokenizer.json"])["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(256))
     assert (vocabulary["d"], vocabulary["Ġ"], vocabulary["Ċ"], vocabulary["Ã"]) == (0x64, 0x20, 0x0A, 0xC3)
 
 
 def test_the_model_card_states_what_is_known_and_no_licence(shape: ModelShape) -> None:
-    model = random_model(shape)
+    model = awake_model(shape, scale=0.2)
     known = replace(PROVENANCE, tokens=1_234_567, held_out_loss=1.4449)
     card = files_of(model, known)["README.md"].decode()
     assert "# night" in card
@@ -95,13 +86,13 @@ def test_the_model_card_states_what_is_known_and_no_licence(shape: ModelShape) -
 
 def test_the_name_of_a_run_is_escaped_in_the_card(shape: ModelShape) -> None:
     named = replace(PROVENANCE, run_name="<img src=x> [click](http://x) `a|b`")
-    title = files_of(random_model(shape), named)["README.md"].decode().splitlines()[7]
+    title = files_of(awake_model(shape, scale=0.2), named)["README.md"].decode().splitlines()[7]
     assert title == r"# \<img src=x\> \[click\](http://x) \`a\|b\`"
 
 
 def test_a_model_whose_tokens_are_not_bytes_is_refused(shape: ModelShape) -> None:
     with pytest.raises(ConfigError, match="the model has 300 tokens; expected 256, one for each byte"):
-        files_of(random_model(replace(shape, vocabulary=300)))
+        files_of(awake_model(replace(shape, vocabulary=300), scale=0.2))
 
 
 SHAPES = {
@@ -114,7 +105,7 @@ SHAPES = {
 @pytest.fixture(params=SHAPES, name="exported")
 def _exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderModel, Path]:
     """Return a model of random parameters and the folder of its files."""
-    model = random_model(SHAPES[request.param])
+    model = awake_model(SHAPES[request.param], scale=0.2)
     for name, content in files_of(model).items():
         (tmp_path / name).write_bytes(content)
     return model, tmp_path

@@ -11,19 +11,11 @@ from torch import Tensor
 from p2p_diloco.app.models.model import DecoderModel, build_model, rotary_tables, rotate
 from p2p_diloco.config.decoder import MODEL_SIZES, ModelShape, decoder_tensors, model_shape
 from p2p_diloco.errors import ConfigError
+from tests.training.awake import awake
 
 
 def random_tokens(batch: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def awake(model: DecoderModel) -> DecoderModel:
-    """Change all parameters, also those that start at zero, so that every part of the model has an effect."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return model
 
 
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 1.0), ("small", 10.0), ("base", 125.0)])

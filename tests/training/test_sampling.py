@@ -15,16 +15,12 @@ from p2p_diloco.app.models.text_model import decoder_text_model
 from p2p_diloco.app.text.tokenizer_files import TokenizerFiles, byte_tokenizer
 from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError, StateError
+from tests.training.awake import awake_model
 
 
 @pytest.fixture
 def model(shape: ModelShape) -> DecoderModel:
-    model = build_model(shape, seed=0)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return model
+    return awake_model(shape)
 
 
 def written(model: DecoderModel, prompt: bytes, num_bytes: int, *, temperature: float = 0.0, seed: int = 0) -> bytes:

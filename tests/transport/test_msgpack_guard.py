@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from p2p_diloco.errors import FrameError
 from p2p_diloco.transport.hivemind_border import MAX_DEPTH, MAX_ITEMS, MAX_MESSAGE_BYTES, check_msgpack
 
-NESTING = msgpack.ExtType(0x50, b"")
-
 plain = st.one_of(
     st.none(),
     st.booleans(),
