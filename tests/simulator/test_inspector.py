@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, sha256
@@ -13,28 +14,23 @@ from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, vote_statement
 from simulator.machine import Machine
 from simulator.run import key_named, sign_as, start_states
-from simulator.simulation import Simulation, play
-
-Scene = Callable[[Simulation, Machine, list[str]], None]
+from simulator.simulation import Simulation
 
 
-def with_grown_swarm(scene: Scene) -> None:
-    """Let three peers train until all vote, then run a scene; the list collects violations from then on."""
-
-    async def whole() -> None:
-        async with Simulation(seed=1, as_bytes=False) as swarm:
-            for name in ("p0", "p1", "p2"):
-                swarm.add(name, founds=name == "p0")
-            await swarm.until(swarm.all_members, within=120.0)
-            await swarm.run(200.0)
-            engine = swarm.machines["p2"].running
-            engine.set_conditions(replace(engine.conditions, share=2))  # one more roster, of a parent of three voters
-            await swarm.run(40.0)
-            found: list[str] = []
-            swarm.inspector.violated = lambda invariant, text, machine: found.append(f"{invariant}: {text}")
-            scene(swarm, swarm.machines["p0"], found)
-
-    play(whole)
+@asynccontextmanager
+async def grown_swarm() -> AsyncIterator[tuple[Simulation, Machine, list[str]]]:
+    """Let three peers train until all vote; yield the swarm, the first peer, and the violations from then on."""
+    async with Simulation(seed=1, as_bytes=False) as swarm:
+        for name in ("p0", "p1", "p2"):
+            swarm.add(name, founds=name == "p0")
+        await swarm.until(swarm.all_members, within=120.0)
+        await swarm.run(200.0)
+        engine = swarm.machines["p2"].running
+        engine.set_conditions(replace(engine.conditions, share=2))  # one more roster, of a parent of three voters
+        await swarm.run(40.0)
+        found: list[str] = []
+        swarm.inspector.violated = lambda invariant, text, machine: found.append(f"{invariant}: {text}")
+        yield swarm, swarm.machines["p0"], found
 
 
 def expect(found: list[str], pattern: str) -> None:
@@ -46,8 +42,8 @@ def update_of(entry: Entry) -> SpanUpdate:
     return SpanUpdate(span=entry.span, absorbed=entry.absorbed(), payload=entry.payload, own_included=False)
 
 
-def test_equal_chains_with_different_bytes_are_a_violation() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_equal_chains_with_different_bytes_are_a_violation() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         span = swarm.spans[0]
         state = machine.vectors.states[span]
         other = SpanState(head=state.head, anchor_N=state.anchor_N + 1, momentum_N=state.momentum_N)
@@ -57,11 +53,9 @@ def test_equal_chains_with_different_bytes_are_a_violation() -> None:
         swarm.inspector.replaced(machine, span, state, other)
         expect(found, "I1: fragment 0 span 0: equal chain digests")
 
-    with_grown_swarm(scene)
 
-
-def test_a_span_may_go_back_only_once_per_branch_given_up() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_a_span_may_go_back_only_once_per_branch_given_up() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         span = swarm.spans[0]
         now = machine.vectors.states[span]
         start = start_states(swarm.rules, machine.running.book.chain()[0].roster)[span]
@@ -73,11 +67,9 @@ def test_a_span_may_go_back_only_once_per_branch_given_up() -> None:
         swarm.inspector.replaced(machine, span, now, start)
         expect(found, "I3")
 
-    with_grown_swarm(scene)
 
-
-def test_entries_out_of_order_repeated_or_on_an_unknown_chain_are_violations() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_entries_out_of_order_repeated_or_on_an_unknown_chain_are_violations() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         entry = next(iter(swarm.inspector.entries.values()))
         state = machine.vectors.states[entry.span]
         swarm.inspector.advancing(machine, state, update_of(entry))
@@ -93,11 +85,9 @@ def test_entries_out_of_order_repeated_or_on_an_unknown_chain_are_violations() -
         swarm.inspector.advanced(machine, entry.span, foreign)
         expect(found, "I1: .* is on an unknown chain")
 
-    with_grown_swarm(scene)
 
-
-def test_entries_with_wrong_members_or_a_wrong_mean_are_violations() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_entries_with_wrong_members_or_a_wrong_mean_are_violations() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         entry = list(swarm.inspector.entries.values())[-1]
         for wrong, text in (
             (replace(entry, present=pack_included({0}, 3)), "I8: .* has 1 of 3 voters present"),
@@ -110,11 +100,9 @@ def test_entries_with_wrong_members_or_a_wrong_mean_are_violations() -> None:
             swarm.inspector.entry_kept(machine, wrong)
             expect(found, text)
 
-    with_grown_swarm(scene)
 
-
-def test_rosters_without_enough_votes_are_violations() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_rosters_without_enough_votes_are_violations() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         certified = machine.running.book.chain()[-1]
         parent = machine.running.book.parent_of(certified.roster)
         assert parent is not None
@@ -138,11 +126,9 @@ def test_rosters_without_enough_votes_are_violations() -> None:
         swarm.inspector.roster_kept(machine, roster(1, cycle=96, degraded=True))
         assert found == []
 
-    with_grown_swarm(scene)
 
-
-def test_a_round_under_two_rosters_is_a_violation() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_a_round_under_two_rosters_is_a_violation() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         book = machine.running.book
         parent = book.in_force
         child = replace(parent, k=parent.k + 1, parent=parent.digest())
@@ -155,11 +141,9 @@ def test_a_round_under_two_rosters_is_a_violation() -> None:
         swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=1, votes=votes))
         expect(found, "I8: .* is in an entry of round .* under a roster whose child it voted for in round 0")
 
-    with_grown_swarm(scene)
 
-
-def test_an_open_round_and_an_unsettled_span_after_the_deadline_are_violations() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_an_open_round_and_an_unsettled_span_after_the_deadline_are_violations() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         clock = swarm.rules.clock
         reducing = [m for m in swarm.running() if (c := m.running.exchange.collection) is not None and c.reduced]
         machine, engine = reducing[0], reducing[0].running
@@ -171,11 +155,9 @@ def test_an_open_round_and_an_unsettled_span_after_the_deadline_are_violations()
         swarm.inspector.ticked(machine, engine, clock.reduce_by(collection.round) + 0.1)
         expect(found, "I4: .* unsettled in round")
 
-    with_grown_swarm(scene)
 
-
-def test_votes_of_strangers_do_not_count() -> None:
-    def scene(swarm: Simulation, machine: Machine, found: list[str]) -> None:
+async def test_votes_of_strangers_do_not_count() -> None:
+    async with grown_swarm() as (swarm, machine, found):
         certified = machine.running.book.chain()[-1]
         child = replace(certified.roster, cycle=95)
         statement = vote_statement(child.digest(), 7)
@@ -183,5 +165,3 @@ def test_votes_of_strangers_do_not_count() -> None:
         votes = tuple((peer, sign_as(peer, statement)) for peer in strangers)
         swarm.inspector.roster_kept(machine, CertifiedRoster(roster=child, ballot=7, votes=votes))
         expect(found, "has 0 votes of 3")
-
-    with_grown_swarm(scene)
