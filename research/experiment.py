@@ -12,7 +12,6 @@ from typing import TextIO
 from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.app.text.data import open_corpus
 from p2p_diloco.app.training.inner_loop import choose_device
-from p2p_diloco.config.inner_rule import OptimizerName, Schedule
 from p2p_diloco.errors import ConfigError
 from research.evidence import EVIDENCE, evidence_named, rows_to_tune, tune_rows
 from research.learners import shape_named
