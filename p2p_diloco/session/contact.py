@@ -132,7 +132,7 @@ class Contact:
                 self._report_no_outsider()
 
     def _renew_invite(self, now: float) -> None:
-        peers = (self._reporter.facts.addresses, *self.keeper.invited())
+        peers = (self._reporter.latest.addresses, *self.keeper.invited())
         invite = fresh_invite(self._engine.rules.run, peers, self._engine.book.in_force_digest)
         text = format_invite(invite) if invite.bootstraps else ""
         self._reporter.note(invite=text)

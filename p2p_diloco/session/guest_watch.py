@@ -33,7 +33,7 @@ from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.session.ending import StopRequest
 from p2p_diloco.session.peer_plan import Clocks
-from p2p_diloco.status.reporter import OwnerStatus, StatusReporter
+from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import DiskRules, DiskUse, Saving, judge_disk
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.rate_limit import wire_bytes
@@ -301,7 +301,7 @@ class GuestWatch:
         has_changed = self._judge()
         has_changed = self._judge_disk() or has_changed
         now = asyncio.get_running_loop().time()
-        self._reporter.note(owner=self._owner_status())
+        self._note_status()
         if self._guest is not None:
             if has_changed:
                 self._guest.publish()
@@ -333,7 +333,7 @@ class GuestWatch:
         )
         before, self._verdict = self._verdict, judge(rules, seen, self._verdict)
         if before == self._verdict:
-            return self._reporter.facts.owner.control != control.number
+            return self._reporter.latest.control != control.number
         self._reporter.report("pause", self._verdict.sentence(now) or "running again")
         self._verdict_changed.set()
         if self._guest is not None:
@@ -342,9 +342,9 @@ class GuestWatch:
                 self._guest.go_offline()
         return True
 
-    def _owner_status(self) -> OwnerStatus:
+    def _note_status(self) -> None:
         verdict, until, traffic = self._verdict, self._verdict.until, self._traffic.month
-        return OwnerStatus(
+        self._reporter.note(
             paused=verdict.sentence(self._local(self._clocks.wall())),
             pause_reason=verdict.reason.value if verdict.reason is not None else "",
             paused_until=until.astimezone().timestamp() if until is not None else None,

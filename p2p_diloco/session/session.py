@@ -155,7 +155,7 @@ class PeerSession:
             own_model=parts.verified.manifest.model.is_own_loop,
         )
         reporter.follow(self._engine, line=parts.line, failed_dials=self._contact.keeper.failures)
-        reporter.note(ports=transport.listen_ports())
+        reporter.note_reach(ports=transport.listen_ports())
         self._archive = Archive(
             folder.path,
             plan=self._run,
@@ -203,7 +203,7 @@ class PeerSession:
                 await self._live()
         except Exception:
             if isinstance(self._parts.transport.lost, DaemonEnded):
-                if self._reporter.facts.phase == "finished":
+                if self._reporter.latest.phase == "finished":
                     return False
                 await result_before(self._save_offline(), self._stop.wait_for_stop())
             raise
@@ -448,9 +448,10 @@ class PeerSession:
         reporter, manifest = self._reporter, self._parts.verified.manifest
         # A further bootstrap peer introduces others, and never holds the state.
         only_serves = self._engine.book.in_force is not None and not self._engine.repair.follows
-        if (self._engine.ready or only_serves) and reporter.facts.phase in _LIVING:
+        if (self._engine.ready or only_serves) and reporter.latest.phase in _LIVING:
             reporter.note(phase=self._phase())
-        reporter.note(addresses=self._contact.addresses(), ports=self._parts.transport.listen_ports())
+        reporter.note_reach(ports=self._parts.transport.listen_ports())
+        reporter.note(addresses=self._contact.addresses())
         reporter.publish(self._engine, node, manifest, self._run.num_parameters, self._clock.now())
 
     def _phase(self) -> str:
@@ -510,7 +511,7 @@ class PeerSession:
             return
         self._reporter.note(phase="finished")
         self._publish(node)
-        digest = self._reporter.facts.state_digest
+        digest = self._reporter.latest.state_digest
         text = f"finished with state {digest[:16]}" if digest else "finished"
         self._reporter.report("finished", text, state_digest=digest)
 

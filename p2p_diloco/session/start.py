@@ -164,7 +164,7 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
                     reporter.report("daemon", f"{str(error).removesuffix(ADVICE)}; it is started again")
                 is_first = False
                 guest.go_offline()
-    return PeerResult(state_digest=reporter.facts.state_digest, anchor_loss=reporter.facts.anchor_loss)
+    return PeerResult(state_digest=reporter.latest.state_digest, anchor_loss=reporter.latest.anchor_loss)
 
 
 async def _take_part(
@@ -216,7 +216,7 @@ async def _take_part(
         async with open_directory(initial) as directory:
             addresses = transport.listen_addresses()
             invite = fresh_invite(run, [addresses, *([known[answered]] if answered is not None else [])])
-            is_first, invite_line = not reporter.facts.invite, format_invite(invite) if invite.bootstraps else ""
+            is_first, invite_line = not reporter.latest.invite, format_invite(invite) if invite.bootstraps else ""
             reporter.note(addresses=addresses, invite=invite_line)
             if is_first and (plan.founding is not None or (not plan.trains and invite_line)):
                 observer.listening(invite_line, own_model=verified.manifest.model.is_own_loop)

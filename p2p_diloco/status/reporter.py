@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from p2p_diloco.bandwidth.line import LineWatch
@@ -43,46 +43,6 @@ class PeerObserver(Protocol):
     def event(self, event: PeerEvent) -> None:
         """Called with each event."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerStatus:
-    """Effects of the limits of the machine's owner; the fields are those of `PeerStatus`."""
-
-    paused: str = ""
-    pause_reason: str = ""
-    paused_until: float | None = None
-    limits: Mapping[str, str] = field(default_factory=dict)
-    month: str = ""
-    month_sent: int = 0
-    month_received: int = 0
-    disk_saving: str = "all"
-    control: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalFacts:
-    """The latest facts that the parts of this peer have noted; the fields are those of `PeerStatus`.
-
-    Attributes:
-        ports: ports on which it listens; none if it only dials out.
-        standing: whether others have proved that they can dial it.
-        owner: effects of the limits of the machine's owner.
-    """
-
-    phase: str = "connecting"
-    anchor_loss: float | None = None
-    local_loss: float | None = None
-    state_digest: str = ""
-    invite: str = ""
-    addresses: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
-    standing: Standing = field(default_factory=lambda: Standing(is_reachable=False))
-    owner: OwnerStatus = field(default_factory=OwnerStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +108,9 @@ class EventFeed:
 class StatusReporter:
     """A `SwarmObserver` that keeps counters and publishes the status.
 
+    Attributes:
+        latest: the latest status, with what the parts of this peer have noted since.
+
     Args:
         unix_seconds: this machine's wall clock, by which events are dated.
         steady: a clock that nobody sets, and that counts sleep where the system has one.
@@ -156,10 +119,10 @@ class StatusReporter:
     def __init__(
         self, *, observer: PeerObserver, unix_seconds: Callable[[], float], steady: Callable[[], float]
     ) -> None:
-        self.facts = LocalFacts()
+        self.latest = PeerStatus()
+        self._reach = Standing(is_reachable=False), tuple[int, ...]()
         self._counts = RoundCounts()
         self._trouble, self._pace = TroubleWatch(steady), PaceWatch()
-        self._latest = PeerStatus()
         self._observer, self._unix_seconds = observer, unix_seconds
         self._feed = EventFeed(observer, unix_seconds)
         self._engine: PeerEngine | None = None
@@ -174,8 +137,12 @@ class StatusReporter:
         self._engine, self._line, self._failed_dials = engine, line, {} if failed_dials is None else failed_dials
 
     def note(self, **facts: Any) -> None:
-        """Replace some of the `LocalFacts`."""
-        self.facts = replace(self.facts, **facts)
+        """Replace some fields of the status."""
+        self.latest = replace(self.latest, **facts)
+
+    def note_reach(self, *, standing: Standing | None = None, ports: tuple[int, ...]) -> None:
+        """Note on which ports this peer listens, and whether others have proved that they can dial it."""
+        self._reach = self._reach[0] if standing is None else standing, ports
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
         """Forward an event, unless too many of its topic have occurred in the last minute."""
@@ -204,32 +171,29 @@ class StatusReporter:
             self.report("trouble", text)
         if text := self._pace.look(engine, manifest, now):
             self.report("pace", text, cycle_steps=self._pace.cycle_steps or 0.0)
-        self._latest = self.status(engine, node, manifest, num_parameters, now)
-        self._observer.status(self._latest)
+        self.latest = self.status(engine, node, manifest, num_parameters, now)
+        self._observer.status(self.latest)
 
     def publish_offline(self, run: Digest, peer: PeerId) -> None:
         """Publish the status of a peer that is not on the network at present: the last one, without the others."""
         self._trouble.pause()
-        self._latest = replace(
-            self._latest,
+        self.note(
             run=run.hex(),
             peer=format_peer_id(peer),
             pid=os.getpid(),
             updated=self._unix_seconds(),
-            phase=self.facts.phase,
             ready=False,
             leaving=False,
             peers=(),
             upload_rate=None,
             download_rate=None,
             tokens_per_second=0.0,
-            **self.facts.owner.fields(),
         )
-        self._observer.status(self._latest)
+        self._observer.status(self.latest)
 
     def report_reach(self, standing: Standing, ports: tuple[int, ...], *, trains: bool) -> None:
         """Record whether and where others can dial this peer; report changes."""
-        self.note(standing=standing, ports=ports)
+        self.note_reach(standing=standing, ports=ports)
         place = standing.proofs[0].place if standing.proofs else ""
         said = (standing.is_reachable, place, bool(standing.failures))
         if self._reported_reach[:2] != said[:2] or not (standing.is_reachable or self._reported_reach == said):
@@ -240,13 +204,14 @@ class StatusReporter:
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
     ) -> PeerStatus:
         """Return the current status."""
-        facts, counts = self.facts, self._counts
+        counts, (standing, ports) = self._counts, self._reach
         roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.conditions.progress
         round_index = engine.rules.clock.round_at(now)
         limits = self._line.limits if self._line is not None else TransportLimits()
         up, down = self._line.rates(self._unix_seconds()) if self._line is not None else (None, None)
         heads = [head.digest for _, head in sorted(engine.chains.heads.items())]
-        return PeerStatus(
+        return replace(
+            self.latest,
             run=engine.rules.run.hex(),
             run_name=manifest.name,
             peer=format_peer_id(engine.me.peer),
@@ -265,7 +230,6 @@ class StatusReporter:
             num_ready=engine.membership.presence.num_ready(now),
             ready=engine.ready,
             leaving=engine.membership.local.leaving,
-            phase=facts.phase,
             inner_steps=progress.steps,
             steps_undone=progress.undone,
             cycle_steps=self._pace.cycle_steps,
@@ -273,8 +237,6 @@ class StatusReporter:
             tokens=progress.tokens,
             tokens_per_second=progress.tokens_per_second,
             loss=progress.loss if progress.steps else None,
-            anchor_loss=facts.anchor_loss,
-            local_loss=facts.local_loss,
             parameters=num_parameters,
             rounds_closed=counts.rounds,
             spans_closed=counts.spans,
@@ -289,20 +251,16 @@ class StatusReporter:
             vector_cycles=counts.rounds / engine.rules.clock.num_fragments,
             peers=_peer_lines(engine, now),
             log_digest=sha256(*heads).hex() if heads else "",
-            state_digest=facts.state_digest,
-            addresses=facts.addresses,
-            reachable=facts.standing.is_reachable,
-            reachable_at=tuple(dict.fromkeys(proof.place for proof in facts.standing.proofs)),
-            proved_by=facts.standing.num_proved,
-            reach=clean_text(reach_sentence(facts.standing, facts.ports, trains=engine.me.trains)),
+            reachable=standing.is_reachable,
+            reachable_at=tuple(dict.fromkeys(proof.place for proof in standing.proofs)),
+            proved_by=standing.num_proved,
+            reach=clean_text(reach_sentence(standing, ports, trains=engine.me.trains)),
             trouble=clean_text(self._trouble.sentence),
             pace=self._pace.sentence,
             clock=node.clocks.sentence,
             weight=engine.influence.shares.get(engine.me.peer),
             influence=engine.influence.named(),
-            invite=facts.invite,
             own_model=manifest.model.is_own_loop,
-            **facts.owner.fields(),
         )
 
 

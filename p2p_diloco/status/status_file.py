@@ -30,6 +30,11 @@ class ByteCounts:
     control: Annotated[int, "heartbeats, rosters, ballots, requests"] = 0
     transfer: Annotated[int, "state sent to peers that catch up"] = 0
 
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.vectors + self.control + self.transfer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLine:

@@ -30,7 +30,6 @@ logger = logging.getLogger("p2p_diloco")
 def scalars_of(status: PeerStatus) -> dict[str, float]:
     """Return the scalars of a status by name, without those that are not known."""
     trains = status.role == "trainer"
-    sent, received = status.bytes_sent, status.bytes_received
     values: dict[str, float | None] = {
         "train/loss": status.loss or None,  # 0.0: the loop has given none yet
         "train/tokens_per_second": status.tokens_per_second if trains else None,
@@ -42,8 +41,8 @@ def scalars_of(status: PeerStatus) -> dict[str, float]:
         "swarm/ready": status.num_ready,
         "swarm/participation": status.participation,
         "swarm/entries": status.entries_absorbed,
-        "swarm/bytes_sent": sent.vectors + sent.control + sent.transfer,
-        "swarm/bytes_received": received.vectors + received.control + received.transfer,
+        "swarm/bytes_sent": status.bytes_sent.total,
+        "swarm/bytes_received": status.bytes_received.total,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
 

@@ -40,8 +40,8 @@ def status_line(status: PeerStatus) -> str:
         f"shared model {format_loss(status.anchor_loss)}",
         f"{format_count(status.tokens_per_second)} tokens/s",
         f"participation {format_share(status.participation)}",
-        f"sent {format_bytes(_total_sent(status))}",
-        f"received {format_bytes(_total_received(status))}",
+        f"sent {format_bytes(status.bytes_sent.total)}",
+        f"received {format_bytes(status.bytes_received.total)}",
         *filter(None, (status.trouble, _undone(status), status.pace, status.clock, *status.influence)),
     ]
     return ", ".join(parts)
@@ -93,8 +93,8 @@ def _figures(status: PeerStatus) -> Table:
         ("a cycle", format_count(status.cycle_steps)),
         ("tokens/s", format_count(status.tokens_per_second)),
         ("participation", format_share(status.participation)),
-        ("sent", format_bytes(_total_sent(status))),
-        ("received", format_bytes(_total_received(status))),
+        ("sent", format_bytes(status.bytes_sent.total)),
+        ("received", format_bytes(status.bytes_received.total)),
     )
     for name, _ in cells:
         table.add_column(name, justify="right", no_wrap=True)
@@ -168,11 +168,3 @@ def _phase_style(status: PeerStatus) -> str:
     if status.leaving or status.trouble:
         return "yellow"
     return "green" if status.phase in ("training", "following", "serving", "finished") else "yellow"
-
-
-def _total_sent(status: PeerStatus) -> int:
-    return status.bytes_sent.vectors + status.bytes_sent.control + status.bytes_sent.transfer
-
-
-def _total_received(status: PeerStatus) -> int:
-    return status.bytes_received.vectors + status.bytes_received.control + status.bytes_received.transfer
