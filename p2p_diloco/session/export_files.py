@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from safetensors.torch import save
 from torch import Tensor
 
+_LINE, _NO_BREAK = 120, "\N{NO-BREAK SPACE}"
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>&#|~])")
 
 
@@ -41,15 +43,52 @@ class Provenance:
     state: str | None = None
 
 
-def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
-    """Return the facts of a model card as rows of a Markdown table.
+def model_card(
+    provenance: Provenance,
+    size: Sequence[tuple[str, str]],
+    *,
+    intro: str,
+    usage: str,
+    allowed_by: str,
+    is_text_model: bool = False,
+) -> bytes:
+    """Return `README.md`; it names no licence, which is up to the publisher.
 
     Args:
         size: rows with the size of the model.
+        intro: what the model is.
+        usage: Python that loads it.
+        allowed_by: what a licence depends on, with its verb.
+        is_text_model: whether transformers loads it as a causal language model.
     """
+    library = "library_name: transformers\npipeline_tag: text-generation\n" if is_text_model else ""
+    licence = (
+        f"This card names no licence. Before you publish this model, choose one that its {allowed_by}, and add "
+        f"`license:{_NO_BREAK}…` to the lines at the top."
+    )
+    return f"""---
+{library}tags:
+- p2p-diloco
+---
+
+# {_as_markdown(provenance.run_name)}
+
+{intro}
+
+{_table(provenance, size)}
+
+```python
+{usage}
+```
+
+{fill(licence, _LINE).replace(_NO_BREAK, " ")}
+""".encode()
+
+
+def _table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
     facts = [("run id", f"`{provenance.run}`"), *size]
     if provenance.text is not None:
-        facts.append(("trained on", as_markdown(provenance.text)))
+        facts.append(("trained on", _as_markdown(provenance.text)))
     facts.append(("rounds, cycles", f"{provenance.rounds:,}, {provenance.cycles:,.1f}"))
     if provenance.state is not None:
         who = "held by more than half of the members at the end of the last of these cycles"
@@ -64,7 +103,7 @@ def card_table(provenance: Provenance, size: Sequence[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {what} | {fact} |" for what, fact in facts)])
 
 
-def as_markdown(text: str) -> str:
+def _as_markdown(text: str) -> str:
     """Escape `text` so that Markdown shows it literally."""
     return _MARKDOWN.sub(r"\\\1", text)
 
@@ -109,13 +148,6 @@ def own_files(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole
         provenance: for the model card.
         is_whole: whether this is the whole `state_dict`, or only the trained tensors and buffers.
     """
-    return {
-        "model.safetensors": own_tensors(tensors, provenance),
-        "README.md": _model_card(tensors, provenance, is_whole=is_whole).encode(),
-    }
-
-
-def _model_card(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_whole: bool) -> str:
     size = ("elements", f"{sum(tensor.numel() for tensor in tensors.values()):,} in {len(tensors):,} tensors")
     held = (
         "the whole `state_dict`"
@@ -123,23 +155,12 @@ def _model_card(tensors: Mapping[str, Tensor], provenance: Provenance, *, is_who
         else "the trained tensors of its `state_dict` and the buffers of one peer, without frozen ones"
     )
     strict = "" if is_whole else ", strict=False"
-    return f"""---
-tags:
-- p2p-diloco
----
-
-# {as_markdown(provenance.run_name)}
-
-A PyTorch model, trained by the peers of a p2p_diloco run. `model.safetensors` holds {held}.
-
-{card_table(provenance, [size])}
-
-```python
-from safetensors.torch import load_file
-
-model.load_state_dict(load_file("model.safetensors"){strict})  # built as in the run
-```
-
-This card names no licence. Before you publish this model, choose one that its training data allows, and add
-`license: …` to the lines at the top.
-"""
+    card = model_card(
+        provenance,
+        [size],
+        intro=f"A PyTorch model, trained by the peers of a p2p_diloco run. `model.safetensors` holds {held}.",
+        usage="from safetensors.torch import load_file\n\n"
+        f'model.load_state_dict(load_file("model.safetensors"){strict})  # built as in the run',
+        allowed_by="training data allows",
+    )
+    return {"model.safetensors": own_tensors(tensors, provenance), "README.md": card}

@@ -265,7 +265,7 @@ def test_an_export_that_loads_as_another_model_is_not_written(
     founded(tmp_path, SMALL, noise=0.3)
     assert main(["export", "right"]) == 0
     assert "reloaded with transformers: the logits are those of the run's model" in capsys.readouterr().out
-    monkeypatch.setattr("p2p_diloco.app.models.llama.ROTARY_BASE", 3.0)
+    monkeypatch.setattr("p2p_diloco.config.decoder.ROTARY_BASE", 3.0)
     assert main(["export", "wrong"]) == 4
     assert "the export was not written: loaded with transformers, its logits differ" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"state", "right"}

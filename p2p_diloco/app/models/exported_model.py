@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.app.models.config_files import config_files
 from p2p_diloco.app.models.hugging_face import LoraShape, load_folder
-from p2p_diloco.app.models.llama import llama_files
 from p2p_diloco.app.models.run_model import build_learnt_model, build_run_model, tokenizer_of
 from p2p_diloco.app.models.text_model import logits_of
-from p2p_diloco.app.text.tokenizer_files import TokenizerFiles, exported_files
+from p2p_diloco.app.text.tokenizer_files import (
+    GENERATION_CONFIG,
+    NUM_BYTES,
+    TokenizerFiles,
+    exported_files,
+    token_ids,
+)
+from p2p_diloco.config.decoder import ModelShape, llama_config, llama_names
 from p2p_diloco.config.manifest import HUGGING_FACE, STANDARD_LIBRARY, DataSection
 from p2p_diloco.config.run_file import exported_run
 from p2p_diloco.config.run_plan import RunPlan
-from p2p_diloco.errors import StateError
-from p2p_diloco.session.export_files import Provenance, as_markdown, card_table, own_files, tensor_bytes
+from p2p_diloco.errors import ConfigError, StateError
+from p2p_diloco.session.export_files import Provenance, model_card, own_files, tensor_bytes
 from p2p_diloco.session.founding import ADAPTER
 from p2p_diloco.session.learnt_model import RUN_FILE, LearntModel
 from p2p_diloco.status.status_file import PeerStatus
@@ -148,9 +154,9 @@ def model_files(
     document = json.loads(config)
     return {
         "model.safetensors": tensor_bytes(tensors, {"run": provenance.run}),
-        **config_files({**document, "dtype": "float32"}, tokenizer),
+        **_config_files({**document, "dtype": "float32"}, tokenizer),
         **exported_files(tokenizer, _positions_of(document)),
-        "README.md": _card(tensors, provenance, "A causal language model", _USE_MODEL).encode(),
+        "README.md": _card(tensors, provenance, "A causal language model", f"{_LOAD}\n{_GENERATE}"),
     }
 
 
@@ -185,42 +191,86 @@ def adapter_files(
         "adapter_model.safetensors": tensor_bytes(named, {"run": provenance.run}),
         "adapter_config.json": _json(config),
         **tokenizer,
-        "README.md": _card(tensors, provenance, "LoRA adapters of a causal language model", _USEADAPTERS).encode(),
+        "README.md": _card(tensors, provenance, "LoRA adapters of a causal language model", _LOAD_ADAPTERS),
     }
 
 
-_USE_MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
+_LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
-prompt = tokenizer("Once", return_tensors="pt").input_ids
+model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")"""
+_GENERATE = """prompt = tokenizer("Once", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(prompt, do_sample=True, max_new_tokens=50)[0]))"""
-_USEADAPTERS = """from peft import AutoPeftModelForCausalLM
+_LOAD_ADAPTERS = """from peft import AutoPeftModelForCausalLM
 
 model = AutoPeftModelForCausalLM.from_pretrained(".")  # loads the base model that adapter_config.json names"""
 
 
-def _card(tensors: Mapping[str, Tensor], provenance: Provenance, what: str, usage: str) -> str:
+def _card(tensors: Mapping[str, Tensor], provenance: Provenance, what: str, usage: str) -> bytes:
     size = ("parameters", f"{sum(tensor.numel() for tensor in tensors.values()):,}, float32")
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- p2p-diloco
----
+    intro, allowed_by = f"{what}, trained by the peers of a p2p_diloco run.", "base model and training text allow"
+    return model_card(provenance, [size], intro=intro, usage=usage, allowed_by=allowed_by, is_text_model=True)
 
-# {as_markdown(provenance.run_name)}
 
-{what}, trained by the peers of a p2p_diloco run.
+def llama_files(
+    shape: ModelShape, parameters: Mapping[str, Tensor], provenance: Provenance, tokenizer: TokenizerFiles | None = None
+) -> dict[str, bytes]:
+    """Return the built-in model in the layout of Hugging Face's Llama, as the files of a folder, by name.
 
-{card_table(provenance, [size])}
+    The architecture is the same: RMSNorm before attention and SwiGLU, rotary positions on halves of a head, no biases,
+    an untied head. Only the two stacked matrices are split (query, key, value; gate, up). All values stay float32,
+    unrounded.
 
-```python
-{usage}
-```
+    Args:
+        parameters: float32 parameters by their names in the built-in model.
+        tokenizer: the files of its tokenizer; None for a model of bytes.
+    Raises:
+        ConfigError: the model has tokens other than bytes, and there is no tokenizer.
+    """
+    is_of_bytes = shape.vocabulary == NUM_BYTES
+    if tokenizer is None and not is_of_bytes:
+        raise ConfigError(f"the model has {shape.vocabulary} tokens; expected {NUM_BYTES}, one for each byte")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in parameters.items():
+        names = llama_names(name)
+        pieces = tensor.detach().chunk(len(names))
+        tensors |= {own: piece.contiguous() for own, piece in zip(names, pieces, strict=True)}
+    unit, kind, each = (
+        ("bytes", "byte-level language", "; each token is one\nbyte of UTF-8.")
+        if is_of_bytes
+        else ("tokens", "language", ".")
+    )
+    card = model_card(
+        provenance,
+        [("parameters", f"{shape.num_parameters:,}, float32"), ("context", f"{shape.context} {unit}")],
+        intro=f"A {kind} model, trained by the peers of a p2p_diloco run. It has the Llama architecture{each}",
+        usage=f"""{_LOAD}
+prompt = tokenizer("def ", return_tensors="pt").input_ids
+text = model.generate(prompt, do_sample=True, max_new_tokens={max(1, shape.context - 4)})
+print(tokenizer.decode(text[0]))""",
+        allowed_by="training text allows",
+        is_text_model=True,
+    )
+    return {
+        "model.safetensors": tensor_bytes(tensors, {"run": provenance.run}),
+        **_config_files(llama_config(shape), tokenizer),
+        **exported_files(tokenizer, shape.context),
+        "README.md": card,
+    }
 
-This card names no licence. Before you publish this model, choose one that its base model and training text allow, and
-add `license: …` to the lines at the top.
-"""
+
+def _config_files(config: Mapping[str, Any], tokenizer: TokenizerFiles | None) -> dict[str, bytes]:
+    """Return `config.json` and `generation_config.json` with the tokens of the run's tokenizer.
+
+    Args:
+        config: the configuration of the model; it may lack a `vocab_size` that is its architecture's own. Its begin and
+            end tokens are replaced; a padding token is kept, because some architectures count positions from it.
+    """
+    ids = token_ids(tokenizer, config.get("vocab_size", sys.maxsize))
+    structural = {key: config[key] for key in ("pad_token_id",) if config.get(key) is not None}
+    return {
+        "config.json": _json({**config, **ids, **structural}),
+        GENERATION_CONFIG: _json({key: one for key, one in ids.items() if one is not None}),
+    }
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

@@ -9,12 +9,11 @@ from typing import Any
 
 import psutil
 
-from p2p_diloco.app.models.config_files import token_ids
 from p2p_diloco.app.models.hugging_face import LoraShape, config_text, hugging_face_model, read_config
 from p2p_diloco.app.models.model import build_model, model_of
 from p2p_diloco.app.models.python_model import code_digest, python_model
 from p2p_diloco.app.models.text_model import TextModel, check_text_model, decoder_text_model
-from p2p_diloco.app.text.tokenizer_files import NUM_BYTES, TokenizerFiles, decode_tokenizer
+from p2p_diloco.app.text.tokenizer_files import NUM_BYTES, TokenizerFiles, decode_tokenizer, token_ids
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.manifest import HUGGING_FACE, ModelSection
 from p2p_diloco.config.run_plan import RunPlan

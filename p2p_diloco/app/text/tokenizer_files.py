@@ -170,6 +170,28 @@ def exported_files(tokenizer: TokenizerFiles | None, positions: int | None) -> d
     return {name: text.encode() for name, text in {**texts, TOKENIZER_CONFIG: _json(config)}.items()}
 
 
+def token_ids(tokenizer: TokenizerFiles | None, vocabulary: int) -> dict[str, Any]:
+    """Return the values of `config.json` that name the begin, end and padding tokens of a run's tokenizer.
+
+    A configuration comes with the ids of another tokenizer, or with its architecture's defaults, so all three are
+    always set: None where the tokenizer names no such token.
+
+    Args:
+        tokenizer: the files of the run's tokenizer; None: each byte is a token, and none has a meaning.
+        vocabulary: number of tokens of the model; ids beyond them are left out.
+    """
+    if tokenizer is None:
+        return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    special = tokenizer.special()
+    begin, pad = (one if one is not None and one < vocabulary else None for one in (special.begin, special.pad))
+    ends = [one for one in special.ends if one < vocabulary]
+    return {
+        "bos_token_id": begin,
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+        "pad_token_id": pad,
+    }
+
+
 def _id_of(ids: Mapping[str, int], token: Any) -> int | None:
     """Return the id of a token that a configuration names, as text or as an object with its text."""
     content = token.get("content") if isinstance(token, dict) else token
