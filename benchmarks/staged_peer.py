@@ -42,6 +42,7 @@ from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.session.founding import found_roster, genesis_digest, genesis_states
+from p2p_diloco.session.held_state import StateHost
 from p2p_diloco.signing import SigningKey, is_signed_by
 from p2p_diloco.span.known_answer import warm_up
 from p2p_diloco.storage.archive import Archive
@@ -240,18 +241,15 @@ class StagedPeer(ABC):
         with contextlib.suppress(RuntimeError):  # a thread may call this after the loop was closed
             self._loop.call_soon_threadsafe(call)
 
-    def of_state(self) -> dict[str, Any]:
-        """Return the arguments of this peer's `TrainedState`, except for its model."""
+    def state_host(self) -> StateHost:
+        """Return the host of this peer's state."""
 
         def damaged(span: SpanId, reason: str) -> None:
             self.failures.append(StateError(f"{span}: {reason}"))
 
-        return {
-            "now": self.clock.now,
-            "in_loop": self.in_loop,
-            "died": self.failures.append,
-            "damaged": damaged,
-        }
+        return StateHost(
+            plan=self.plan, now=self.clock.now, in_loop=self.in_loop, died=self.failures.append, damaged=damaged
+        )
 
     def close(self) -> None:
         """Stop the transport with its daemon, and all threads."""

@@ -40,6 +40,7 @@ from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.session.founding import genesis_states
+from p2p_diloco.session.held_state import StateHost
 from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.span.reduce import reduce_parts
 from research.recording import Recording, pace_of, read_recording
@@ -267,10 +268,10 @@ class Replay:
         def damaged(span: SpanId, reason: str) -> None:
             self.failures.append(StateError(f"{span} cannot apply an entry of the recording: {reason}"))
 
-        state = TrainedState(
-            plan, local, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
+        host = StateHost(
+            plan=plan, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
         )
-        return InnerSteps(Steps(loop), state)
+        return InnerSteps(Steps(loop), TrainedState(host, local))
 
 
 class _Life:

@@ -84,7 +84,7 @@ class OurPeer(StagedPeer):
 
     def make_thread(self, states: dict[SpanId, SpanState]) -> TrainingThread:
         """Return the thread of an island that makes no steps."""
-        self._state = SyntheticState(self.plan, absorbed=self._note_absorbed, **self.of_state())
+        self._state = SyntheticState(self.state_host(), absorbed=self._note_absorbed)
         self._state.hold(states)
         return TrainingThread(state=self._state, step=None, in_loop=self.in_loop, died=self.failures.append)
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from benchmarks.averaging.textbook import DELTA_SCALE
-from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
+from p2p_diloco.session.held_state import StateHost
 from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.storage.trace import Trace
 
@@ -61,11 +61,12 @@ class SyntheticState(TrainedState):
             whether the entry includes this peer's contribution.
     """
 
-    def __init__(self, plan: RunPlan, *, absorbed: Callable[[float, bool], None], **more: Any) -> None:
+    def __init__(self, host: StateHost, *, absorbed: Callable[[float, bool], None]) -> None:
+        plan = host.plan
         model = FlatModel(plan.num_parameters)
         lay_end_to_end(model, plan.fragments)
         local = LocalSpans(plan, LocalParameters(model, plan.fragments))
-        super().__init__(plan, local, trace=_Watch(absorbed), **more)
+        super().__init__(host, local, trace=_Watch(absorbed))
 
     def walk(self, seed: int) -> None:
         """Set θ to the anchor minus a pseudo-gradient of independent normal numbers. Nothing may be pending."""

@@ -89,7 +89,7 @@ class OurIsland(StagedPeer):
         if self._thread_class is not OwnLoopThread:
             lay_end_to_end(model, plan.fragments)
         local = LocalSpans(plan, LocalParameters(model, plan.fragments))
-        self._state = TimedState(plan, local, **self.of_state())
+        self._state = TimedState(self.state_host(), local)
         self._state.hold(states)
         self._thread = self._thread_class(
             loop=loop,

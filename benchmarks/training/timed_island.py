@@ -12,13 +12,13 @@ from typing import Any
 
 from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.app.training.training_thread import InnerSteps, Steps, TrainingThread
-from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.round import FragmentContribution
+from p2p_diloco.session.held_state import StateHost
 from p2p_diloco.session.own_model import OwnModel
 from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.storage.trace import Trace
@@ -62,11 +62,11 @@ class TimedState(TrainedState):
         outer_seconds: processor time of contributing, following and merging so far.
     """
 
-    def __init__(self, plan: RunPlan, local: LocalSpans, **more: Any) -> None:
+    def __init__(self, host: StateHost, local: LocalSpans) -> None:
         self._rounds: dict[Digest, int] = {}
         self.timings = Timings(self._rounds.pop)
         self._followed_seconds = self._border_seconds = 0.0
-        super().__init__(plan, local, trace=self.timings, **more)
+        super().__init__(host, local, trace=self.timings)
 
     @property
     def outer_seconds(self) -> float:

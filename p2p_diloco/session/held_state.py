@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,29 +23,39 @@ from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.span.known_answer import check_known_answer
 
 
-class HeldState:
-    """A `Replica` without a model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateHost:
+    """The run and the peer of a state.
 
-    Args:
+    Attributes:
+        plan: plan of the run.
+        now: returns swarm seconds; callable from any thread.
         in_loop: schedules a call in the event loop.
-        died: called in the loop with any error other than damaged memory.
+        died: called in the loop with an error that ends the work of a thread.
         damaged: called in the loop with a span that must be replaced because its memory is damaged.
+        report: called in the loop with the topic and the text of an event.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        *,
-        in_loop: Callable[[Callable[[], None]], None],
-        died: Callable[[BaseException], None],
-        damaged: SpanDamaged,
-    ) -> None:
+    plan: RunPlan
+    now: Callable[[], float]
+    in_loop: Callable[[Callable[[], None]], None]
+    died: Callable[[BaseException], None]
+    damaged: SpanDamaged
+    report: Callable[[str, str], None] = lambda topic, text: None
+
+    def report_soon(self, topic: str, text: str) -> None:
+        """Report an event from any thread."""
+        self.in_loop(lambda: self.report(topic, text))
+
+
+class HeldState:
+    """A `Replica` without a model."""
+
+    def __init__(self, host: StateHost) -> None:
+        self._host = host
+        self._plan = host.plan
         self._has_checked = False
-        self._damaged = damaged
         self._damaged_spans: set[SpanId] = set()
-        self._plan = plan
-        self._in_loop = in_loop
-        self._died = died
         self._states: dict[SpanId, SpanState] = {}
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="follower")
 
@@ -116,7 +127,7 @@ class HeldState:
         except MEMORY_ERRORS as error:
             reason = str(error)
             self._damaged_spans.add(update.span)
-            self._in_loop(lambda: self._damaged(update.span, reason))
+            self._host.in_loop(lambda: self._host.damaged(update.span, reason))
 
     def _advance(self, held: dict[SpanId, SpanState], state: SpanState, update: SpanUpdate) -> None:
         update_N = self._plan.codecs.entry.decode(update.payload, state.elements)
@@ -135,7 +146,7 @@ class HeldState:
     def _note_failure(self, done: Future[None]) -> None:
         failure = None if done.cancelled() else done.exception()
         if failure is not None:
-            self._in_loop(lambda: self._died(failure))
+            self._host.in_loop(lambda: self._host.died(failure))
 
 
 class Slice(NamedTuple):

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,17 +276,8 @@ class OwnModel(Training):
         device = next(iter(self._tensors.values())).device
         local = spans_for(plan, parameters, device)
         if device.type != "cpu":
-            host.in_loop(partial(host.reporter.report, "device", describe_device(device, local)))
-        self.state = TrainedState(
-            plan,
-            local,
-            now=host.now,
-            in_loop=host.in_loop,
-            died=host.died,
-            damaged=host.damaged,
-            inner=inner,
-            report=host.reporter.report,
-        )
+            host.report_soon("device", describe_device(device, local))
+        self.state = TrainedState(host, local, inner=inner)
         return self.state
 
     def seconds_to_rest(self) -> float:

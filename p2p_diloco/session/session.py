@@ -287,6 +287,7 @@ class PeerSession:
             in_loop=self._threads.in_loop,
             died=self._threads.fail,
             damaged=self._span_damaged,
+            report=self._reporter.report,
             reporter=self._reporter,
             engine=self._engine,
             archive=self._archive,

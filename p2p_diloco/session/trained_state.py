@@ -14,23 +14,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
 from p2p_diloco.codec.vectors import Vector, read_only
-from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.inner_state import InnerState
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.memory.slabs import passing_vector
-from p2p_diloco.node.surroundings import Answer, SpanDamaged, SpanUpdate
+from p2p_diloco.node.surroundings import Answer, SpanUpdate
 from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState, replace_span
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
-from p2p_diloco.session.held_state import HeldState, Slice
+from p2p_diloco.session.held_state import HeldState, Slice, StateHost
 from p2p_diloco.span.fused import follow_span
 from p2p_diloco.storage.trace import Trace
 
@@ -184,46 +184,35 @@ class TrainedState(HeldState):
     Attributes:
         meter: counts the steps.
 
-
     Args:
-        call_before_update: registers what is called before each change of θ; contributions need not wait for a border
-            then. None: a user's own loop may change θ in other ways, such as to evaluate averaged weights.
         local: θ, span by span.
-        now: swarm seconds, callable from any thread.
-        wake: called, from any thread, when there is work for a step border.
         trace: records everything that happens to θ.
         inner: private state of the training thread, such as optimisers.
-        report: called in the loop with `(topic, text)` if that state cannot be saved or restored.
+        call_before_update: registers what is called before each change of θ; contributions need not wait for a border
+            then. None: a user's own loop may change θ in other ways, such as to evaluate averaged weights.
     """
 
     def __init__(
         self,
-        plan: RunPlan,
+        host: StateHost,
         local: LocalSpans,
         *,
-        now: Callable[[], float],
-        in_loop: Callable[[Callable[[], None]], None],
-        died: Callable[[BaseException], None],
-        damaged: SpanDamaged,
-        wake: Callable[[], None] = lambda: None,
         trace: Trace | None = None,
         inner: InnerState | None = None,
-        report: Callable[[str, str], None] = lambda topic, text: None,
         call_before_update: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        super().__init__(plan, in_loop=in_loop, died=died, damaged=damaged)
+        super().__init__(host)
         self.local = local
         self.meter = StepMeter()
-        self._wake = wake
-        self._now = now
+        self._now = host.now
+        self._wake: Callable[[], None] = lambda: None
         self._trace = trace
         self._inner = inner
-        self._report_in_loop = report
         self._keeps_inner = False
         self._is_loaded = False
-        self._contributed = [Counts() for _ in plan.fragments]
+        self._contributed = [Counts() for _ in host.plan.fragments]
         self._locals: dict[SpanId, _Local] = {}
-        self._locks = {span: Lock() for span in plan.places}
+        self._locks = {span: Lock() for span in host.plan.places}
         self._contributes_between = call_before_update is not None
         self._stillness = _Stillness()
         if call_before_update is not None:
@@ -234,7 +223,7 @@ class TrainedState(HeldState):
         self._requests: deque[_Request] = deque()
         self._looks: deque[_Look] = deque()
         # Negative zeros: -0.0 + x is x, bit for bit, for every x.
-        longest = max(place.stop - place.start for place in plan.places.values())
+        longest = max(place.stop - place.start for place in host.plan.places.values())
         self._nothing = read_only(np.full(longest, -0.0, np.float32))
 
     # -- for the event loop
@@ -338,7 +327,7 @@ class TrainedState(HeldState):
             self._answer(self._requests.popleft())
         while self._looks:
             slices, hand_over = self._looks.popleft()
-            self._in_loop(_call(hand_over, self._copies(slices)))
+            self._host.in_loop(partial(hand_over, self._copies(slices)))
         if self._keeps_inner:
             self.save_inner()
 
@@ -360,7 +349,8 @@ class TrainedState(HeldState):
         if self._inner is not None:
             self._inner.clear()
         self.meter.failed(why)
-        self._report("not-finite", f"{why}; continuing from the shared model with new moments; {NOT_FINITE_REMEDY}")
+        text = f"{why}; continuing from the shared model with new moments; {NOT_FINITE_REMEDY}"
+        self._host.report_soon("not-finite", text)
         self._undone.append((self._now(), steps))
         since, steps_then = self._undone[0]
         is_often = self._now() - since <= self._plan.rules.cycle_seconds or steps == steps_then
@@ -382,17 +372,14 @@ class TrainedState(HeldState):
         try:
             self._inner.save(label)
         except StateError as error:
-            self._report("inner", str(error))
+            self._host.report_soon("inner", str(error))
 
     def _load_inner(self) -> str | None:
         try:
             return self._inner.load() if self._inner is not None else None
         except StateError as error:
-            self._report("inner", str(error))
+            self._host.report_soon("inner", str(error))
             return None
-
-    def _report(self, topic: str, text: str) -> None:
-        self._in_loop(lambda: self._report_in_loop(topic, text))
 
     def in_flight(self, span: SpanId) -> InFlight:
         """Return a span's contributions whose entries have not arrived."""
@@ -432,7 +419,7 @@ class TrainedState(HeldState):
         contribution = None
         if self._now() <= request.deadline:
             contribution = self.contribute(request.round, request.fragment, request.spans)
-        self._in_loop(lambda: request.answer(contribution))
+        self._host.in_loop(lambda: request.answer(contribution))
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         state, held = self._states[span], self._locals[span]
@@ -525,7 +512,3 @@ class TrainedState(HeldState):
         if local.offset_N is None:
             self._moved.append(span)
         self._wake()
-
-
-def _call(hand_over: Callable[[tuple[Vector, ...]], None], copies: tuple[Vector, ...]) -> Callable[[], None]:
-    return lambda: hand_over(copies)

@@ -11,13 +11,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from p2p_diloco.config.manifest import RunManifest
-from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.node.surroundings import SpanDamaged
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.session.held_state import HeldState
+from p2p_diloco.session.held_state import HeldState, StateHost
 from p2p_diloco.session.shared_text import SharedText
 from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.status.reporter import StatusReporter
@@ -33,36 +31,26 @@ class HeldOutLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingHost:
+class TrainingHost(StateHost):
     """The run, the peer and the callbacks that a training uses.
 
     Attributes:
-        plan: plan of the run.
         run: run id.
         peer, incarnation: this peer and its start.
         settings: settings of this machine.
         folder: the run's folder on this machine.
-        now: returns swarm seconds; callable from any thread.
-        in_loop: schedules a call in the event loop.
-        died: called in the loop if training ends with an error.
-        damaged: called in the loop with a span that must be replaced.
-        reporter: reports events, such as a failed save; for the loop.
+        reporter: reports figures; for the loop.
         engine: the engine of this peer; for the loop.
         archive: checkpoints and entries on the disk.
         written: returns once all entries so far are on the disk.
         text: the run's text if it is fetched from other peers; None: the training opens its own copy.
     """
 
-    plan: RunPlan
     run: Digest
     peer: PeerId
     incarnation: int
     settings: PeerSettings
     folder: Path
-    now: Callable[[], float]
-    in_loop: Callable[[Callable[[], None]], None]
-    died: Callable[[BaseException], None]
-    damaged: SpanDamaged
     reporter: StatusReporter
     engine: PeerEngine
     archive: Archive
@@ -191,7 +179,7 @@ class NoTraining(Training):
     held: HeldState
 
     def open(self, host: TrainingHost) -> HeldState:
-        self.held = HeldState(host.plan, in_loop=host.in_loop, died=host.died, damaged=host.damaged)
+        self.held = HeldState(host)
         return self.held
 
     def wait_until_idle(self) -> None:

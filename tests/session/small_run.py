@@ -28,7 +28,7 @@ from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.session.founding import start_from
-from p2p_diloco.session.held_state import HeldState
+from p2p_diloco.session.held_state import HeldState, StateHost
 from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.trace import Trace
@@ -107,13 +107,16 @@ class HandDrivenIsland:
         self.loop = InnerLoop(model, stream_of(plan, corpus, peer_key(name).peer), plan.inner, torch.device("cpu"))
         lay_end_to_end(model, plan.fragments)
         self.parameters = LocalParameters(model, plan.fragments)
-        self.state = TrainedState(
-            plan,
-            kind(plan, self.parameters),
+        host = StateHost(
+            plan=plan,
             now=lambda: self.now,
             in_loop=in_loop,
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
+        )
+        self.state = TrainedState(
+            host,
+            kind(plan, self.parameters),
             trace=trace,
             call_before_update=self.loop.call_before_update if contributes_between else None,
         )

@@ -14,7 +14,7 @@ from small_run import entry_payload, small_plan, start_states, update_of
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.outer.state import SpanState, absorb
-from p2p_diloco.session.held_state import HeldState
+from p2p_diloco.session.held_state import HeldState, StateHost
 from p2p_diloco.span import known_answer
 
 PLAN = small_plan()
@@ -28,7 +28,8 @@ def held(damaged: Callable[[SpanId, str], None] = print) -> tuple[HeldState, que
     def in_loop(call: Callable[[], None]) -> None:
         call()
 
-    return HeldState(PLAN, in_loop=in_loop, died=deaths.put, damaged=damaged), deaths
+    host = StateHost(plan=PLAN, now=lambda: 0.0, in_loop=in_loop, died=deaths.put, damaged=damaged)
+    return HeldState(host), deaths
 
 
 def half_update() -> Any:

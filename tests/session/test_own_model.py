@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -81,7 +80,8 @@ def opened(
             in_loop=lambda call: call(),
             died=_refuse,
             damaged=_refuse,
-            reporter=cast(Any, SimpleNamespace(report=report)),
+            report=report,
+            reporter=cast(Any, None),
             engine=cast(Any, None),
             archive=cast(Any, None),
             written=cast(Any, None),

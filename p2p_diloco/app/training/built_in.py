@@ -95,7 +95,7 @@ class BuiltInTraining(Training):
         plan, settings = host.plan, host.settings
         # The first optimiser of a process imports torch._dynamo, which takes seconds.
         text = "starting to train; PyTorch takes a few seconds to load its optimisers"
-        host.in_loop(partial(host.reporter.report, "starting", text))
+        host.report_soon("starting", text)
         corpus = open_run_text(plan.manifest.data, settings.data) if host.text is None else None
         if corpus is not None:
             keep_tokenizer(host.folder, corpus)
@@ -113,17 +113,12 @@ class BuiltInTraining(Training):
         if trace is not None:
             trace.began(stream.position)
         local = spans_for(plan, parameters, loop.device)
-        host.in_loop(partial(host.reporter.report, "device", self._describe(plan, local, loop)))
+        host.report_soon("device", self._describe(plan, local, loop))
         self.state = TrainedState(
-            plan,
+            host,
             local,
-            now=host.now,
-            in_loop=host.in_loop,
-            died=host.died,
-            damaged=host.damaged,
             trace=trace,
             inner=self._inner_of(plan, host.folder, loop),
-            report=host.reporter.report,
             call_before_update=loop.call_before_update if self._island is None and loop.device.type == "cpu" else None,
         )
         self._steps = InnerSteps(built, self.state)
@@ -142,11 +137,8 @@ class BuiltInTraining(Training):
             self._watch = self._make_watch(corpus)
         return self.state
 
-    def _report_memory_of(self, host: TrainingHost) -> Callable[[str], None]:
-        return lambda text: host.in_loop(partial(host.reporter.report, "memory", text))
-
     def _build(self, host: TrainingHost, model: TextModel, stream: Batches) -> Steps:
-        plan, settings, report_memory = host.plan, host.settings, self._report_memory_of(host)
+        plan, settings, report_memory = host.plan, host.settings, partial(host.report_soon, "memory")
         if self._island is None:
             return build_steps(plan, settings, model, stream, report=report_memory)
         ranks = self._island.ranks

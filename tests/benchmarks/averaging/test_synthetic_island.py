@@ -17,6 +17,7 @@ from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.session.held_state import StateHost
 
 PARAMETERS = 4099
 ROSTER = Digest(b"r" * 32)
@@ -43,14 +44,14 @@ class Counted:
     def __init__(self, plan: RunPlan) -> None:
         self.heard: list[bool] = []
         self.failures: list[object] = []
-        self.state = SyntheticState(
-            plan,
-            absorbed=lambda at, is_in: self.heard.append(is_in),
+        host = StateHost(
+            plan=plan,
             now=lambda: 0.0,
             in_loop=lambda call: call(),
             died=self.failures.append,
             damaged=lambda span, reason: self.failures.append(span),
         )
+        self.state = SyntheticState(host, absorbed=lambda at, is_in: self.heard.append(is_in))
         OPEN.append(self.state)
         start_N = np.ones(plan.num_parameters, np.float32)
         self.state.hold(

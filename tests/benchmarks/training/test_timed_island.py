@@ -22,6 +22,7 @@ from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.node.surroundings import SpanUpdate
 from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.session.held_state import StateHost
 
 SHAPE = RunShape(codec="int4", fragments=2, spans_per_fragment=2, model="tiny")
 PLAN = plan_shape(SHAPE, 20.0)
@@ -57,9 +58,10 @@ class Stage:
         loop = InnerLoop(model, stream, PLAN.inner, "cpu")
         local = LocalSpans(PLAN, LocalParameters(model, PLAN.fragments))
         around: dict[str, Any] = {"in_loop": lambda call: call(), "died": self.failures.append}
-        self.state = TimedState(
-            PLAN, local, now=lambda: self.now, damaged=lambda span, reason: self.failures.append(span), **around
+        host = StateHost(
+            plan=PLAN, now=lambda: self.now, damaged=lambda span, reason: self.failures.append(span), **around
         )
+        self.state = TimedState(host, local)
         self.state.hold({span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(PLAN).items()})
         OPEN.append(self.state)
         assert self.state.begin()
