@@ -700,20 +700,16 @@ class _Observer:
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
 
     def close(self) -> None:
-        """Wait until the files are written."""
         self._files.shutdown()
 
     def listening(self, invite: str, *, own_model: bool) -> None:
-        """Store the invite of a founded run."""
         self.invite = invite
 
     def status(self, status: PeerStatus) -> None:
-        """Store and write the status."""
         self.latest = status
         self._keep(lambda: write_status(self._folder, status))
 
     def event(self, event: PeerEvent) -> None:
-        """Log an event and pass it on."""
         event = replace(event, text=flags_as_keys(event.text))
         logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, event_line(event))
         self._keep(lambda: append_event(self._folder, event))

@@ -78,7 +78,6 @@ class SwarmCallback(Callback):
         self._tokens = 0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validate the shared model."""
         if self._trains and self._shared:
             self._training.show_shared()
 
@@ -87,7 +86,6 @@ class SwarmCallback(Callback):
         self._training.hide_shared()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save the shared model."""
         if self._trains and self._shared:
             with self.swarm.anchor():
                 state = trainer.strategy.lightning_module_state_dict()

@@ -114,7 +114,6 @@ class SwarmCallback(TrainerCallback):
         self._show_shared_if_seen(control)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Show the shared model to what happens at the end of an epoch."""
         self._show_shared_if_seen(control)
 
     def on_log(

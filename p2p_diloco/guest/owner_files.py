@@ -109,7 +109,6 @@ class MonthTraffic:
 
     @property
     def total(self) -> float:
-        """Bytes both ways."""
         return self.sent + self.received
 
     def plus(self, month: str, sent: float, received: float) -> MonthTraffic:

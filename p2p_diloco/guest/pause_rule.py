@@ -85,7 +85,6 @@ class Verdict:
 
     @property
     def is_online(self) -> bool:
-        """Whether the peer is on the network."""
         return self.reason is not Reason.QUOTA
 
     def sentence(self, now: datetime) -> str:
@@ -139,7 +138,6 @@ def next_scheduled(now: datetime, hours: Hours | None, days: Days | None) -> dat
 
 
 def next_month(now: datetime) -> datetime:
-    """Return the begin of the next calendar month."""
     begin = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return (begin + timedelta(days=32)).replace(day=1)
 

@@ -91,7 +91,6 @@ class Island:
         self._on_lost = call
 
     def give_up(self) -> None:
-        """Count this island as over, without the other ranks."""
         self.is_over = True
 
     # -- calls
@@ -400,7 +399,6 @@ class RankInner(InnerState):
         self._ranks = ranks
 
     def save(self, label: str) -> None:
-        """Save the state of all ranks under one label."""
         label = f"{label} of {self._ranks.count}"
         with self._ranks.order(OrderKind.SAVE, text=label):
             _raise_first(self._ranks.gather_texts(_outcome(super().save, label)[1]))

@@ -46,7 +46,6 @@ class LocalSpans:
         return sent
 
     def write(self, span: SpanId, local_N: Vector) -> None:
-        """Set a span of θ."""
         place = self.plan.places[span]
         self.parameters.write(span.fragment, place.start, place.stop, local_N)
 

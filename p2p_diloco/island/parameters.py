@@ -177,7 +177,6 @@ class LocalParameters:
         return pieces[0].flat if len(pieces) == 1 and pieces[0].flat.dtype == torch.float32 else None
 
     def read_all(self) -> tuple[NDArray[np.float32], ...]:
-        """Return a fresh host copy of every fragment, by index."""
         return tuple(self.read(fragment.index) for fragment in self.fragments)
 
     def load_flat(self, vectors: Sequence[NDArray[np.float32]]) -> None:
@@ -261,7 +260,6 @@ class Buffers:
         return {name: getattr(module, key) for name, (module, key) in self._places.items()}
 
     def floats(self) -> dict[str, Tensor]:
-        """Return those that are floating-point numbers."""
         return {name: tensor for name, tensor in self.tensors().items() if tensor.is_floating_point()}
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -100,7 +100,6 @@ class Ranks:
         return self.rank == 0
 
     def wait_at_most(self, seconds: float) -> None:
-        """Wait no longer than this for other ranks from now on."""
         self.timeout_seconds = min(self.timeout_seconds, seconds)
 
     @property

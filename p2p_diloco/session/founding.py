@@ -166,5 +166,4 @@ def found_roster(plan: RunPlan, founder: Member, organiser: SigningKey, genesis:
 
 
 def genesis_states(start: dict[SpanId, Vector], roster: Roster) -> dict[SpanId, SpanState]:
-    """Return the initial states of all spans."""
     return {span: genesis_state(anchor_N, roster.digest()) for span, anchor_N in start.items()}

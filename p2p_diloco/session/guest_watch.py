@@ -245,7 +245,6 @@ class GuestWatch:
         return self._verdict.is_online
 
     def come_online(self, transport: Transport) -> None:
-        """Count the traffic of a new transport, too."""
         self._traffic.follow(transport)
 
     def go_offline(self) -> None:
@@ -264,7 +263,6 @@ class GuestWatch:
             guest.go_offline()
 
     def detach(self) -> None:
-        """Forget the session: it ends."""
         self._guest = None
 
     def keep_limit(self, key: str, text: str) -> None:
@@ -295,7 +293,6 @@ class GuestWatch:
             await self._read_sensors()
 
     async def _look(self) -> None:
-        """Look at everything once, and act on what has changed."""
         await self._obey()
         self._count()
         has_changed = self._judge()
@@ -363,7 +360,6 @@ class GuestWatch:
     # -- requests
 
     async def _obey(self) -> None:
-        """Take over `control.json` if it has changed."""
         signature = await asyncio.to_thread(self._file_signature)
         if signature == self._signature:
             return

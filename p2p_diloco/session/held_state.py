@@ -68,7 +68,6 @@ class HeldState:
         self._states = {}
 
     def close(self) -> None:
-        """Stop the thread after its current task."""
         self._follower.shutdown(wait=False, cancel_futures=True)
 
     def wait_until_idle(self) -> None:

@@ -54,7 +54,6 @@ class LearntModel:
 
     @property
     def manifest(self) -> RunManifest:
-        """The manifest of the run."""
         return self.plan.manifest
 
     @property

@@ -86,7 +86,6 @@ def with_local_ones(announced: Sequence[str], listening: Sequence[str]) -> tuple
 
 
 def transport_limits(settings: PeerSettings) -> TransportLimits:
-    """Return the bandwidth caps from the settings."""
     return TransportLimits(
         upload_bytes_per_second=bytes_per_second(settings.max_upload),
         download_bytes_per_second=bytes_per_second(settings.max_download),

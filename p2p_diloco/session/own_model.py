@@ -287,7 +287,6 @@ class OwnModel(Training):
         return self.pace.rest_seconds(min(time.monotonic() - self._rested_at, LONGEST_STEP_SECONDS))
 
     def note_rest(self) -> None:
-        """Note that a pause is over: the next step begins."""
         self._rested_at = time.monotonic()
 
     def is_stepping(self) -> bool:

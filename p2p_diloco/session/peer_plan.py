@@ -52,7 +52,6 @@ class Founding:
 
     @property
     def run(self) -> Digest:
-        """The id of the run."""
         return self.signed.manifest.digest()
 
     def by(self, me: PeerId) -> Founding:
@@ -139,17 +138,14 @@ class PeerPlan:
 
     @property
     def founding(self) -> Founding | None:
-        """The run to found, if this peer founds one."""
         return self.source if isinstance(self.source, Founding) else None
 
     @property
     def invite(self) -> Invite | None:
-        """The invite of the run to join, if this peer joins one."""
         return self.source if isinstance(self.source, Invite) else None
 
     @property
     def trains(self) -> bool:
-        """Whether this peer trains."""
         return self.training is not None and self.training.trains
 
     @property

@@ -101,7 +101,6 @@ class _Threads:
         self.text = VectorWorker(self._loop, "text") if shares_text else None
 
     def write_soon(self, write: Callable[[], None]) -> asyncio.Future[None]:
-        """Schedule a call in the thread that writes."""
         return self._loop.run_in_executor(self._writer, write)
 
     def in_loop(self, call: Callable[[], None]) -> None:
@@ -119,7 +118,6 @@ class _Threads:
         await asyncio.shield(self._failure)  # several wait for it, one after the other
 
     def close(self) -> None:
-        """Stop the threads after their current tasks."""
         self.vectors.close()
         if self.text is not None:
             self.text.close()

@@ -42,7 +42,6 @@ class SharedText:
         return self.store.listed is not None and not self._pieces_of(names) & ~self.store.held
 
     def is_whole(self) -> bool:
-        """Return whether the whole text is here."""
         listed = self.store.listed
         return listed is not None and self.store.held.bit_count() == listed.num_pieces
 

@@ -437,7 +437,6 @@ def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
 
 
 def memory_of_machine() -> int:
-    """Return the total memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

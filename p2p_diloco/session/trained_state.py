@@ -117,11 +117,9 @@ class StepMeter:
         self._stepped_at = time.monotonic()
 
     def count(self, tokens: int, steps: int = 1) -> None:
-        """Count steps and their tokens."""
         self.counts = Counts(self.counts.tokens + tokens, self.counts.steps + steps)
 
     def stepped(self, tokens: int, loss: float | None = None) -> None:
-        """Count a step, and include it in rate and loss."""
         self._stepped_at = time.monotonic()
         if loss is not None and math.isfinite(loss):  # another would stay in the average for ever
             before = loss if self._loss is None else self._loss
@@ -131,11 +129,9 @@ class StepMeter:
         self.progress = replace(self.progress, **self.counts._asdict(), tokens_per_second=rate, loss=self._loss or 0.0)
 
     def failed(self, why: str) -> None:
-        """Count a step that was not made, or is undone."""
         self.progress = replace(self.progress, undone=self.progress.undone + 1, undone_why=why)
 
     def seconds_since_step(self) -> float:
-        """Return the seconds since the last counted step."""
         return time.monotonic() - self._stepped_at
 
     def _tokens_per_second(self) -> float:
@@ -267,7 +263,6 @@ class TrainedState(HeldState):
 
     @property
     def counts(self) -> Counts:
-        """Tokens and steps so far."""
         return self.meter.counts
 
     @property
@@ -362,7 +357,6 @@ class TrainedState(HeldState):
             )
 
     def save_inner(self) -> None:
-        """Save this thread's private state now."""
         self._keeps_inner = False
         if self._inner is None or not self._is_loaded or self._broken:
             return
@@ -387,7 +381,6 @@ class TrainedState(HeldState):
 
     @property
     def has_work(self) -> bool:
-        """Whether a border has anything to do."""
         return bool(self._moved or self._requests or self._looks or self._keeps_inner or self._broken)
 
     def contribute(

@@ -133,7 +133,6 @@ class Training(ABC):
         """Create the state of the run at this peer; called in a thread that may block."""
 
     def parameters(self) -> LocalParameters | None:
-        """Return θ, if there is a model."""
         return self.state.local.parameters if self.state is not None else None
 
     def keep_inner(self) -> None:

@@ -64,7 +64,6 @@ class RoundCounts:
     entries_at: int | None = None
 
     def plus(self, closed: RoundClosed) -> RoundCounts:
-        """Return the counts with one more round."""
         return RoundCounts(
             rounds=self.rounds + 1,
             spans=self.spans + closed.num_spans,
@@ -203,7 +202,6 @@ class StatusReporter:
     def status(
         self, engine: PeerEngine, node: SwarmNode, manifest: RunManifest, num_parameters: int, now: float
     ) -> PeerStatus:
-        """Return the current status."""
         counts, (standing, ports) = self._counts, self._reach
         roster, grid, progress = engine.book.in_force, engine.book.grid(), engine.conditions.progress
         round_index = engine.rules.clock.round_at(now)

@@ -32,7 +32,6 @@ class ByteCounts:
 
     @property
     def total(self) -> int:
-        """All bytes."""
         return self.vectors + self.control + self.transfer
 
 

@@ -91,7 +91,6 @@ class _ScalarWriter:
         self._thread.shutdown()
 
     def listening(self, invite: str, *, own_model: bool) -> None:
-        """Pass on the invite."""
         self._observer.listening(invite, own_model=own_model)
 
     def status(self, status: PeerStatus) -> None:
@@ -104,7 +103,6 @@ class _ScalarWriter:
             self._last = self._thread.submit(self._write, status)
 
     def event(self, event: PeerEvent) -> None:
-        """Pass on an event."""
         self._observer.event(event)
 
     def _write(self, status: PeerStatus) -> None:

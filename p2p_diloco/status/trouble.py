@@ -219,7 +219,6 @@ def _explain_silence(engine: PeerEngine, silent: float) -> str:
 
 
 def explain_idleness(engine: PeerEngine, idle: Idleness, now: float) -> str:
-    """Explain why a peer is in no entry."""
     return f"in no entry for {counted(idle.cycles, 'cycle')}: {_reason(engine, idle, now)}"
 
 

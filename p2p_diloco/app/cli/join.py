@@ -68,7 +68,6 @@ def run_join(
     flags: PeerFlags,
     around: Surroundings,
 ) -> int:
-    """Run a trainer; return the exit code."""
     plan = request_join(invite, found=found, key_path=key_path, settings=settings, flags=flags, around=around)
     place = place_among_ranks(around.environment)
     count = ranks_to_start(plan.settings) if place is None else 1

@@ -267,7 +267,6 @@ def print_keys() -> None:
 
 
 def _sections(manifest: RunManifest) -> list[tuple[str, str, BaseModel]]:
-    """Return (title, key prefix, section) for each section."""
     sections = [(name, getattr(manifest, name)) for name in type(manifest).model_fields]
     return [
         (f"{name}: {(type(section).__doc__ or '').partition(chr(10))[0]}", f"{name}.", section)

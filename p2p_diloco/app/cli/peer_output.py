@@ -39,7 +39,6 @@ class _OutputConsole(Console):
     """A console that survives a closed pipe: the base class would exit the process."""
 
     def on_broken_pipe(self) -> None:
-        """Raise instead of exiting."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
@@ -98,7 +97,6 @@ class PeerOutput:
         self._release()
 
     def status(self, status: PeerStatus) -> None:
-        """Write and show a status."""
         self._keep(lambda: write_status(self._folder, status))
         self._awaits_trainers = status.role == "bootstrap" and not status.num_members
         if (live := self._live) is not None:
@@ -110,7 +108,6 @@ class PeerOutput:
             self.show(status_line(status))
 
     def event(self, event: PeerEvent) -> None:
-        """Log and show an event."""
         self._keep(lambda: append_event(self._folder, event))
         # Until there is a trainer, every round is skipped, and the status shows that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):

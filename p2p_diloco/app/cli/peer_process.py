@@ -223,7 +223,6 @@ class Interrupts:
         return STOPPED if self._count > 1 else 0
 
     def interrupt(self) -> None:
-        """Handle one Ctrl-C."""
         if self._now is not None:
             before, self._counted_at = self._counted_at, self._now()
             if self._counted_at - before < SAME_SECONDS:

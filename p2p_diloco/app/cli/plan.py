@@ -44,7 +44,6 @@ def print_plan(options: PlanOptions) -> int:
 
 
 def plan_lines(question: Question, plan: Plan) -> list[str]:
-    """Return the plan as lines for people."""
     ours = question.step_seconds / plan.utilisation
     return [
         f"{question.parameters:,} parameters, {counted(question.islands, 'island')}, "

@@ -77,7 +77,6 @@ class Agreement:
 
     @property
     def num_cycles(self) -> int:
-        """Number of cycles that are over."""
         return max(min(self._level) // self._num_fragments + 1, 0)
 
 
@@ -204,12 +203,10 @@ class Archivist(NoTraining):
         return evaluation_of(plan, model, text)
 
     def _published(self, now: float) -> dict[PeerId, tuple[FragmentHead, ...]]:
-        """Return the log positions that ready members have published last."""
         beats, members = self._host.engine.membership.liveness.alive(now), self._members()
         return {peer: beat.heads for peer, beat in beats.items() if peer in members and beat.ready}
 
     def _members(self) -> frozenset[PeerId]:
-        """Return the members on the roster besides this peer."""
         roster = self._host.engine.book.in_force
         return frozenset(roster.peers() if roster is not None else ()) - {self._host.peer}
 

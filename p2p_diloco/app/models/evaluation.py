@@ -213,7 +213,6 @@ def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
 
 @torch.no_grad()
 def _mean_loss(model: DecoderModel, windows_BT: Tensor) -> float:
-    """Return the mean loss over windows."""
     device = model.embedding.device
     total = 0.0
     for windows in _batches(model.shape, windows_BT):

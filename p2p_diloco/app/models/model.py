@@ -119,7 +119,6 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Number of positions held."""
         return 0 if self._key_value_2BHTD is None else self._key_value_2BHTD.shape[-2]
 
     def extend(self, key_value_2BHTD: Tensor) -> Tensor:

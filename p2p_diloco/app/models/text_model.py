@@ -83,7 +83,6 @@ class Roles:
 
 
 def decoder_text_model(module: DecoderModel) -> TextModel:
-    """Return the built-in decoder as a text model."""
     return TextModel(
         module=module, loss=_decoder_loss, context=module.shape.context, vocabulary=module.shape.vocabulary
     )

@@ -84,11 +84,9 @@ class Corpus:
 
     @property
     def fingerprint(self) -> Digest:
-        """The digest of `MappedFiles`."""
         return self._files.fingerprint
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return a copy of bytes `start` to `stop` of the whole text."""
         return self._files.read(start, stop)
 
     def windows_of_block(self, window: int) -> int | None:
@@ -209,7 +207,6 @@ class BatchStream:
         return self._corpus.parts_of_block(self._seed, block)
 
     def block_ahead(self) -> NDArray[np.int64]:
-        """Return the stretches, as (start, stop), of the block after this one."""
         return self.parts_ahead(self._block_windows or 0)
 
     def _windows_of(self, block: int) -> WindowIndex:

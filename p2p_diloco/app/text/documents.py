@@ -157,7 +157,6 @@ class Reader:
 
     @contextmanager
     def _named(self, path: Path) -> Iterator[None]:
-        """Turn errors of reading a file into one that names it."""
         try:
             yield
         except OSError as error:
@@ -427,7 +426,6 @@ def _is_utf8(first: bytes) -> bool:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text."""
     decoder, place = json.JSONDecoder(), len(text) - len(text.lstrip(_BEFORE_VALUES))
     while place < len(text):
         value, place = decoder.raw_decode(text, place)

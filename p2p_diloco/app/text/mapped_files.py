@@ -65,7 +65,6 @@ class MappedFiles:
 
     @property
     def file_sizes(self) -> tuple[int, ...]:
-        """Bytes of each file, in order."""
         return tuple(size for size, _ in self._stamps)
 
     @cached_property

@@ -107,7 +107,6 @@ class ShardIndex:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the integers in the shards."""
         return np.dtype("<u2" if self.vocabulary <= 1 << 16 else "<u4")
 
 
@@ -148,7 +147,6 @@ def decode_index(encoded: bytes, place: str) -> ShardIndex:
 
 
 def is_shard_folder(path: Path) -> bool:
-    """Return whether a path is a folder of token shards."""
     return (path / INDEX_FILE).is_file()
 
 
@@ -181,7 +179,6 @@ class TokenText:
 
     @property
     def fingerprint(self) -> Digest:
-        """The digest of the index."""
         return self.index.digest
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
@@ -320,5 +317,4 @@ def _digest_text(value: Any) -> str:
 
 
 def total_tokens(shards: Sequence[Shard]) -> int:
-    """Return the number of tokens in some shards."""
     return sum(shard.tokens for shard in shards)

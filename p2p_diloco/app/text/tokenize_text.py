@@ -84,7 +84,6 @@ class Taken:
     _reported: int = field(default=0)
 
     def add(self, unit: _Unit, *, is_held_out: bool) -> None:
-        """Count a unit."""
         self.documents += unit.is_start
         self.bytes += unit.bytes
         self.held_out += len(unit.ids) if is_held_out else 0
@@ -236,7 +235,6 @@ class _Making:
             self.reader.bad(f"the tokenizer {self.options.tokenizer}", what, remedy)
 
     def take(self, name: str, stem: str) -> Taken:
-        """Write the tokens of a source."""
         self.reader.files = 0
         taken, pieces = _found(name, self._open)
         share, most_tokens = self.options.held_out, self.options.most_tokens
@@ -360,7 +358,6 @@ class _Writer:
         self._written: dict[str, list[Shard]] = {}
 
     def add(self, stem: str, ids: list[int]) -> None:
-        """Add tokens to the shards called `stem`."""
         waiting = self._waiting.setdefault(stem, [])
         waiting += ids
         while len(waiting) >= 2 * SHARD_TOKENS:

@@ -105,7 +105,6 @@ class TextTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
         return str(self._fast.decode(list(ids), skip_special_tokens=False))
 
     def render(self, messages: list[dict[str, Any]]) -> str:

@@ -198,7 +198,6 @@ class BuiltInTraining(Training):
         return has_text and (self._steps is None or self._steps.num_not_applied < MANY_NOT_APPLIED)
 
     def start(self) -> None:
-        """Start the thread; it trains once all spans are loaded."""
         if self._island is None:  # otherwise it has started with the other ranks
             self._opened().start()
 

@@ -312,7 +312,6 @@ class InnerLoop:
         return {"optimizer_steps": steps, "groups": groups, "state": states, "buffers": buffers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
         first = 0
         for optimizer, groups in zip(self.optimizers, state["groups"], strict=True):
             stop = first + sum(len(group["params"]) for group in optimizer.param_groups)
@@ -346,7 +345,6 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def _remedy(kind: str, is_present: bool) -> str:
-    """Return what to do about a missing device."""
     if kind == "mps":
         return "mps needs a Mac with Apple silicon and a PyTorch build for it; leave --device out"
     if is_present:

@@ -53,7 +53,6 @@ class Steps:
             loop.use_windows(min(windows_at_once, loop.stream.batch))
 
     def make(self) -> InnerStep:
-        """Make one step."""
         step = self.loop.step()
         if self._searches:
             self._searches = False
@@ -96,7 +95,6 @@ class InnerSteps:
         self._steps = steps
 
     def step(self) -> None:
-        """Make one step."""
         self.loop.set_progress(self.state.fraction)
         step = self._steps.make()
         self.num_not_applied = 0 if step.applied else self.num_not_applied + 1
@@ -150,11 +148,9 @@ class TrainingThread:
         state.wake_with(self._woken.set)
 
     def start(self) -> None:
-        """Start the thread; training starts once all spans are loaded."""
         self._thread.start()
 
     def stop_training(self) -> None:
-        """Stop making inner steps, but keep applying entries to θ."""
         self._training = False
 
     def stop(self) -> None:
