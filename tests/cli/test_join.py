@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.app.cli import join
 from p2p_diloco.app.cli.join import request_join, run_join
-from p2p_diloco.app.cli.options import PeerFlags, Surroundings
+from p2p_diloco.app.cli.options import PeerOptions, Surroundings
 from p2p_diloco.app.cli.ranks import Place
 from p2p_diloco.session.peer_plan import PeerPlan
 
@@ -18,14 +18,14 @@ AROUND = Surroundings()
 
 
 def test_a_joiner_needs_only_an_invite() -> None:
-    plan = request_join(INVITE, found=None, key_path=None, settings={}, flags=PeerFlags(), around=AROUND)
+    plan = request_join(INVITE, PeerOptions(), AROUND)
     assert plan.invite is not None
     assert plan.invite.run.hex() == "ab" * 32
 
 
 def test_a_trainer_may_found_a_run(run_file: Path) -> None:
     around = Surroundings(overrides={"name": "dawn"})
-    plan = request_join(None, found=run_file, key_path=None, settings={}, flags=PeerFlags(), around=around)
+    plan = request_join(None, PeerOptions(), around, found=run_file)
     assert plan.founding is not None
     assert plan.founding.signed.manifest.name == "dawn"
 
@@ -60,14 +60,14 @@ def test_the_founder_opens_the_path_of_its_own_file(
     run_file.with_name("words.txt").touch()
     run_file.with_name("stdlib").mkdir()
     around, settings = Surroundings(overrides=values, environment={}), {"data": given}
-    plan = request_join(None, found=run_file, key_path=None, settings=settings, flags=PeerFlags(), around=around)
+    plan = request_join(None, PeerOptions(settings=settings), around, found=run_file)
     assert plan.settings.data == opened
 
 
 def test_the_command_runs_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[PeerPlan] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(plan) or 7)
-    code = run_join(INVITE, found=None, key_path=None, settings={}, flags=PeerFlags(), around=AROUND)
+    code = run_join(request_join(INVITE, PeerOptions(), AROUND), PeerOptions(), AROUND)
     assert (code, len(ran)) == (7, 1)
 
 
@@ -75,9 +75,9 @@ def test_the_command_starts_ranks_unless_it_is_one(monkeypatch: pytest.MonkeyPat
     ran: list[object] = []
     monkeypatch.setattr(join, "run_trainer", lambda plan, flags, place: ran.append(place) or 7)
     monkeypatch.setattr(join, "run_ranks", lambda arguments, count, *_, **__: ran.append((arguments, count)) or 8)
-    typed = {"ranks": "2"}
+    options = PeerOptions(settings={"ranks": "2"})
     for environment, code in (({}, 8), ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, 7)):
         around = Surroundings(environment=environment, arguments=("join", INVITE, "--ranks", "2"))
-        ended = run_join(INVITE, found=None, key_path=None, settings=typed, flags=PeerFlags(), around=around)
+        ended = run_join(request_join(INVITE, options, around), options, around)
         assert ended == code
     assert ran == [(("join", INVITE, "--ranks", "2"), 2), Place(rank=1, count=2, local_rank=1)]

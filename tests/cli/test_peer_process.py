@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.app.cli.options import PeerFlags
+from p2p_diloco.app.cli.options import PeerOptions
 from p2p_diloco.app.cli.peer_process import STOPPED, Interrupts, check_folder, run_trainer
 from p2p_diloco.config.invite import Invite
 from p2p_diloco.config.settings import PeerSettings
@@ -85,5 +85,5 @@ def test_at_a_terminal_a_line_is_shown_at_once(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setitem(sys.modules, "p2p_diloco.memory.heap", None)
     with pytest.raises(ImportError):
-        run_trainer(plan, PeerFlags())
+        run_trainer(plan, PeerOptions())
     assert tuple(capsys.readouterr()) == ("", said)

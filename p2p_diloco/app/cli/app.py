@@ -23,19 +23,15 @@ from p2p_diloco.app.cli.command_line import (
 )
 from p2p_diloco.app.cli.options import (
     NONE_TYPED,
-    EndFlags,
     Every,
     Keep,
-    KeyFlag,
+    LearntOptions,
     LimitsFlags,
     NewRunOptions,
-    OwnModelFlag,
     OwnStateFlag,
-    PeerFlags,
+    PeerOptions,
     PlanOptions,
-    RunFlag,
-    SettingsFlags,
-    StateDirectoryFlag,
+    StartOptions,
     Surroundings,
 )
 from p2p_diloco.config.invite import is_invite
@@ -56,8 +52,9 @@ _RUN_COMMANDS = ("new", "bootstrap", "join", "archive")
 """Commands that take manifest keys as flags, also under the names that other programs use for them."""
 _WORDS_AS_FLAGS = {"help": "--help", "version": "--version"}
 
-_PEER_DEFAULTS = PeerFlags()
-_END_DEFAULTS = EndFlags()
+_START_DEFAULTS = StartOptions()
+_PEER_DEFAULTS = PeerOptions()
+_LEARNT_DEFAULTS = LearntOptions()
 _NEW_RUN_DEFAULTS = NewRunOptions()
 
 Switch = Annotated[bool, Parameter(negative="")]
@@ -185,10 +182,8 @@ def bootstrap(
     run: Annotated[str, Parameter(help="run.toml, or the invite of a run that exists")],
     /,
     *,
-    organiser_key: KeyFlag = None,
     start: Path | None = None,
-    flags: PeerFlags = _PEER_DEFAULTS,
-    settings: SettingsFlags = NONE_TYPED,
+    options: PeerOptions = _PEER_DEFAULTS,
     around: Around,
 ) -> int:
     """Found a run and introduce its peers to each other. Prints the join command first.
@@ -201,8 +196,7 @@ def bootstrap(
     from p2p_diloco.app.cli.join import request_bootstrap
     from p2p_diloco.app.cli.peer_process import run_bootstrap_peer
 
-    plan = request_bootstrap(run, key_path=organiser_key, start=start, settings=settings, flags=flags, around=around)
-    return run_bootstrap_peer(plan, flags)
+    return run_bootstrap_peer(request_bootstrap(run, options, around, start=start), options)
 
 
 @app.command
@@ -211,9 +205,7 @@ def join(
     /,
     *,
     found: Path | None = None,
-    organiser_key: KeyFlag = None,
-    flags: PeerFlags = _PEER_DEFAULTS,
-    settings: SettingsFlags = NONE_TYPED,
+    options: PeerOptions = _PEER_DEFAULTS,
     around: Around,
 ) -> int:
     """Join a run. The invite is all you need: model, data and schedule come from the signed manifest.
@@ -225,9 +217,9 @@ def join(
     found
         run.toml of a run to found, instead of an invite
     """
-    from p2p_diloco.app.cli.join import run_join
+    from p2p_diloco.app.cli.join import request_join, run_join
 
-    return run_join(invite, found=found, key_path=organiser_key, settings=settings, flags=flags, around=around)
+    return run_join(request_join(invite, options, around, found=found), options, around)
 
 
 @app.command
@@ -238,9 +230,7 @@ def archive(
     into: Path | None = None,
     every: Every = 100,
     keep: Keep = 3,
-    organiser_key: KeyFlag = None,
-    flags: EndFlags = _END_DEFAULTS,
-    settings: SettingsFlags = NONE_TYPED,
+    options: StartOptions = _START_DEFAULTS,
     around: Around,
 ) -> int:
     """Follow a run without training, and export its model every few cycles. Needs no GPU.
@@ -257,10 +247,8 @@ def archive(
     from p2p_diloco.app.cli.join import request_archive
     from p2p_diloco.app.cli.peer_process import run_archivist
 
-    plan, exports = request_archive(
-        run, into=into, every=every, keep=keep, key_path=organiser_key, settings=settings, flags=flags, around=around
-    )
-    return run_archivist(plan, exports, flags)
+    plan, exports = request_archive(run, options, around, into=into, every=every, keep=keep)
+    return run_archivist(plan, exports, options)
 
 
 @app.command
@@ -334,6 +322,10 @@ def _folder(state_directory: str | None, around: Surroundings) -> Path:
     return around.settings({"state_directory": state_directory}).state_directory
 
 
+def _copy(source: LearntOptions, around: Surroundings) -> PeerSettings:
+    return around.settings({"state_directory": source.state_directory, "model": source.model})
+
+
 @app.command
 def sample(
     prompt: Annotated[str, Parameter(help='text to continue, such as "def main"')],
@@ -342,9 +334,7 @@ def sample(
     bytes: int = 400,
     temperature: float = 0.8,
     seed: int | None = None,
-    state_directory: StateDirectoryFlag = None,
-    run: RunFlag = None,
-    model: OwnModelFlag = None,
+    source: LearntOptions = _LEARNT_DEFAULTS,
     around: Around,
 ) -> int:
     """Generate text with the model of a run.
@@ -358,10 +348,9 @@ def sample(
     seed
         the same seed gives the same text [default: a new one each time]
     """
-    settings = around.settings({"state_directory": state_directory, "model": model})
     from p2p_diloco.app.cli.sample import print_sample
 
-    return print_sample(prompt, settings, run, num_bytes=bytes, temperature=temperature, seed=seed)
+    return print_sample(prompt, _copy(source, around), source.run, num_bytes=bytes, temperature=temperature, seed=seed)
 
 
 @app.command
@@ -369,16 +358,13 @@ def export(
     folder: Annotated[Path, Parameter(help="new folder for the files")],
     /,
     *,
-    state_directory: StateDirectoryFlag = None,
-    run: RunFlag = None,
-    model: OwnModelFlag = None,
+    source: LearntOptions = _LEARNT_DEFAULTS,
     around: Around,
 ) -> int:
     """Write the run's model as files that transformers and other programs load."""
-    settings = around.settings({"state_directory": state_directory, "model": model})
     from p2p_diloco.app.cli.sample import export_model
 
-    return export_model(folder, settings, run)
+    return export_model(folder, _copy(source, around), source.run)
 
 
 @app.command

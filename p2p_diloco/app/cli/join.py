@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from p2p_diloco.app.cli.options import EndFlags, PeerFlags, Surroundings
+from p2p_diloco.app.cli.options import PeerOptions, StartOptions, Surroundings
 from p2p_diloco.app.cli.peer_process import run_trainer
 from p2p_diloco.app.cli.ranks import place_among_ranks, ranks_to_start, run_ranks
 from p2p_diloco.config.invite import is_invite, parse_invite
@@ -27,13 +26,7 @@ EXPORTS_FOLDER = "exports"
 
 
 def request_join(
-    invite: str | None,
-    *,
-    found: Path | None,
-    key_path: Path | None,
-    settings: Mapping[str, Any],
-    flags: PeerFlags,
-    around: Surroundings,
+    invite: str | None, options: StartOptions, around: Surroundings, *, found: Path | None = None
 ) -> PeerPlan:
     """Read all that a trainer needs: an invite, or with `found` the run file of a run to found.
 
@@ -45,45 +38,35 @@ def request_join(
             raise ConfigError("join needs an invite: the first line that a bootstrap peer prints, p2pdiloco://…")
         if invite.endswith(".toml"):
             raise ConfigError(f"{invite} is not an invite; to found a run from a file, use --found {invite}")
-        own = around.settings(settings)
-        return PeerPlan(settings=own, source=parse_invite(invite), until_round=flags.until_round)
+        own = around.settings(options.settings)
+        return PeerPlan(settings=own, source=parse_invite(invite), until_round=options.until_round)
     if invite is not None:
         raise ConfigError("an invite joins an existing run, and --found starts a new one; use only one of them")
-    own = around.settings(settings, founds=True)
-    founding = read_founding(found, key_path, around.overrides, make_start=_make_start)
+    own = around.settings(options.settings, founds=True)
+    founding = read_founding(found, options.organiser_key, around.overrides, make_start=_make_start)
     data = founding.signed.manifest.data
     own_path = os.path.expanduser(data.path)
     is_here = data.share or (data.path != STANDARD_LIBRARY and glob(own_path))
     if own.data is None and is_here:
         own = own.model_copy(update={"data": own_path})  # of this user's own file, so it may be opened
-    return PeerPlan(settings=own, source=founding, until_round=flags.until_round)
+    return PeerPlan(settings=own, source=founding, until_round=options.until_round)
 
 
-def run_join(
-    invite: str | None,
-    *,
-    found: Path | None,
-    key_path: Path | None,
-    settings: Mapping[str, Any],
-    flags: PeerFlags,
-    around: Surroundings,
-) -> int:
-    plan = request_join(invite, found=found, key_path=key_path, settings=settings, flags=flags, around=around)
+def run_join(plan: PeerPlan, options: PeerOptions, around: Surroundings) -> int:
+    """Run a trainer, or the ranks of its island; return the exit code."""
     place = place_among_ranks(around.environment)
     count = ranks_to_start(plan.settings) if place is None else 1
     if count == 1:
-        return run_trainer(plan, flags, place)
-    return run_ranks(around.arguments, count, around.environment, with_parent=flags.with_parent)
+        return run_trainer(plan, options, place)
+    return run_ranks(around.arguments, count, around.environment, with_parent=options.with_parent)
 
 
 def request_bootstrap(
     run: str,
-    *,
-    key_path: Path | None,
-    start: Path | None = None,
-    settings: Mapping[str, Any],
-    flags: EndFlags,
+    options: StartOptions,
     around: Surroundings,
+    *,
+    start: Path | None = None,
     own_folder: str = BOOTSTRAP_FOLDER,
 ) -> PeerPlan:
     """Read all that a bootstrap peer needs; `run` is a run file, or the invite of an existing run.
@@ -99,23 +82,19 @@ def request_bootstrap(
     founds = not is_invite(run)
     if start is not None and not founds:
         raise ConfigError("--start only applies to a new run, and an invite is for an existing one; leave it out")
-    own = around.settings(settings, founds=founds)
+    own = around.settings(options.settings, founds=founds)
     if "state_directory" not in own.model_fields_set:
         own = own.model_copy(update={"state_directory": own.state_directory / own_folder})
-    source = read_founding(Path(run), key_path, around.overrides, start, _make_start) if founds else parse_invite(run)
-    return PeerPlan(settings=own, source=source, until_round=flags.until_round)
+    source = (
+        read_founding(Path(run), options.organiser_key, around.overrides, start, _make_start)
+        if founds
+        else parse_invite(run)
+    )
+    return PeerPlan(settings=own, source=source, until_round=options.until_round)
 
 
 def request_archive(
-    run: str,
-    *,
-    into: Path | None,
-    every: int,
-    keep: int,
-    key_path: Path | None,
-    settings: Mapping[str, Any],
-    flags: EndFlags,
-    around: Surroundings,
+    run: str, options: StartOptions, around: Surroundings, *, into: Path | None, every: int, keep: int
 ) -> tuple[PeerPlan, ExportPlan]:
     """Read all that an archivist needs; `run` is the invite of a run, or the file of a run to found.
 
@@ -126,9 +105,7 @@ def request_archive(
     Raises:
         ConfigError: an option is invalid.
     """
-    plan = request_bootstrap(
-        run, key_path=key_path, settings=settings, flags=flags, around=around, own_folder=ARCHIVE_FOLDER
-    )
+    plan = request_bootstrap(run, options, around, own_folder=ARCHIVE_FOLDER)
     folder = (into.expanduser() if into is not None else plan.settings.state_directory / EXPORTS_FOLDER).absolute()
     return plan, ExportPlan(folder=folder, every=every, keep=keep)
 

@@ -77,27 +77,39 @@ LanFlag = Annotated[bool, Parameter(negative="")]
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndFlags:
-    """The length of a peer's run.
+class StartOptions:
+    """The options of every command that starts a peer.
 
     Attributes:
         until_round: stop after this round; all peers that name the same one end with the same bytes
     """
 
+    organiser_key: KeyFlag = None
     until_round: int | None = None
     with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
+    settings: SettingsFlags = field(default_factory=dict)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerFlags(EndFlags):
-    """The length of a peer's run, and the interval of its measurements.
+class PeerOptions(StartOptions):
+    """The options of a command whose peer may measure the held-out loss.
 
     Attributes:
         evaluate_seconds: seconds between two measurements of the held-out loss; 0 = never
     """
 
     evaluate_seconds: Annotated[float, _checked(_check_pause, "--evaluate-seconds")] = 30.0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntOptions:
+    """The options of a command that reads the model of a run."""
+
+    state_directory: StateDirectoryFlag = None
+    run: RunFlag = None
+    model: OwnModelFlag = None
 
 
 @Parameter(name="*")

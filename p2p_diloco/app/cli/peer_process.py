@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from p2p_diloco.app.cli.options import EndFlags, PeerFlags
+from p2p_diloco.app.cli.options import PeerOptions, StartOptions
 from p2p_diloco.app.cli.output import print_to_stderr
 from p2p_diloco.app.cli.peer_output import PeerOutput, QuotaQuestion, line_from_terminal
 from p2p_diloco.app.cli.ranks import Place, end_with_parent, follow, island_of_ranks
@@ -26,6 +26,7 @@ from p2p_diloco.storage.export_folder import ExportPlan
 
 if TYPE_CHECKING:
     from p2p_diloco.island.island import Island
+    from p2p_diloco.session.ending import StopRequest
 
 STOPPED = 130
 _HARD_STOP_SECONDS = 10.0
@@ -34,7 +35,7 @@ LOST_SECONDS = 10.0
 SAME_SECONDS = 1.0
 
 
-def run_trainer(plan: PeerPlan, flags: PeerFlags, place: Place | None = None) -> int:
+def run_trainer(plan: PeerPlan, options: PeerOptions, place: Place | None = None) -> int:
     """Run a peer that trains the model of the manifest, until interrupted or its last round; return the exit code.
 
     Args:
@@ -43,17 +44,17 @@ def run_trainer(plan: PeerPlan, flags: PeerFlags, place: Place | None = None) ->
     Raises:
         P2PDilocoError: the peer cannot go on.
     """
-    _prepare(plan.settings, flags, is_silent=place is not None and place.rank > 0)
+    _prepare(plan.settings, options, is_silent=place is not None and place.rank > 0)
     from p2p_diloco.app.training.built_in import BuiltInTraining
 
     if place is None:
-        training = BuiltInTraining(evaluate_seconds=flags.evaluate_seconds, founds=plan.founding is not None)
+        training = BuiltInTraining(evaluate_seconds=options.evaluate_seconds, founds=plan.founding is not None)
         return _run_to_end(replace(plan, training=training))
     with island_of_ranks(place, plan.settings) as (island, settings):
         if not island.leads:
             return follow(island, settings)
         training = BuiltInTraining(
-            evaluate_seconds=flags.evaluate_seconds, founds=plan.founding is not None, island=island
+            evaluate_seconds=options.evaluate_seconds, founds=plan.founding is not None, island=island
         )
         code = _run_to_end(replace(plan, settings=settings, training=training), island)
         if island.lost is not None:
@@ -61,23 +62,23 @@ def run_trainer(plan: PeerPlan, flags: PeerFlags, place: Place | None = None) ->
         return code
 
 
-def run_bootstrap_peer(plan: PeerPlan, flags: EndFlags) -> int:
+def run_bootstrap_peer(plan: PeerPlan, options: StartOptions) -> int:
     """Run a peer that does not train; see `run_trainer`."""
-    _prepare(plan.settings, flags)
+    _prepare(plan.settings, options)
     return _run_to_end(plan)
 
 
-def run_archivist(plan: PeerPlan, exports: ExportPlan, flags: EndFlags) -> int:
+def run_archivist(plan: PeerPlan, exports: ExportPlan, options: StartOptions) -> int:
     """Run a peer that exports the run's model; see `run_trainer`."""
-    _prepare(plan.settings, flags)
+    _prepare(plan.settings, options)
     from p2p_diloco.app.models.archivist import Archivist
 
     return _run_to_end(replace(plan, training=Archivist(exports)))
 
 
-def _prepare(settings: PeerSettings, flags: EndFlags, *, is_silent: bool = False) -> None:
+def _prepare(settings: PeerSettings, options: StartOptions, *, is_silent: bool = False) -> None:
     """Set process-wide options before torch is imported."""
-    if flags.with_parent:
+    if options.with_parent:
         end_with_parent()
     check_folder(settings.state_directory)
     if sys.stderr.isatty() and not is_silent:
@@ -179,24 +180,12 @@ async def _run(plan: PeerPlan, output: PeerOutput, island: Island | None) -> int
     return interrupts.exit_code
 
 
-class Stoppable(Protocol):
-    """The target of an interrupt, such as the trainer's `StopRequest`."""
-
-    def leave(self) -> None:
-        """Leave after this round."""
-        ...
-
-    def stop_now(self) -> None:
-        """Stop at once."""
-        ...
-
-
 class Interrupts:
     """Ctrl-C once: announce the leave, save, exit. Twice: stop now."""
 
     def __init__(
         self,
-        stop: Stoppable,
+        stop: StopRequest,
         *,
         show: Callable[[str], None],
         exit_within: Callable[[float], object],
