@@ -259,7 +259,7 @@ class Replay:
     def island_of(self, peer: PeerId, position: int) -> InnerSteps:
         """Return a new island of a peer."""
         plan = self.recording.plan
-        stream = open_own_stream(self._corpus, plan, plan.rules.run, peer, position)
+        stream = open_own_stream(self._corpus, plan, peer, position)
         model = build_model(plan.shape, plan.manifest.model.seed)
         loop = InnerLoop(model, stream, plan.inner, torch.device("cpu"))
         lay_end_to_end(model, plan.fragments)

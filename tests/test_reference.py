@@ -14,7 +14,7 @@ from p2p_diloco.status.event_log import TOPICS
 
 PROJECT = Path(__file__).resolve().parent.parent
 TOPIC = re.compile(r"[a-z]+(-[a-z]+)*")
-REPORTING = frozenset({"report", "_report", "Report", "Notice", "note", "Line", "partial"})
+REPORTING = frozenset({"report", "report_soon", "_report", "Report", "Notice", "note", "Line", "partial"})
 
 
 def generator() -> object:

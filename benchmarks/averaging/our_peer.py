@@ -86,7 +86,7 @@ class OurPeer(StagedPeer):
         """Return the thread of an island that makes no steps."""
         self._state = SyntheticState(self.state_host(), absorbed=self._note_absorbed)
         self._state.hold(states)
-        return TrainingThread(state=self._state, step=None, in_loop=self.in_loop, died=self.failures.append)
+        return TrainingThread(state=self._state, step=None)
 
     # -- a turn
 

@@ -116,7 +116,7 @@ def measure_step() -> float:
         key = SigningKey(bytes(32))
         drafted = ChaosPlan(islands=2, seconds=60.0, round_seconds=2.0, step_seconds=1.0, start_seconds=0.0)
         plan = plan_run(drafted.manifest(key.peer, float(int(time.time()))))
-        stream = open_stream(open_run_text(plan.manifest.data, None), plan, plan.rules.run, key.peer, 1)
+        stream = open_stream(open_run_text(plan.manifest.data, None), plan, key.peer, 1)
         loop = InnerLoop(build_model(plan.shape, plan.manifest.model.seed), stream, plan.inner, torch.device("cpu"))
         taken = []
         for _ in range(_WARM_STEPS + _TIMED_STEPS):

@@ -24,8 +24,7 @@ class TrainingAlone:
         manifest = decode_signed_manifest(bytes.fromhex(order["manifest"])).manifest
         self._plan = plan_run(manifest)
         self._corpus = open_run_text(manifest.data, None)
-        run = manifest.digest()
-        stream = open_stream(self._corpus, self._plan, run, PeerId(sha256(b"alone")), 1)
+        stream = open_stream(self._corpus, self._plan, PeerId(sha256(b"alone")), 1)
         self._loop = InnerLoop(build_model(self._plan.shape, manifest.model.seed), stream, self._plan.inner)
 
     def train(self, steps: int) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class OurIsland(StagedPeer):
         """Return the thread of a training island."""
         plan = self.plan
         corpus = open_run_text(plan.manifest.data, None)
-        stream = open_stream(corpus, plan, plan.rules.run, self.key.peer, 1)
+        stream = open_stream(corpus, plan, self.key.peer, 1)
         model = build_model(plan.shape, plan.manifest.model.seed)
         loop = InnerLoop(model, stream, plan.inner, torch.device("cpu"))
         if self._thread_class is not OwnLoopThread:
@@ -96,8 +96,6 @@ class OurIsland(StagedPeer):
             state=self._state,
             clock=plan.rules.clock,
             now=self.clock.now,
-            in_loop=self.in_loop,
-            died=self.failures.append,
         )
         return self._thread
 

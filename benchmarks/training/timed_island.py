@@ -104,11 +104,9 @@ class PacedThread(TrainingThread):
         exchanges: whether this is a window with the exchange.
     """
 
-    def __init__(
-        self, *, loop: InnerLoop, state: TimedState, clock: RoundClock, now: Callable[[], float], **more: Any
-    ) -> None:
+    def __init__(self, *, loop: InnerLoop, state: TimedState, clock: RoundClock, now: Callable[[], float]) -> None:
         self.inner = InnerSteps(Steps(loop), state)
-        super().__init__(state=state, step=self.step, **more)
+        super().__init__(state=state, step=self.step)
         self.rests, self.exchanges = True, False
         self.timings, self.round_clock, self.now = state.timings, clock, now
 

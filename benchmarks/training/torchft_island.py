@@ -48,7 +48,7 @@ class TorchftIsland:
         plan = plan_run(decode_signed_manifest(bytes.fromhex(order["manifest"])).manifest)
         corpus = open_run_text(plan.manifest.data, None)
         # Each island reads its own part of the text, as our peers do by their identities.
-        stream = open_stream(corpus, plan, plan.rules.run, PeerId(sha256(bytes([self._place]))), 1)
+        stream = open_stream(corpus, plan, PeerId(sha256(bytes([self._place]))), 1)
         self._loop = OpenLoop(build_model(plan.shape, plan.manifest.model.seed), stream, plan.inner)
         self._borders: list[float] = []
         self._included = 0.0

@@ -60,8 +60,6 @@ class _Trained:
 class Island:
     """The ranks of an island, as one of them sees it. For the training thread, unless noted otherwise.
 
-    Args:
-        ranks: the ranks.
     Attributes:
         is_over: rank 0 has left the run, or the island has failed.
         lost: why the island has ended: a rank is missing.
@@ -492,8 +490,7 @@ def plan_text(fragments: Sequence[Fragment], folder: str) -> str:
 class RankModels:
     """The models of all ranks of an island, compared; rank 0 keeps what it needs to compare them with the run.
 
-    Args:
-        ranks: the ranks, which all make the same calls.
+    All ranks make the same calls.
     """
 
     def __init__(self, ranks: Ranks) -> None:

@@ -21,11 +21,7 @@ from p2p_diloco.span.fused import SentSpan, contribute_span
 
 
 class LocalSpans:
-    """Reads and updates spans of θ as vectors. For the training thread only.
-
-    Args:
-        parameters: θ.
-    """
+    """Reads and updates spans of θ as vectors. For the training thread only."""
 
     def __init__(self, plan: RunPlan, parameters: LocalParameters) -> None:
         self.plan = plan

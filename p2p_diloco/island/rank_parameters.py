@@ -27,7 +27,6 @@ class RankParameters(LocalParameters):
         model: the model of this rank, wrapped or sharded; the same on all ranks.
         tensors: its trained tensors by name, taken while none was gathered.
         fragments: the same on all ranks.
-        ranks: the ranks.
     """
 
     def __init__(
@@ -126,10 +125,6 @@ class RankParameters(LocalParameters):
         with torch.no_grad():
             for flat, copy in zip(self._flat.values(), self._copies.pop(), strict=True):
                 flat.copy_(copy)
-
-    def local_tensors(self) -> tuple[Tensor, ...]:
-        """Return this rank's parts of all tensors, flat; they share memory with the model."""
-        return tuple(self._flat.values())
 
     def _keep_here(self) -> None:
         self._copies.append([flat.to("cpu", copy=True) for flat in self._flat.values()])

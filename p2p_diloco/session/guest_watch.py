@@ -28,7 +28,7 @@ from p2p_diloco.guest.owner_files import (
     write_control,
     write_traffic,
 )
-from p2p_diloco.guest.pause_rule import RUNS, PauseRules, Situation, Verdict, judge, month_of
+from p2p_diloco.guest.pause_rule import RUNS, PauseRules, Situation, judge, month_of
 from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.session.ending import StopRequest
@@ -200,14 +200,9 @@ class GuestWatch:
         self._control = replace(control, limits=kept, leaves=0)
         if self._control != control:
             with contextlib.suppress(StateError):
-                write_control(self._folder, self._control)
-                self._signature = self._file_signature()
+                self._write_control()
 
     # -- for the peer
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._verdict
 
     @property
     def has_asked_for_quota(self) -> bool:
@@ -274,8 +269,7 @@ class GuestWatch:
         self.settings = self.settings.with_limits({key: text}, "the answer")
         self._control = replace(self._control, limits={**self._control.limits, key: text})
         try:
-            write_control(self._folder, self._control)
-            self._signature = self._file_signature()
+            self._write_control()
         except StateError as error:
             self._reporter.report("limits", str(error))
 
@@ -381,6 +375,11 @@ class GuestWatch:
         if control.leaves == os.getpid() and not self._stop.is_leaving:
             self._reporter.report("pause", "leaving, as this machine's owner has asked")
             self._stop.leave(within_seconds=LEAVE_SECONDS)
+
+    def _write_control(self) -> None:
+        """Write `control.json`, which is then no request."""
+        write_control(self._folder, self._control)
+        self._signature = self._file_signature()
 
     def _file_signature(self) -> tuple[int, ...] | None:
         return file_signature(self._folder / CONTROL_FILE)

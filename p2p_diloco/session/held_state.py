@@ -52,7 +52,7 @@ class HeldState:
     """A `Replica` without a model."""
 
     def __init__(self, host: StateHost) -> None:
-        self._host = host
+        self.host = host
         self._plan = host.plan
         self._has_checked = False
         self._damaged_spans: set[SpanId] = set()
@@ -126,7 +126,7 @@ class HeldState:
         except MEMORY_ERRORS as error:
             reason = str(error)
             self._damaged_spans.add(update.span)
-            self._host.in_loop(lambda: self._host.damaged(update.span, reason))
+            self.host.in_loop(lambda: self.host.damaged(update.span, reason))
 
     def _advance(self, held: dict[SpanId, SpanState], state: SpanState, update: SpanUpdate) -> None:
         update_N = self._plan.codecs.entry.decode(update.payload, state.elements)
@@ -145,7 +145,7 @@ class HeldState:
     def _note_failure(self, done: Future[None]) -> None:
         failure = None if done.cancelled() else done.exception()
         if failure is not None:
-            self._host.in_loop(lambda: self._host.died(failure))
+            self.host.in_loop(lambda: self.host.died(failure))
 
 
 class Slice(NamedTuple):

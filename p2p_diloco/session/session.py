@@ -276,7 +276,6 @@ class PeerSession:
         parts = self._parts
         return TrainingHost(
             plan=self._run,
-            run=parts.verified.run,
             peer=parts.key.peer,
             incarnation=self._engine.me.incarnation,
             settings=parts.plan.settings,

@@ -181,7 +181,6 @@ class TrainedState(HeldState):
         meter: counts the steps.
 
     Args:
-        local: θ, span by span.
         trace: records everything that happens to θ.
         inner: private state of the training thread, such as optimisers.
         call_before_update: registers what is called before each change of θ; contributions need not wait for a border
@@ -322,7 +321,7 @@ class TrainedState(HeldState):
             self._answer(self._requests.popleft())
         while self._looks:
             slices, hand_over = self._looks.popleft()
-            self._host.in_loop(partial(hand_over, self._copies(slices)))
+            self.host.in_loop(partial(hand_over, self._copies(slices)))
         if self._keeps_inner:
             self.save_inner()
 
@@ -345,7 +344,7 @@ class TrainedState(HeldState):
             self._inner.clear()
         self.meter.failed(why)
         text = f"{why}; continuing from the shared model with new moments; {NOT_FINITE_REMEDY}"
-        self._host.report_soon("not-finite", text)
+        self.host.report_soon("not-finite", text)
         self._undone.append((self._now(), steps))
         since, steps_then = self._undone[0]
         is_often = self._now() - since <= self._plan.rules.cycle_seconds or steps == steps_then
@@ -366,13 +365,13 @@ class TrainedState(HeldState):
         try:
             self._inner.save(label)
         except StateError as error:
-            self._host.report_soon("inner", str(error))
+            self.host.report_soon("inner", str(error))
 
     def _load_inner(self) -> str | None:
         try:
             return self._inner.load() if self._inner is not None else None
         except StateError as error:
-            self._host.report_soon("inner", str(error))
+            self.host.report_soon("inner", str(error))
             return None
 
     def in_flight(self, span: SpanId) -> InFlight:
@@ -412,7 +411,7 @@ class TrainedState(HeldState):
         contribution = None
         if self._now() <= request.deadline:
             contribution = self.contribute(request.round, request.fragment, request.spans)
-        self._host.in_loop(lambda: request.answer(contribution))
+        self.host.in_loop(lambda: request.answer(contribution))
 
     def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
         state, held = self._states[span], self._locals[span]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.settings import PeerSettings
-from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.ids import PeerId
 from p2p_diloco.island.parameters import LocalParameters
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.session.held_state import HeldState, StateHost
@@ -35,7 +35,6 @@ class TrainingHost(StateHost):
     """The run, the peer and the callbacks that a training uses.
 
     Attributes:
-        run: run id.
         peer, incarnation: this peer and its start.
         settings: settings of this machine.
         folder: the run's folder on this machine.
@@ -46,7 +45,6 @@ class TrainingHost(StateHost):
         text: the run's text if it is fetched from other peers; None: the training opens its own copy.
     """
 
-    run: Digest
     peer: PeerId
     incarnation: int
     settings: PeerSettings

@@ -93,7 +93,7 @@ def test_only_a_process_run_from_its_own_command_line_ends_early(monkeypatch: py
 def test_the_threads_have_the_expected_names() -> None:
     nothing, before = cast(Any, None), set(threading.enumerate())
     state = SimpleNamespace(wake_with=lambda wake: None, border=lambda: None, begin=lambda: False, has_work=False)
-    training = TrainingThread(state=state, step=nothing, in_loop=nothing, died=nothing)  # type: ignore[arg-type]
+    training = TrainingThread(state=state, step=nothing)  # type: ignore[arg-type]
     training.start()
     loop = asyncio.new_event_loop()
     worker = VectorWorker(loop)

@@ -300,7 +300,6 @@ class Alone:
         self._held = self.archivist.open(
             TrainingHost(
                 plan=plan,
-                run=plan.rules.run,
                 peer=peer_key("archie").peer,
                 incarnation=1,
                 settings=PeerSettings(),

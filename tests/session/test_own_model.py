@@ -71,7 +71,6 @@ def opened(
     own.open(
         TrainingHost(
             plan=plan,
-            run=plan.rules.run,
             peer=ORGANISER.peer,
             incarnation=1,
             settings=PeerSettings(),

@@ -37,7 +37,6 @@ class Desk:
 
     def __init__(self) -> None:
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.deaths: list[BaseException] = []
 
     def hand_over(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
@@ -57,8 +56,6 @@ class Training:
         self.thread = TrainingThread(
             state=self.state,
             step=step if step is not None else InnerSteps(Steps(self.island.loop), self.state).step,
-            in_loop=self.desk.hand_over,
-            died=self.desk.deaths.append,
             pace=self.pace,
         )
         self.thread.start()
@@ -120,13 +117,13 @@ def test_a_thread_that_dies_reports_its_error_in_the_loop(corpus: Corpus) -> Non
     training = Training(corpus, fail)
     training.hold_start()
     training.desk.do_one()
-    assert [str(error) for error in training.desk.deaths] == ["the disk is gone"]
+    assert [str(error) for error in training.island.failures] == ["the disk is gone"]
     training.end()
 
 
 def test_it_runs_until_stopped_and_a_thread_that_never_started_need_not_be_waited_for(training: Training) -> None:
     assert not training.thread.join(0.0)
-    never = TrainingThread(state=training.state, step=None, in_loop=lambda call: None, died=lambda error: None)
+    never = TrainingThread(state=training.state, step=None)
     assert never.join(0.0)
     training.state.wake_with(lambda: None)
 

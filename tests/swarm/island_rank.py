@@ -132,7 +132,7 @@ def parameters(order: dict[str, Any]) -> dict[str, Any]:
         "equal": before == digest_of(twin) if ranks.leads else None,
         "digest": before,
         "restored": [before != cleared, before == digest_of(model)],
-        "held": sum(tensor.numel() for tensor in ours.local_tensors()),
+        "held": sum(local_part(tensor).numel() for tensor in tensors.values()),
     }
 
 

@@ -10,10 +10,12 @@ import json
 import lzma
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from p2p_diloco.app.text.token_shards import Shard
 
 DOCUMENTS = [
     f'Island {number} sent "{number * 7}" to all,\nand — naïve café, 漢字 😀 — was heard.\n' for number in range(60)
@@ -399,3 +401,7 @@ KINDS = [
     Kind("hf:configs:en[test]x", with_configurations, refusal=r"is no dataset; expected hf:owner/name:CONFIG\[SPLIT\]"),
     Kind("hf:nothing", folder(), refusal="cannot read the dataset"),
 ]
+
+
+def total_tokens(shards: Iterable[Shard]) -> int:
+    return sum(shard.tokens for shard in shards)

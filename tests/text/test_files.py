@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_files import KINDS, Kind, lines
+from made_files import KINDS, Kind, lines, total_tokens
 
 from p2p_diloco.app.text import documents
-from p2p_diloco.app.text.token_shards import TokenText, total_tokens
+from p2p_diloco.app.text.token_shards import TokenText
 from p2p_diloco.app.text.tokenize_text import TokenizeOptions, tokenize_text
 from p2p_diloco.app.text.unpacked import BLOCK_BYTES, unpacked
 from p2p_diloco.errors import ConfigError

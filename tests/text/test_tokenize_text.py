@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_files import total_tokens
 
 from p2p_diloco.app.text.documents import PIECE_CHARACTERS
-from p2p_diloco.app.text.token_shards import TokenText, total_tokens
+from p2p_diloco.app.text.token_shards import TokenText
 from p2p_diloco.app.text.tokenize_text import SHARD_TOKENS, TokenizeOptions, tokenize_text
 from p2p_diloco.app.text.tokenizer_files import (
     TOKENIZER,

@@ -56,13 +56,7 @@ class Text(Protocol):
 
 
 class Corpus:
-    """A text of bytes with a held-out part, the same on all machines with the same files. Not thread-safe.
-
-    Attributes:
-        num_bytes: length of the text.
-        train_parts: (start, stop) of the stretches to train on, int64, shape (S, 2).
-        held_out_parts: (start, stop) of the held-out stretches, same shape.
-    """
+    """A text of bytes. Not thread-safe."""
 
     def __init__(self, files: MappedFiles, *, held_out_share: float = HELD_OUT_SHARE) -> None:
         if not 0.001 <= held_out_share <= 0.5:
@@ -179,8 +173,6 @@ class BatchStream:
 
     Attributes:
         position: number of windows drawn so far; set it to continue from a checkpoint.
-        batch: windows per batch.
-        context: positions to predict per window.
     """
 
     def __init__(self, corpus: Text, run: Digest, peer: PeerId, *, batch: int, context: int, position: int = 0) -> None:

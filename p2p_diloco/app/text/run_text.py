@@ -16,7 +16,7 @@ from p2p_diloco.app.text.token_shards import INDEX_FILE, TokenText, is_shard_fol
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.ids import Digest, PeerId
+from p2p_diloco.ids import PeerId
 from p2p_diloco.session.shared_text import SharedText
 from p2p_diloco.storage.run_folder import TOKENIZER_FILE
 from p2p_diloco.storage.text_copy import available_ranges
@@ -79,9 +79,9 @@ def keep_tokenizer(folder: Path, text: Text) -> None:
         replace_file(folder / TOKENIZER_FILE, text.tokenizer())
 
 
-def open_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, incarnation: int) -> BatchStream:
+def open_stream(corpus: Text, plan: RunPlan, peer: PeerId, incarnation: int) -> BatchStream:
     """Return a peer's stream of text windows, at the position of this start."""
-    return open_own_stream(corpus, plan, run, peer, first_position(incarnation))
+    return open_own_stream(corpus, plan, peer, first_position(incarnation))
 
 
 def first_position(incarnation: int) -> int:
@@ -89,9 +89,10 @@ def first_position(incarnation: int) -> int:
     return (incarnation - 1) % STARTS * WINDOWS_OF_ONE_START
 
 
-def open_own_stream(corpus: Text, plan: RunPlan, run: Digest, peer: PeerId, position: int) -> BatchStream:
+def open_own_stream(corpus: Text, plan: RunPlan, peer: PeerId, position: int) -> BatchStream:
     """Return a peer's stream of text windows, from `position` on."""
-    return BatchStream(corpus, run, peer, batch=plan.inner.batch, context=plan.context, position=position)
+    inner, run = plan.inner, plan.rules.run
+    return BatchStream(corpus, run, peer, batch=inner.batch, context=plan.context, position=position)
 
 
 FIRST_BYTES = 4 << 20

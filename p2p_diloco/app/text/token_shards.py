@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,7 +154,7 @@ class TokenText:
 
     Attributes:
         index: the index, checked.
-        train_parts, held_out_parts: (start, stop) of each shard in the whole text, int64, shape (S, 2).
+        train_parts, held_out_parts: those of each shard, as `Text` has them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -314,7 +313,3 @@ def _digest_text(value: Any) -> str:
     if not isinstance(value, str) or not _DIGEST_TEXT.fullmatch(value):
         raise ValueError(f"{value!r} is not a SHA-256")
     return value
-
-
-def total_tokens(shards: Sequence[Shard]) -> int:
-    return sum(shard.tokens for shard in shards)

@@ -99,7 +99,7 @@ class BuiltInTraining(Training):
         corpus = open_run_text(plan.manifest.data, settings.data) if host.text is None else None
         if corpus is not None:
             keep_tokenizer(host.folder, corpus)
-            stream: BatchStream | ArrivingText = open_stream(corpus, plan, host.run, host.peer, host.incarnation)
+            stream: BatchStream | ArrivingText = open_stream(corpus, plan, host.peer, host.incarnation)
         else:
             stream = self._arriving = self._await_text(host)
         model, self._built = self._built or build_run_model(plan, settings.model, founds=self._founds), None
@@ -126,8 +126,6 @@ class BuiltInTraining(Training):
             state=self.state,
             step=self._steps.step,
             pace=self.pace,
-            in_loop=host.in_loop,
-            died=host.died,
             can_step=self._has_text,
             island=self._island,
         )
@@ -179,7 +177,7 @@ class BuiltInTraining(Training):
         return ArrivingText(
             host.text,
             open_whole=partial(open_fetched_text, plan.manifest.data, host.text.root),
-            stream_of=lambda text, position: open_own_stream(text, plan, host.run, host.peer, position),
+            stream_of=lambda text, position: open_own_stream(text, plan, host.peer, position),
             opened=partial(keep_tokenizer, host.folder),
             batch=plan.inner.batch,
             context=plan.context,

@@ -113,10 +113,7 @@ class TrainingThread:
     """The thread that trains a model; only it touches θ.
 
     Args:
-        state: state of the model.
         step: makes one step; None: no training, θ only follows entries.
-        in_loop: schedules a call in the event loop.
-        died: called in the loop if training ends with an error.
         pace: how the machine's owner limits steps; None: not at all.
         can_step: returns whether a step can be made, for a text that has yet to arrive.
         island: the ranks that make the steps together, of which this is rank 0; None: only this process.
@@ -127,8 +124,6 @@ class TrainingThread:
         *,
         state: TrainedState,
         step: Callable[[], None] | None,
-        in_loop: Callable[[Callable[[], None]], None],
-        died: Callable[[BaseException], None],
         can_step: Callable[[], bool] = lambda: True,
         pace: Pace | None = None,
         island: Island | None = None,
@@ -137,8 +132,6 @@ class TrainingThread:
         self._island = island
         self._rests_until = float("-inf")
         self._step = step
-        self._in_loop = in_loop
-        self._died = died
         self._can_step = can_step
         self._woken = threading.Event()
         self._stopping = False
@@ -186,7 +179,7 @@ class TrainingThread:
             return  # the island has said so, and this peer leaves
         except BaseException as error:
             failure = error
-            self._in_loop(lambda: self._died(failure))
+            self.state.host.in_loop(lambda: self.state.host.died(failure))
 
     def _turn(self, is_last: bool) -> bool:
         """Apply what is due and return whether a step follows; of several ranks, all of them make this turn."""

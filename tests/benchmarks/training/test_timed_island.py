@@ -53,7 +53,7 @@ class Stage:
     def __init__(self, thread_class: type[PacedThread], corpus: Corpus) -> None:
         self.now = CLOCK.begin(0)
         self.failures: list[object] = []
-        stream = open_stream(corpus, PLAN, PLAN.rules.run, PeerId(bytes(32)), 1)
+        stream = open_stream(corpus, PLAN, PeerId(bytes(32)), 1)
         model = build_model(PLAN.shape, 0)
         loop = InnerLoop(model, stream, PLAN.inner, "cpu")
         local = LocalSpans(PLAN, LocalParameters(model, PLAN.fragments))
@@ -65,7 +65,7 @@ class Stage:
         self.state.hold({span: genesis_state(anchor_N, ROSTER) for span, anchor_N in make_start(PLAN).items()})
         OPEN.append(self.state)
         assert self.state.begin()
-        self.thread = thread_class(loop=loop, state=self.state, clock=CLOCK, now=lambda: self.now, **around)
+        self.thread = thread_class(loop=loop, state=self.state, clock=CLOCK, now=lambda: self.now)
         self.thread.rests = False
 
     def follow(self, index: int, round_index: int = 0, *, own_included: bool = True) -> None:
