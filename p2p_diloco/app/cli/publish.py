@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from p2p_diloco.app.cli.output import print_to_stderr
+from p2p_diloco.app.extra import import_extra
 from p2p_diloco.errors import ConfigError, NetworkError
 from p2p_diloco.rate import counted
-from p2p_diloco.wording import first_line, format_bytes, install_line
+from p2p_diloco.wording import first_line, format_bytes
 
 TOKEN = "HF_TOKEN"  # its name, not its value
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
@@ -81,11 +82,7 @@ def _upload(folder: Path, repository: str, patterns: list[str], *, is_public: bo
         raise ConfigError(
             f"set {TOKEN} to a token that may write to {repository}; make one at https://huggingface.co/settings/tokens"
         )
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ConfigError(f"publish needs huggingface_hub; install the extra: {install_line('hf')}") from None
-    hub: Any = huggingface_hub.HfApi(token=token)
+    hub: Any = import_extra("huggingface_hub", "publish").HfApi(token=token)
     try:
         hub.create_repo(repository, private=not is_public, exist_ok=True)
         if not is_public and not hub.model_info(repository).private:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.app.extra import import_extra
 from p2p_diloco.app.models.model import token_loss
 from p2p_diloco.app.models.text_model import TextModel
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.wording import install_line
 
 _OF_ONE_FILE = ("auto_map", "_name_or_path", "transformers_version")
 """Keys that are left out of the manifest: they name code or a folder, or differ between versions."""
@@ -34,7 +34,6 @@ _OF_TEXT_PART = {
 }
 """Names of the text part in the weights of a model that also sees or hears, and its names as a model of its own."""
 _MOST_LAYERS = 1 << 16
-_INSTALL = f"install the extra: {install_line('hf')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,10 +279,7 @@ def _limited(most_elements: int | None) -> Iterator[None]:
 
 
 def _with_adapters(module: Any, lora: LoraShape) -> nn.Module:
-    try:
-        import peft
-    except ImportError:
-        raise ConfigError(f"LoRA needs peft; {_INSTALL}") from None
+    peft = import_extra("peft", "LoRA")
     adapters = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -313,10 +309,7 @@ def _loss(module: nn.Module, windows_BT: Tensor) -> Tensor:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError(f"this run trains a Hugging Face model and needs transformers; {_INSTALL}") from None
+    transformers = import_extra("transformers", "this run trains a Hugging Face model and")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its warnings are for those who call it
     return transformers

@@ -17,9 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from p2p_diloco.app.extra import import_extra
 from p2p_diloco.app.text.unpacked import PACKED_SUFFIXES, unpacked, why_no_text
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.wording import first_line, format_bytes, install_line
+from p2p_diloco.wording import first_line, format_bytes
 
 PIECE_CHARACTERS = 1 << 18
 """Maximum length of the pieces that a long document is tokenised in."""
@@ -30,7 +31,6 @@ LONGEST_VALUE = 1 << 30
 _MOST_NAMES, _LONGEST_NAME = 8, 40
 _SURE_CHARACTERS = 4
 _SHORTEST_GUESSED, _LONGEST_GUESSED = 1 << 11, 1 << 15
-_INSTALL = f"install the extra: {install_line('hf')}"
 _JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".jsonlines", ".jl", ".json"})
 _ABOUT_OTHERS = re.compile(r"_(SUCCESS|metadata|common_metadata|(started|committed)_\d+)")
 """Names of files about the other files of a folder, as Parquet and Spark write them."""
@@ -302,11 +302,9 @@ class Reader:
             )
 
     def _parquet_rows(self, path: Path) -> Iterator[Any]:
-        try:
-            import pyarrow as pa
-            from pyarrow import parquet
-        except ImportError:
-            raise ConfigError(f"reading {path} needs pyarrow; {_INSTALL}") from None
+        pa = import_extra("pyarrow", f"reading {path}")
+        from pyarrow import parquet
+
         try:
             with parquet.ParquetFile(path) as table:
                 names = table.schema_arrow.names

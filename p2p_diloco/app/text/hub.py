@@ -12,16 +12,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from p2p_diloco.app.extra import import_extra
 from p2p_diloco.app.text.documents import shown
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.wording import first_line, install_line
+from p2p_diloco.wording import first_line
 
 HUB = "hf:"
 _NAME = re.compile(
     r"(?P<place>[^:@\[\]]+)(@(?P<revision>[^:\[\]]+))?(:(?P<config>[^\[\]]+))?(\[(?P<split>[^\[\]]+)\])?"
 )
 _COMMIT = re.compile(r"@([0-9a-f]{40})\b")
-_INSTALL = f"install the extra: {install_line('hf')}"
 
 
 class Rows(NamedTuple):
@@ -45,10 +45,7 @@ def open_dataset(name: str, column: str) -> Rows:
     Raises:
         ConfigError: there is no such dataset, configuration or split.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(f"reading {HUB}{name} needs datasets; {_INSTALL}") from None
+    datasets = import_extra("datasets", f"reading {HUB}{name}")
     place, revision, config, split = _parts_of(name)
     datasets.disable_progress_bars()
     try:
@@ -82,13 +79,10 @@ def fetch_tokenizer(name: str, patterns: Sequence[str]) -> Path:
     Raises:
         ConfigError: they cannot be fetched.
     """
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(f"fetching {HUB}{name} needs huggingface_hub; {_INSTALL}") from None
+    hub = import_extra("huggingface_hub", f"fetching {HUB}{name}")
     place, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(place, revision=revision or None, allow_patterns=list(patterns)))
+        return Path(hub.snapshot_download(place, revision=revision or None, allow_patterns=list(patterns)))
     except Exception as error:  # the library raises any
         raise ConfigError(f"cannot fetch the tokenizer {HUB}{name} ({first_line(error)})") from None
 

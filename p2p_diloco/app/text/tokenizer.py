@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from p2p_diloco.app.extra import import_extra
 from p2p_diloco.app.text.hub import HUB, fetch_tokenizer
 from p2p_diloco.app.text.tokenizer_files import (
     FILES_OF_TOKENIZER,
@@ -20,7 +21,7 @@ from p2p_diloco.app.text.tokenizer_files import (
     read_tokenizer_folder,
 )
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.wording import first_line, format_bytes, install_line
+from p2p_diloco.wording import first_line, format_bytes
 
 _OLDER_FILES = ("vocab.json", "vocab.txt", "merges.txt", "*.model", "config.json")
 """Files that a `tokenizer.json` can be made from."""
@@ -39,7 +40,6 @@ _NOTHING = "\U0010fffd"
 """A character that no vocabulary has, nor bytes that mean anything."""
 _MOST_BYTES = 1 << 28
 """Length of a lone file that can be a tokenizer; one of a model's weights is longer."""
-_INSTALL = f"install the extra: {install_line('hf')}"
 
 
 class TextTokenizer:
@@ -55,10 +55,7 @@ class TextTokenizer:
     """
 
     def __init__(self, files: TokenizerFiles, place: str) -> None:
-        try:
-            import transformers
-        except ImportError:
-            raise ConfigError(f"tokenising needs transformers; {_INSTALL}") from None
+        transformers = import_extra("transformers", "tokenising")
         self.files = files
         self.dates = 0
         try:
@@ -219,10 +216,7 @@ def _cleaned(files: TokenizerFiles, path: Path) -> TokenizerFiles:
 
 def _converted(folder: Path) -> TokenizerFiles:
     """Return a tokenizer of older files, such as `vocab.json` or `tokenizer.model`, as transformers converts it."""
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError(f"{folder} has no {TOKENIZER}; making it needs transformers; {_INSTALL}") from None
+    transformers = import_extra("transformers", f"{folder} has no {TOKENIZER}; making it")
     try:
         with tempfile.TemporaryDirectory() as made:
             transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(made)

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from p2p_diloco.app.extra import import_extra
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.wording import first_line, install_line
+from p2p_diloco.wording import first_line
 
 HEAD_BYTES = 512
 BLOCK_BYTES = 1 << 16
@@ -132,12 +133,7 @@ def _zstd_error() -> type[Exception]:
 
 def _zstd() -> Any:
     try:
-        try:
-            from compression import zstd  # from Python 3.14 on
-        except ImportError:
-            from backports import zstd
+        from compression import zstd  # from Python 3.14 on
     except ImportError:
-        raise ConfigError(
-            f"reading a zstd file needs backports.zstd; install the extra: {install_line('hf')}"
-        ) from None
+        zstd = import_extra("backports.zstd", "reading a zstd file")
     return zstd
