@@ -21,14 +21,7 @@ Holds = Literal["shared", "own", "as it is"]
 
 
 class TrainingSwarm:
-    """Holds at most one swarm at a time, that of the training that runs.
-
-    Args:
-        run: an invite, the path of a run file, or a function that enters a run.
-        settings, timeout, until_round, on_event: as for `p2p_diloco.join`.
-    Raises:
-        ConfigError: `run` is neither an invite nor an existing file.
-    """
+    """Holds at most one swarm at a time, that of the training that runs; the arguments are those of its callbacks."""
 
     def __init__(
         self,

@@ -29,10 +29,9 @@ from p2p_diloco.guest.owner_files import (
     write_traffic,
 )
 from p2p_diloco.guest.pause_rule import RUNS, PauseRules, Situation, judge, month_of
-from p2p_diloco.guest.sensors import Sensors
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.session.ending import StopRequest
-from p2p_diloco.session.peer_plan import Clocks
+from p2p_diloco.session.peer_plan import PeerPlan
 from p2p_diloco.status.reporter import StatusReporter
 from p2p_diloco.storage.archive import DiskRules, DiskUse, Saving, judge_disk
 from p2p_diloco.transport.link import Transport
@@ -145,31 +144,20 @@ class GuestWatch:
     """
 
     def __init__(
-        self,
-        settings: PeerSettings,
-        *,
-        run: Digest,
-        peer: PeerId,
-        reporter: StatusReporter,
-        stop: StopRequest,
-        clocks: Clocks,
-        sensors: Sensors,
-        owns_process: bool,
+        self, plan: PeerPlan, *, run: Digest, peer: PeerId, reporter: StatusReporter, stop: StopRequest
     ) -> None:
         """Read what earlier starts have left in the state directory.
 
         Limits that the settings name win over limits that `p2p-diloco limits` has set before this start.
-
-        Args:
-            owns_process: whether the priority of this process may be changed; not that of a user's own program.
         """
-        self.settings = settings
+        self.settings = settings = plan.settings
         self._run, self._peer = run, peer
         self._reporter = reporter
         self._stop = stop
-        self._clocks = clocks
-        self._sensors = sensors
-        self._owns_process = owns_process
+        self._clocks = plan.clocks
+        self._sensors = plan.sensors
+        # The priority of a user's own program is not changed.
+        self._owns_process = plan.training is None or plan.training.owns_process
         self._folder = settings.state_directory
         self._guest: Guest | None = None
         self._signature: tuple[int, ...] | None = None

@@ -147,7 +147,6 @@ def learnt_model(
 
     Args:
         folder: the run's folder of a peer, with its buffers and the tokenizer of a run that has one; None: none.
-        needs_tokenizer: whether that tokenizer is loaded.
         rounds: number of rounds up to the latest whose update is included.
     Raises:
         StateError: the tokenizer is missing, or another one.

@@ -140,16 +140,7 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
         reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall, steady=plan.clocks.steady)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)
-        guest = GuestWatch(
-            settings,
-            run=run,
-            peer=key.peer,
-            reporter=reporter,
-            stop=stop,
-            clocks=plan.clocks,
-            sensors=plan.sensors,
-            owns_process=plan.training is None or plan.training.owns_process,
-        )
+        guest = GuestWatch(plan, run=run, peer=key.peer, reporter=reporter, stop=stop)
         async with guest.watching():
             goes_on, is_first, ended = True, True, deque[float](maxlen=MOST_RESTARTS)
             while goes_on and await guest.wait_until_online():

@@ -112,12 +112,11 @@ class InnerLoop:
         self.windows_at_once = stream.batch
         self.steps = 0
         self.tokens = 0
-        self._text_model = model
         self.precision = precision or choose_precision(rule.precision, "auto", self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision.scales)
         self._report = report
         self._progress = 0.0
-        self.optimizers = _optimizers(self._text_model, rule)
+        self.optimizers = _optimizers(model, rule)
         self._optimizer_steps = 0
 
     def call_before_update(self, call: Callable[[], None]) -> None:
