@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ _BATCH_TOKENS = 512
 """Small, because training runs at the same time. On a CPU, batches of 2,048 take an eighth longer."""
 
 
+@torch.no_grad()
 def held_out_loss(model: DecoderModel, corpus: Text, *, num_tokens: int = EVALUATION_TOKENS) -> float:
     """Return the mean loss in nats per byte over a fixed set of held-out windows, about `num_tokens` in total.
 
@@ -40,7 +40,8 @@ def held_out_loss(model: DecoderModel, corpus: Text, *, num_tokens: int = EVALUA
     Raises:
         ConfigError: every held-out stretch is shorter than the model's context.
     """
-    return _mean_loss(model, _windows(model.shape, corpus, num_tokens))
+    batches, device = _batches(corpus, model.shape.context, num_tokens), model.embedding.device
+    return _mean(batches, (model.loss(batch.to(device)) for batch in batches))
 
 
 class AnchorEvaluation:
@@ -78,8 +79,7 @@ class AnchorEvaluation:
             for names in self._names
         )
         # Read here, once: later only the training thread may read the corpus.
-        windows_BT = _windows(shape, corpus, num_tokens)
-        self._batches = [batch.to(self._device) for batch in _batches(shape, windows_BT)]
+        self._batches = [batch.to(self._device) for batch in _batches(corpus, shape.context, num_tokens)]
         self._streams: list[Tensor] = []
         self._next = 0
 
@@ -121,11 +121,12 @@ class AnchorEvaluation:
         return None
 
     def _end(self, gain: Tensor, head: Tensor) -> float:
-        total = 0.0
-        for batch, stream_BTW in zip(self._batches, self._streams, strict=True):
-            normed_BTW = functional_call(self._model.norm, {"gain": gain}, (stream_BTW,))
-            total += token_loss(functional.linear(normed_BTW, head), batch).item() * len(batch)
-        return total / sum(map(len, self._batches))
+        normed = (functional_call(self._model.norm, {"gain": gain}, (stream_BTW,)) for stream_BTW in self._streams)
+        losses = (
+            token_loss(functional.linear(normed_BTW, head), batch)
+            for batch, normed_BTW in zip(self._batches, normed, strict=True)
+        )
+        return _mean(self._batches, losses)
 
 
 class WholeEvaluation:
@@ -164,8 +165,7 @@ class WholeEvaluation:
         self.parts = (
             tuple(Slice(fragment.index, slot.start, slot.stop) for fragment in fragments for slot in fragment.tensors),
         )
-        windows = held_out_windows(corpus, context=model.context, num_windows=max(1, num_tokens // model.context))
-        self.batches = torch.split(windows, max(1, _BATCH_TOKENS // model.context))
+        self.batches = _batches(corpus, model.context, num_tokens)
 
     def begin(self) -> None:
         """Do nothing: there is only one part."""
@@ -178,10 +178,8 @@ class WholeEvaluation:
             for name, vector_N in zip(self._names, tensors, strict=True)
         }
         self._buffers.load_state_dict(self._live.tensors())
-        total = 0.0
-        for batch in self.batches:
-            total += functional_call(self._scored, named, (batch.to(self._device),)).item() * len(batch)
-        return total / sum(map(len, self.batches))
+        scored = (functional_call(self._scored, named, (batch.to(self._device),)) for batch in self.batches)
+        return _mean(self.batches, scored)
 
 
 def _full_names(module: nn.Module) -> dict[str, str]:
@@ -195,13 +193,18 @@ def _as_tensor(vector_N: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(vector_N) if vector_N.flags.writeable else torch.tensor(vector_N)
 
 
-def _windows(shape: ModelShape, corpus: Text, num_tokens: int) -> Tensor:
-    return held_out_windows(corpus, context=shape.context, num_windows=max(1, num_tokens // shape.context))
+def _batches(corpus: Text, context: int, num_tokens: int) -> tuple[Tensor, ...]:
+    """Return the held-out windows in batches small enough to stay in the cache."""
+    windows_BT = held_out_windows(corpus, context=context, num_windows=max(1, num_tokens // context))
+    return torch.split(windows_BT, max(1, _BATCH_TOKENS // context))
 
 
-def _batches(shape: ModelShape, windows_BT: Tensor) -> tuple[Tensor, ...]:
-    """Return the windows in batches small enough to stay in the cache."""
-    return torch.split(windows_BT, max(1, _BATCH_TOKENS // shape.context))
+def _mean(batches: Sequence[Tensor], losses: Iterable[Tensor]) -> float:
+    """Return the mean loss of a window from those of its batches."""
+    total = 0.0
+    for batch, loss in zip(batches, losses, strict=True):
+        total += loss.item() * len(batch)
+    return total / sum(map(len, batches))
 
 
 def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
@@ -209,15 +212,6 @@ def _parts_of(model: DecoderModel) -> list[tuple[str, ...]]:
     names = [name for name, _ in model.named_parameters()]
     blocks = [tuple(n for n in names if n.startswith(f"blocks.{index}.")) for index in range(len(model.blocks))]
     return [("embedding",), *blocks, ("norm.gain", "head")]
-
-
-@torch.no_grad()
-def _mean_loss(model: DecoderModel, windows_BT: Tensor) -> float:
-    device = model.embedding.device
-    total = 0.0
-    for windows in _batches(model.shape, windows_BT):
-        total += cast(float, model.loss(windows.to(device)).item()) * len(windows)
-    return total / len(windows_BT)
 
 
 def evaluation_of(
