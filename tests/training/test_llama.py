@@ -13,7 +13,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from p2p_diloco.app.models.exported_model import llama_files
-from p2p_diloco.app.models.model import DecoderModel, build_model
+from p2p_diloco.app.models.model import DecoderModel
 from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.session.export_files import Provenance
