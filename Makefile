@@ -74,9 +74,9 @@ IN_PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist workste
 
 LINE_TESTS := $(addprefix tests/swarm/test_,homes.py caps.py shares.py measured_share.py)
 REPAIR_TESTS := $(addprefix tests/swarm/test_,repair_processes.py thin_donor.py thin_lines.py thin_network.py)
-PURE_TESTS := tests/log tests/outer tests/codec tests/protocol
+PURE_TESTS := tests/span_log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
-PURE_ROOMS := --cov=p2p_diloco/log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
+PURE_ROOMS := --cov=p2p_diloco/span_log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
 .PHONY: demo test test-long coverage faults churn replay homes internet attacks fuzz clocks own-loop guest ranks rivals size crash-matrix learning extras examples models files bench reference gauges check format clean install
 .DEFAULT_GOAL := demo

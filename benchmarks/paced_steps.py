@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from p2p_diloco.app.training import built_in
-from p2p_diloco.app.training.training_thread import InnerSteps
+from p2p_diloco.app.training.training_thread import StepRunner
 
 CATCH_UP_SECONDS = 1.0
 """An island that was slower for a moment makes up for this much time."""
@@ -14,7 +14,7 @@ CATCH_UP_SECONDS = 1.0
 def hold_steps(seconds: float) -> None:
     """Let steps of the built-in training take this time on average."""
 
-    class PacedSteps(InnerSteps):
+    class PacedSteps(StepRunner):
         due = 0.0
 
         def step(self) -> None:
@@ -23,4 +23,4 @@ def hold_steps(seconds: float) -> None:
             super().step()
             time.sleep(max(0.0, self.due - time.monotonic()))
 
-    built_in.InnerSteps = PacedSteps  # type: ignore[attr-defined]
+    built_in.StepRunner = PacedSteps  # type: ignore[attr-defined]

@@ -20,8 +20,9 @@ from p2p_diloco.config.manifest import decode_kept_manifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.ids import Digest, PeerId, parse_peer_id, short_peer_id
 from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.wire.entry import Entry, included_places
-from p2p_diloco.protocol.wire.roster import Roster, fold_roster
+from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, ROSTERS_FILE, RunFolder

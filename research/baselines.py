@@ -15,8 +15,8 @@ import numpy as np
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.log import contribution_weight
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
+from p2p_diloco.span_log import contribution_weight
 from research.algorithm import Algorithm, Model, radial_mean
 from research.learners import Learners
 from simulator.maths import weighted_mean

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError, NonFiniteUpdate, RoundError
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
 from p2p_diloco.outer.mean import RadialBlocks, mark_radial
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
@@ -35,6 +34,7 @@ from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.span.fused import encode_contribution
 from p2p_diloco.span.reduce import Codecs, reduce_parts
+from p2p_diloco.span_log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
 

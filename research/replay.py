@@ -26,7 +26,7 @@ from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.data import Corpus, Text
 from p2p_diloco.app.text.run_text import open_own_stream, open_run_text
 from p2p_diloco.app.training.inner_loop import InnerLoop
-from p2p_diloco.app.training.training_thread import InnerSteps, Steps
+from p2p_diloco.app.training.training_thread import StepRunner, Steps
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.settings import IDENTITY_FILE
@@ -34,7 +34,7 @@ from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.round import rounding_seed
@@ -256,7 +256,7 @@ class Replay:
             tokens=sum(life.island.state.counts.tokens for life in self._lives),
         )
 
-    def island_of(self, peer: PeerId, position: int) -> InnerSteps:
+    def island_of(self, peer: PeerId, position: int) -> StepRunner:
         """Return a new island of a peer."""
         plan = self.recording.plan
         stream = open_own_stream(self._corpus, plan, peer, position)
@@ -271,7 +271,7 @@ class Replay:
         host = StateHost(
             plan=plan, now=lambda: 0.0, in_loop=lambda call: call(), died=self.failures.append, damaged=damaged
         )
-        return InnerSteps(Steps(loop), TrainedState(host, local))
+        return StepRunner(Steps(loop), TrainedState(host, local))
 
 
 class _Life:

@@ -17,9 +17,9 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.config.inner_rule import InnerRule, Schedule
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.log import MAX_NORM_RATIO
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span_log import MAX_NORM_RATIO
 from p2p_diloco.storage.corpus_files import list_corpus_files
 from research import baselines
 from research.algorithm import Algorithm

@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.node import vector_actions
 from p2p_diloco.protocol.actions import Stage
+from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.rules import ABSENT_CYCLES
 from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import Opening, RosterReply, RowMean, SpanReply, SpanRequest, SpanVector
-from p2p_diloco.protocol.wire.roster import Grid, Roster
+from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.storage import checkpoint as checkpoint_module
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder

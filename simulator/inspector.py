@@ -36,17 +36,18 @@ from typing import Protocol
 
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, Send
 from p2p_diloco.protocol.engine import PeerEngine
+from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.rules import ABSENT_CYCLES, SHORTEST_ABSENCE_SECONDS, RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import Opening
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Grid, Roster, fold_roster, vote_statement
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span_log import SpanHead
 from simulator.maths import SharedMaths, mean_of_span
 from simulator.run import ORGANISER, verify
 

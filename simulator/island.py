@@ -19,7 +19,7 @@ import numpy as np
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 from p2p_diloco.ids import SpanId
-from p2p_diloco.node.surroundings import Answer, SpanUpdate
+from p2p_diloco.node.ports import Answer, SpanUpdate
 from p2p_diloco.outer.state import (
     InFlight,
     IslandSpan,
@@ -135,7 +135,7 @@ class SimulatedIsland:
         """Replace a span by a transferred one at the next step border."""
         self._hand_over(_Replacement(span, state))
 
-    def take_snapshot(
+    def request_contribution(
         self,
         round_index: int,
         fragment: int,

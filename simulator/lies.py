@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.wire.ballot import Promise, Vote
 from p2p_diloco.protocol.wire.entry import Entry
@@ -35,6 +34,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanVector,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.span_log import SpanHead
 
 DAY_SECONDS = 86_400.0
 GARBAGE = np.float32(300.0)

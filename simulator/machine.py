@@ -19,13 +19,13 @@ from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.node.vector_actions import Done
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import Action, RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.membership.local import LocalPeer
 from p2p_diloco.protocol.results import Result
 from p2p_diloco.protocol.round.round import FragmentContribution
@@ -64,7 +64,7 @@ KEEP_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class CommandContext:
     """The parts that all machines of a simulation share."""
 
     rules: RunRules
@@ -99,7 +99,7 @@ class Machine:
     """
 
     name: str
-    around: Surroundings
+    around: CommandContext
     clock: MachineClock
     disk: SimulatedDisk
     place: str
@@ -515,8 +515,8 @@ class _KeptMemory:
             self._memory.keep_roster(certified)
             self._machine.around.inspector.roster_kept(self._machine, certified)
 
-    def keep_liveliness(self, liveliness: Liveliness) -> None:
-        self._memory.keep_liveliness(liveliness)
+    def keep_activity(self, activity: Activity) -> None:
+        self._memory.keep_activity(activity)
 
     def _write_soon(self, write: Callable[[], None]) -> None:
         asyncio.get_running_loop().run_in_executor(None, lambda: None if self._process.is_dying else write())

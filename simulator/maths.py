@@ -16,12 +16,12 @@ from p2p_diloco.codec.codec import Codec
 from p2p_diloco.codec.vectors import Vector, iterate_blocks, read_only
 from p2p_diloco.errors import RoundError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.mean import RadialBlocks, check_mean, radial_mean_of, shares_of
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.span.reduce import Codecs
 from p2p_diloco.span.serve import state_bytes
+from p2p_diloco.span_log import AbsorbedEntry
 
 OUTER = OuterRule(learning_rate=1.0, momentum=0.5, final_share=0.25, planned_entries=12)
 """The outer rate falls within the length of most simulations, and stays low in longer ones."""

@@ -15,7 +15,7 @@ from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.node import vector_actions
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.node.vector_actions import Serving, VectorActions
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState, absorb, prepare_contribution, replace_span

@@ -12,9 +12,9 @@ from dataclasses import fields
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.messages import Message, Ping, Pong, decode_message
+from p2p_diloco.span_log import SpanHead
 
 LINES_KEPT = 20_000
 LINES_SHOWN = 60

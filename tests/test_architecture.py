@@ -17,7 +17,7 @@ PACKAGE = PROJECT / "p2p_diloco"
 # The lowest floor first. Rooms of one line are on one floor; STRANGERS lists those that may not import each other.
 # The library is all below `app`: whoever trains a model of his own needs nothing else.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "ids", "rate", "wording", "signing", "memory", "log"),
+    ("errors", "ids", "rate", "wording", "signing", "memory", "span_log"),
     ("transport", "protocol", "codec"),
     ("outer",),
     ("span",),
@@ -35,14 +35,14 @@ SUBFLOORS = {
 }
 """Packages inside a room, the lowest first; modules of the room itself are outside them."""
 STRANGERS = (
-    ("memory", "log"),
+    ("memory", "span_log"),
     ("transport", "protocol", "codec"),
     ("transport", "protocol", "outer"),
     ("island", "status"),
     ("app", "callbacks"),
 )
 
-PURE_ROOMS = ("log", "outer", "codec", "protocol")
+PURE_ROOMS = ("span_log", "outer", "codec", "protocol")
 IMPURE_MODULES = frozenset(
     "asyncio builtins concurrent contextvars ctypes datetime fcntl glob hivemind importlib logging mmap "
     "multiprocessing os pathlib platform queue random resource rich secrets select selectors shutil signal socket "

@@ -22,7 +22,7 @@ from p2p_diloco.ids import (
     sha256,
     short_peer_id,
 )
-from p2p_diloco.log import SpanHead
+from p2p_diloco.span_log import SpanHead
 
 # The Ed25519 public key of the libp2p peer-id specification, wrapped by hand: multihash 00 24 of protobuf 08 01 12 20.
 KEY = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")

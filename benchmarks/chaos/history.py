@@ -13,10 +13,10 @@ from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.entry import Entry, included_places, next_head
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.session.founding import genesis_states
+from p2p_diloco.span_log import SpanHead
 from p2p_diloco.storage.archive import ENTRIES_FOLDER
 from p2p_diloco.storage.entry_log import EntryLog
 from p2p_diloco.storage.run_folder import ROSTERS_FILE, RunFolder, run_folder

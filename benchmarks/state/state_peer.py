@@ -22,9 +22,9 @@ from benchmarks.meters import family_of
 from benchmarks.state.transfer import cpu_seconds_apart
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, SpanHead, founding_radius
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.repair.repair import BYTES_PER_ELEMENT_OF_STATE
+from p2p_diloco.span_log import FOUNDING_WEIGHT, GENESIS_ROUND, SpanHead, founding_radius
 
 LOOK_SECONDS = 0.02
 HANG_UP_SECONDS = 0.2

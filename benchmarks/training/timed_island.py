@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from p2p_diloco.app.training.inner_loop import InnerLoop
-from p2p_diloco.app.training.training_thread import InnerSteps, Steps, TrainingThread
+from p2p_diloco.app.training.training_thread import StepRunner, Steps, TrainingThread
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.local_spans import LocalSpans
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.round.round import FragmentContribution
@@ -105,7 +105,7 @@ class PacedThread(TrainingThread):
     """
 
     def __init__(self, *, loop: InnerLoop, state: TimedState, clock: RoundClock, now: Callable[[], float]) -> None:
-        self.inner = InnerSteps(Steps(loop), state)
+        self.inner = StepRunner(Steps(loop), state)
         super().__init__(state=state, step=self.step)
         self.rests, self.exchanges = True, False
         self.timings, self.round_clock, self.now = state.timings, clock, now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.protocol.round.demand import (
+from p2p_diloco.protocol.round.traffic import (
     Encoded,
     Flow,
     contribution_budget,

@@ -21,7 +21,6 @@ from p2p_diloco.config.decoder import MODEL_SIZES
 from p2p_diloco.config.manifest import LONGEST_ROUND, RunManifest
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.fragments import suited_spans
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
@@ -33,9 +32,10 @@ from p2p_diloco.outer.state import (
     record_contribution,
 )
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
-from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow
+from p2p_diloco.protocol.round.traffic import Encoded, Flow, exchange_flow
 from p2p_diloco.rate import WIRE_SHARE, check_count, check_positive, counted, format_rate, parse_rate, parse_traffic
 from p2p_diloco.span.fused import encode_contribution
+from p2p_diloco.span_log import AbsorbedEntry
 from p2p_diloco.wording import format_bytes
 
 LARGEST_FRAGMENT = 500_000_000

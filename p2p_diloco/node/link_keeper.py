@@ -11,7 +11,7 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.node.peer_records import OwnRecord, PeerRecords
 from p2p_diloco.node.reach_keeper import seen_hosts
-from p2p_diloco.protocol.round.routes import FEW_LINKS
+from p2p_diloco.protocol.round.topology import FEW_LINKS
 from p2p_diloco.transport.directory import RECORD_LIFETIME_SECONDS, Directory, PeerRecord, PeerRole
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.strangers import MOST_LINKS, DialBudget, surplus_links

@@ -16,25 +16,25 @@ from p2p_diloco.node.budgets import PeerBudgets
 from p2p_diloco.node.clock_keeper import ClockKeeper, ClockWatch
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
-from p2p_diloco.node.reach_keeper import ReachKeeper
-from p2p_diloco.node.reports import Reports
-from p2p_diloco.node.surroundings import (
+from p2p_diloco.node.ports import (
     EntryArchive,
     PeerMemory,
     Replica,
     SwarmObserver,
 )
+from p2p_diloco.node.reach_keeper import ReachKeeper
+from p2p_diloco.node.reports import Reports
 from p2p_diloco.node.text_exchange import SharedCopy, TextExchange
 from p2p_diloco.node.vector_actions import VectorActions, VectorParts, Worker
 from p2p_diloco.protocol.actions import (
     Action,
+    KeepActivity,
     KeepBallots,
-    KeepLiveliness,
     KeepRoster,
     Report,
+    RequestContribution,
     RoundClosed,
     Send,
-    TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.results import SpanDamaged
@@ -360,8 +360,8 @@ class SwarmNode(TransportListener):
                     self._post(action.to, action.message, action.deadline, frames=frames, on_request=on_request)
                 case KeepBallots():
                     self._memory.keep_ballots(action.ballots)
-                case KeepLiveliness():
-                    self._memory.keep_liveliness(action.liveliness)
+                case KeepActivity():
+                    self._memory.keep_activity(action.activity)
                 case KeepRoster():
                     if action.is_in_force:
                         self._memory.keep_roster(action.certified)
@@ -370,8 +370,8 @@ class SwarmNode(TransportListener):
                     self._reports.close_round(action)
                 case Report():
                     self._reports.report_of_engine(action.topic, action.text, caused_by)
-                case TakeSnapshot():
-                    self._replica.take_snapshot(
+                case RequestContribution():
+                    self._replica.request_contribution(
                         action.round, action.fragment, action.deadline, self._contribute, action.spans
                     )
                 case _:

@@ -9,7 +9,7 @@ from typing import Protocol
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.node.budgets import Line, PeerBudgets
-from p2p_diloco.node.surroundings import SwarmObserver
+from p2p_diloco.node.ports import SwarmObserver
 from p2p_diloco.protocol.actions import RoundClosed
 
 CAUSED_BY_PEERS = frozenset(

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from p2p_diloco.errors import P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
+from p2p_diloco.node.ports import TextCopy
 from p2p_diloco.node.reports import Report
-from p2p_diloco.node.surroundings import TextCopy
 from p2p_diloco.node.vector_actions import Post, Worker
 from p2p_diloco.protocol.files.fetch import Fetch, Whole
 from p2p_diloco.protocol.wire.file_list import MOST_LIST_BYTES, FileList

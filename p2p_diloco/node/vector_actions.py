@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.log import SpanHead
+from p2p_diloco.node.ports import EntryArchive, Replica, SpanUpdate
 from p2p_diloco.node.reports import Reports
-from p2p_diloco.node.surroundings import EntryArchive, Replica, SpanUpdate
 from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
@@ -49,6 +48,7 @@ from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import ContentReply, EntryAbsent, Message, SpanReply
 from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
 from p2p_diloco.span.serve import Contents, Pieces, content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span_log import SpanHead
 
 MOST_ENTRIES_WAITING = 16
 """Backlog, in entries of the longest size, at which a peer's entry requests are no longer answered.

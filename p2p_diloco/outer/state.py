@@ -26,7 +26,9 @@ import numpy as np
 from p2p_diloco.codec.vectors import LARGEST_ANCHOR, Vector, euclidean_norm, is_vector, is_within, read_only, zero_small
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, blake3_of, sha256
-from p2p_diloco.log import (
+from p2p_diloco.memory.slabs import copy_of, zero_vector
+from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
+from p2p_diloco.span_log import (
     FOUNDING_WEIGHT,
     GENESIS_ROUND,
     MAX_NORM_RATIO,
@@ -35,8 +37,6 @@ from p2p_diloco.log import (
     advance_head,
     founding_radius,
 )
-from p2p_diloco.memory.slabs import copy_of, zero_vector
-from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
 
 MAX_IN_FLIGHT = 8
 

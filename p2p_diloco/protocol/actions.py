@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import Message, SignedContentRequest
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
+from p2p_diloco.span_log import SpanHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class KeepRoster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepLiveliness:
+class KeepActivity:
     """Write to disk how long this peer's own line of rosters has been active; once a cycle."""
 
-    liveliness: Liveliness
+    activity: Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeSnapshot:
+class RequestContribution:
     """Ask the island for its contribution to a round, at its next step border; useless after `deadline`.
 
     `spans`: the spans of the fragment to contribute; None: all.
@@ -230,6 +230,7 @@ class Report:
 
 
 Action = (
-    Send | KeepBallots | KeepRoster | KeepLiveliness | TakeSnapshot | ReduceSpan | ApplyEntry | ReplaceSpan | ServeSpan
-    | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan | RoundClosed | Report
+    Send | KeepBallots | KeepRoster | KeepActivity | RequestContribution | ReduceSpan | ApplyEntry | ReplaceSpan
+    | ServeSpan | ServeEntry | ServeContent | CompareContent | RebuildSpan | RebuildParent | HashSpan | RoundClosed
+    | Report
 )  # fmt: skip

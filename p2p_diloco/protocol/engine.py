@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from p2p_diloco.errors import PeerError, clean_text
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, ApplyEntry, KeepRoster, Report, Send, Stage, sends
+from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.membership.local import Conditions, LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
@@ -27,7 +27,7 @@ from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
 from p2p_diloco.protocol.round.influence import Agreement, Influence
 from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
-from p2p_diloco.protocol.round.routes import Routes
+from p2p_diloco.protocol.round.topology import Topology
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
@@ -44,7 +44,8 @@ from p2p_diloco.protocol.wire.messages import (
     SignedContentRequest,
     SpanVector,
 )
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Grid, Roster, Verify
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify
+from p2p_diloco.span_log import SpanHead
 
 CYCLES_IN_MEMORY = 1
 """Cycles of entries kept in memory, where late peers ask first. Older ones (up to `retained_cycles`) are on disk."""
@@ -72,7 +73,7 @@ class SavedState:
     rosters: tuple[CertifiedRoster, ...] = ()
     ballots: Ballots = NO_BALLOTS
     heads: Mapping[SpanId, SpanHead] | None = None
-    liveliness: Liveliness | None = None
+    activity: Activity | None = None
 
 
 class PeerEngine:
@@ -85,7 +86,7 @@ class PeerEngine:
     - `tick` at the time that `wake_at` has returned, and soon after any other verb: rounds, ballots, heartbeats and
       requests are due by time. After each `tick`, call `wake_at` again.
     - `link_up` and `link_lost` as the transport reports them, and `receive` for each message but entries.
-    - `take_result` for the outcome of each `TakeSnapshot`, `ReduceSpan`, `CompareContent`, `RebuildSpan`,
+    - `take_result` for the outcome of each `RequestContribution`, `ReduceSpan`, `CompareContent`, `RebuildSpan`,
       `RebuildParent` and `HashSpan`, for each entry that the codec has checked, and for each damaged span. If one does
       not come, the rules request it again or do without.
     - `leave` once; then go on with all of these until `may_go`.
@@ -126,7 +127,7 @@ class PeerEngine:
             linked=self.linked,
             verify=verify,
         )
-        self._routes = Routes(rules=rules, membership=self.membership)
+        self._topology = Topology(rules=rules, membership=self.membership)
         self.influence = Influence(me.peer)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
@@ -138,8 +139,8 @@ class PeerEngine:
         for certified in recalled.rosters:
             with contextlib.suppress(PeerError):  # a branch that has no room; members send what is needed
                 self.book.add(certified, wins=history.is_better(certified, certified.roster.cycle))
-        if recalled.liveliness is not None:
-            history.recall(recalled.liveliness)
+        if recalled.activity is not None:
+            history.recall(recalled.activity)
         if recalled.heads is not None:
             self.hold_state(recalled.heads)
 
@@ -235,7 +236,7 @@ class PeerEngine:
                 actions += self._judge_influence(self.rules.clock.cycle(begun), now)
             height = sum(head.height for head in self.chains.heads.values())
             actions += self.membership.presence.round_over(begun - 1, height)
-            actions += self.membership.rosters.keep_liveliness()
+            actions += self.membership.rosters.keep_activity()
             due = self.chains.absorb_due(self.book, begun + 1)
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
             waits, reports = self.repair.serving.followers.wait_for(now)
@@ -258,7 +259,7 @@ class PeerEngine:
 
     def wanted_links(self, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return the peers, including `announced` ones, that this peer needs a link to; None: all that it can reach."""
-        return self._routes.wanted_links(self.round, announced)
+        return self._topology.wanted_links(self.round, announced)
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
@@ -316,7 +317,7 @@ class PeerEngine:
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
         actions = self.membership.rosters.take(reply.rosters, now)
-        actions += self._routes.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
+        actions += self._topology.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self.repair.adopt_branch()
         view = self.membership.liveness.views.get(sender)
@@ -430,7 +431,7 @@ class PeerEngine:
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
         for entry in entries:
-            actions += self._routes.hand_down(entry, now)
+            actions += self._topology.hand_down(entry, now)
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self._note_weights(entry, grid.owner(entry.span), roster)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest
-from p2p_diloco.log import as_float32
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
+from p2p_diloco.span_log import as_float32
 
 
 class HeartbeatBuilder:

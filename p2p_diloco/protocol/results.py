@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.span_log import SpanHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

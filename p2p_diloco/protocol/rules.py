@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
-from p2p_diloco.log import MAX_NORM_RATIO, MAX_WEIGHT_RATIO, REJECT_NORM_RATIO
 from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.span_log import MAX_NORM_RATIO, MAX_WEIGHT_RATIO, REJECT_NORM_RATIO
 
 HEARTBEAT_SECONDS = 1.0
 """Interval between a peer's heartbeats, or the length of a round if that is shorter."""

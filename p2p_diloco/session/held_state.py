@@ -17,7 +17,7 @@ from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import SpanId
 from p2p_diloco.memory.slabs import passing_vector
-from p2p_diloco.node.surroundings import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
+from p2p_diloco.node.ports import MEMORY_ERRORS, Answer, SpanDamaged, SpanUpdate
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.span.known_answer import check_known_answer
@@ -99,7 +99,7 @@ class HeldState:
         held = self._states
         self._soon(lambda: self._put(held, span, state))
 
-    def take_snapshot(
+    def request_contribution(
         self,
         round_index: int,
         fragment: int,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from p2p_diloco.bandwidth.forecast import STATE_BYTES_PER_ELEMENT
-from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.codec.vectors import Vector, why_no_loops
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
@@ -77,7 +77,7 @@ class SessionParts:
     transport: Transport
     directory: Directory
     known: dict[PeerId, tuple[str, ...]]
-    line: LineWatch | None = None
+    line: UplinkWatch | None = None
     guest: GuestWatch | None = None
     start: dict[SpanId, Vector] = field(default_factory=dict)
     records: tuple[bytes, ...] = ()

@@ -17,7 +17,7 @@ from textwrap import shorten
 from typing import Any
 
 from p2p_diloco.bandwidth.forecast import month_sentence
-from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.invite import MOST_NAMED, format_invite, fresh_invite, parse_peer_address
 from p2p_diloco.config.manifest import RunManifest, VerifiedManifest, decode_kept_manifest, decode_signed_manifest
@@ -179,7 +179,7 @@ async def _take_part(
     online = network.online(settings, key, run, trains=plan.trains, notify=partial(reporter.report, "port"))
     async with online as (transport, open_directory), as_end_of_daemon(transport):
         guest.come_online(transport)
-        line = LineWatch(transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK))
+        line = UplinkWatch(transport.limits, transport.counters, lambda peer: transport.waiting_bytes(peer, Lane.BULK))
         known = _known_addresses(plan, folder, transport.peer, reporter)
         found = await _find_manifest(plan, folder, transport, known, reporter, stop)
         if found is None:

@@ -26,7 +26,7 @@ from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.island.inner_state import InnerState
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.memory.slabs import passing_vector
-from p2p_diloco.node.surroundings import Answer, SpanUpdate
+from p2p_diloco.node.ports import Answer, SpanUpdate
 from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState, replace_span
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
@@ -223,7 +223,7 @@ class TrainedState(HeldState):
 
     # -- for the event loop
 
-    def take_snapshot(
+    def request_contribution(
         self,
         round_index: int,
         fragment: int,

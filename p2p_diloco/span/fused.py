@@ -20,7 +20,6 @@ import numpy as np
 from p2p_diloco.codec.codec import Codec, Encoded, Int4Codec, is_whole
 from p2p_diloco.codec.codes import Parts, contribute4, follow4
 from p2p_diloco.codec.vectors import is_vector, read_only, squared_norm_of_bfloat16
-from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.memory.slabs import empty_vector
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
@@ -35,6 +34,7 @@ from p2p_diloco.outer.state import (
     record_contribution,
 )
 from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span_log import AbsorbedEntry
 
 MOST_SHRINKS = 16
 _NOTHING: Parts = (read_only(np.empty(0, dtype=np.uint16)), read_only(np.empty(0, dtype=np.uint8)))

@@ -16,12 +16,12 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.vectors import Vector, compiled_loops
 from p2p_diloco.errors import ConfigError, FrameError, RoundError, StateError
 from p2p_diloco.ids import ZERO_DIGEST
-from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead
 from p2p_diloco.memory.heap import shed_compiler, trim_heap
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState
 from p2p_diloco.span.fused import follow_span
 from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span_log import GENESIS_ROUND, AbsorbedEntry, SpanHead
 
 KNOWN_ANSWER = "8ad2943b43d22e5a"
 """First digits of a SHA-256 over all anchors, momenta and norms; only another codec or outer step changes it."""

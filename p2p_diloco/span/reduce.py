@@ -17,10 +17,10 @@ from p2p_diloco.codec.codes import NO_NOISE, average4
 from p2p_diloco.codec.vectors import BLOCK, Vector, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.log import balanced
 from p2p_diloco.outer.mean import RadialBlocks, check_mean, radial_mean_of, shares_of
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.influence import Agreement
+from p2p_diloco.span_log import balanced
 
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""

@@ -22,13 +22,13 @@ import numpy as np
 
 from p2p_diloco.codec.vectors import LARGEST_ANCHOR, LARGEST_MOMENTUM
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState, content_digest, is_sound
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.repair.fetcher import MOST_REQUESTS_PER_DONOR, Want
 from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT
 from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply
+from p2p_diloco.span_log import SpanHead
 
 PIECE_BYTES = MOST_PIECE_BYTES
 """Longest piece that is served; a requester may ask for shorter ones."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
@@ -125,12 +125,12 @@ class StatusReporter:
         self._observer, self._unix_seconds = observer, unix_seconds
         self._feed = EventFeed(observer, unix_seconds)
         self._engine: PeerEngine | None = None
-        self._line: LineWatch | None = None
+        self._line: UplinkWatch | None = None
         self._failed_dials: Mapping[PeerId, str] = {}
         self._reported_reach: tuple[object, ...] = ()
 
     def follow(
-        self, engine: PeerEngine, *, line: LineWatch | None = None, failed_dials: Mapping[PeerId, str] | None = None
+        self, engine: PeerEngine, *, line: UplinkWatch | None = None, failed_dials: Mapping[PeerId, str] | None = None
     ) -> None:
         """Read from the engine and the line of a session, and from its failed dials, which go on changing."""
         self._engine, self._line, self._failed_dials = engine, line, {} if failed_dials is None else failed_dials

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from p2p_diloco.codec.vectors import Vector, is_vector
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.memory.slabs import copy_of
 from p2p_diloco.outer.state import SpanState, content_digest
+from p2p_diloco.span_log import SpanHead
 from p2p_diloco.storage.whole_file import replace_file
 
 _FILE_NAME = re.compile(r"checkpoint-(\d{9})\.safetensors", re.ASCII)

@@ -13,9 +13,9 @@ from shlex import quote
 from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.errors import ConfigError, FrameError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id
-from p2p_diloco.node.surroundings import PeerMemory
+from p2p_diloco.node.ports import PeerMemory
 from p2p_diloco.protocol.engine import SavedState
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.frames import FrameReader, Value, take_value, to_bytes
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
@@ -29,7 +29,7 @@ ROSTERS_FILE = "rosters.bin"
 CUT_ROSTERS_FILE = "rosters.cut"
 """Collects the unreadable ends cut off from the roster file."""
 BALLOTS_FILE = "ballots.bin"
-LIVELINESS_FILE = "liveliness.bin"
+ACTIVITY_FILE = "liveliness.bin"
 INCARNATION_FILE = "incarnation"
 ADDRESSES_FILE = "peers.json"
 CLOCK_FILE = "clock"
@@ -80,18 +80,18 @@ class RunFolder:
         path = self.path / ROSTERS_FILE
         self._insist(path, lambda: append_to_file(path, len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded))
 
-    def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Save the liveliness record if possible; a full disk must not stop the peer."""
-        record = to_bytes(liveliness)
+    def keep_activity(self, activity: Activity) -> None:
+        """Save the activity record if possible; a full disk must not stop the peer."""
+        record = to_bytes(activity)
         with contextlib.suppress(OSError):
-            replace_file(self.path / LIVELINESS_FILE, record)
+            replace_file(self.path / ACTIVITY_FILE, record)
 
     def recall(self) -> SavedState:
         """Return everything that a restarted peer must know about its earlier starts."""
-        liveliness = None
+        activity = None
         with contextlib.suppress(StateError):  # it matters only until eight cycles after the last entry
-            liveliness = self._recall(LIVELINESS_FILE, Liveliness)
-        return SavedState(rosters=self.recall_rosters(), ballots=self.recall_ballots(), liveliness=liveliness)
+            activity = self._recall(ACTIVITY_FILE, Activity)
+        return SavedState(rosters=self.recall_rosters(), ballots=self.recall_ballots(), activity=activity)
 
     def recall_ballots(self) -> Ballots:
         return self._recall(BALLOTS_FILE, Ballots) or NO_BALLOTS
@@ -231,9 +231,9 @@ class WatchedMemory:
     def keep_roster(self, certified: CertifiedRoster) -> None:
         self._watch(lambda: self._memory.keep_roster(certified))
 
-    def keep_liveliness(self, liveliness: Liveliness) -> None:
-        """Schedule saving the liveliness record: it changes every round, and correctness does not depend on it."""
-        self._soon(lambda: self._memory.keep_liveliness(liveliness))
+    def keep_activity(self, activity: Activity) -> None:
+        """Schedule saving the activity record: it changes every round, and correctness does not depend on it."""
+        self._soon(lambda: self._memory.keep_activity(activity))
 
     def _watch(self, keep: Callable[[], None]) -> None:
         try:

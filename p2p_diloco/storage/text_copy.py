@@ -44,7 +44,7 @@ def text_folder(state_directory: Path, digest: Digest) -> Path:
 
 
 class TextCopy:
-    """The files of a text of which some pieces are held; see `TextCopy` in node/surroundings for its methods.
+    """The files of a text of which some pieces are held; see `TextCopy` in node/ports for its methods.
 
     Methods that use the disk must be called from one thread; the attributes may be read from any.
 

@@ -10,11 +10,11 @@ import pytest
 from small_run import small_plan
 
 from p2p_diloco.bandwidth.forecast import Notice, forecast
-from p2p_diloco.bandwidth.line import GROWTH, MOST_FORECASTS, WINDOW_SECONDS, LineWatch
+from p2p_diloco.bandwidth.uplink import GROWTH, MOST_FORECASTS, WINDOW_SECONDS, UplinkWatch
 from p2p_diloco.ids import PeerId, sha256
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
 from p2p_diloco.protocol.membership.local import Conditions
-from p2p_diloco.protocol.round.demand import USABLE_SHARE
+from p2p_diloco.protocol.round.traffic import USABLE_SHARE
 from p2p_diloco.protocol.wire.member import FULL_SHARE
 from p2p_diloco.rate import WIRE_SHARE, format_rate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
@@ -55,8 +55,8 @@ def engine(
 GRID = SimpleNamespace(share_of=lambda peer: 1.0)
 
 
-def watch(**limits: float) -> LineWatch:
-    return LineWatch(TransportLimits(**limits), TransportCounters())  # type: ignore[arg-type]
+def watch(**limits: float) -> UplinkWatch:
+    return UplinkWatch(TransportLimits(**limits), TransportCounters())  # type: ignore[arg-type]
 
 
 def test_there_is_no_notice_without_a_roster_or_for_a_peer_that_does_not_train() -> None:
@@ -215,11 +215,11 @@ def shown(members: int, num_waiting: int, rate: float) -> int:
     return full_line(members, num_waiting, rate, TransportLimits())[1]
 
 
-def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimits) -> tuple[LineWatch, int]:
+def full_line(members: int, num_waiting: int, rate: float, limits: TransportLimits) -> tuple[UplinkWatch, int]:
     """Let ten seconds pass in which vectors wait for some peers; return the watch and the share that it finds."""
     waiting = {peer_id(number) for number in range(1, 1 + num_waiting)}
     now = [0.0]
-    line = LineWatch(limits, TransportCounters(), lambda peer: int(peer in waiting), lambda: now[0])
+    line = UplinkWatch(limits, TransportCounters(), lambda peer: int(peer in waiting), lambda: now[0])
     state = engine(members)
     for _ in range(10):
         now[0] += 1.0
@@ -267,14 +267,14 @@ def test_few_forecasts_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
         made += 1
         return forecast(*args, **more)
 
-    monkeypatch.setattr("p2p_diloco.bandwidth.line.forecast", counted)
+    monkeypatch.setattr("p2p_diloco.bandwidth.uplink.forecast", counted)
     sizes = range(2, 2 * MOST_FORECASTS)
     for members in (*sizes, sizes[-1], *sizes):
         line.notices(engine(members), 0.0)
     assert 2 * len(sizes) - MOST_FORECASTS <= made <= 2 * len(sizes)
 
 
-class DrawnLine(LineWatch):
+class DrawnLine(UplinkWatch):
     """A line with a share and rate set by the test, and no notices."""
 
     drawn_share = FULL_SHARE

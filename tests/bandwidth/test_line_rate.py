@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from p2p_diloco.bandwidth.line import (
+from p2p_diloco.bandwidth.uplink import (
     GROWTH,
     JUDGED_ROUNDS,
     MOST_GROWTH,

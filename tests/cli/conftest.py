@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.app.cli.new import make_run
-from p2p_diloco.app.cli.options import NewRunOptions, Surroundings
-from p2p_diloco.app.training import inner_step
-from p2p_diloco.app.training.inner_step import MeasuredStep
+from p2p_diloco.app.cli.options import CommandContext, NewRunOptions
+from p2p_diloco.app.training import step_benchmark
+from p2p_diloco.app.training.step_benchmark import MeasuredStep
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +24,15 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner steps take 45 ms; `tests/training/test_inner_step.py` measures real ones."""
+    """Inner steps take 45 ms; `tests/training/test_step_benchmark.py` measures real ones."""
     step = MeasuredStep(seconds=0.045, is_estimated=False, is_disturbed=False)
-    monkeypatch.setattr(inner_step, "measure_inner_step", lambda manifest, **_: step)
+    monkeypatch.setattr(step_benchmark, "measure_inner_step", lambda manifest, **_: step)
 
 
 @pytest.fixture
 def run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Return a run and its key, as `new` writes them."""
     path = tmp_path / "run.toml"
-    make_run(path, NewRunOptions(name="night", step_seconds=0.045), Surroundings())
+    make_run(path, NewRunOptions(name="night", step_seconds=0.045), CommandContext())
     capsys.readouterr()
     return path

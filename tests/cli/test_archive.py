@@ -10,7 +10,7 @@ import pytest
 from p2p_diloco.app.cli import peer_process
 from p2p_diloco.app.cli.app import main
 from p2p_diloco.app.cli.join import request_archive
-from p2p_diloco.app.cli.options import StartOptions, Surroundings
+from p2p_diloco.app.cli.options import CommandContext, StartOptions
 from p2p_diloco.session.peer_plan import PeerPlan
 from p2p_diloco.storage.export_folder import ExportPlan
 
@@ -19,7 +19,7 @@ INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
 
 
 def requested(run: str, into: Path | None = None, **settings: Any) -> tuple[PeerPlan, ExportPlan]:
-    return request_archive(run, StartOptions(settings=settings), Surroundings(), into=into, every=7, keep=2)
+    return request_archive(run, StartOptions(settings=settings), CommandContext(), into=into, every=7, keep=2)
 
 
 def test_an_archivist_needs_only_an_invite(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from p2p_diloco.app.cli import peer_process
 from p2p_diloco.app.cli.app import main
 from p2p_diloco.app.cli.join import request_bootstrap
-from p2p_diloco.app.cli.options import PeerOptions, Surroundings
+from p2p_diloco.app.cli.options import CommandContext, PeerOptions
 from p2p_diloco.config.run_file import read_run_toml
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
@@ -20,7 +20,7 @@ INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
 
 
 def requested(run: str, **overrides: object) -> PeerPlan:
-    around = Surroundings(overrides=overrides)
+    around = CommandContext(overrides=overrides)
     return request_bootstrap(run, PeerOptions(settings={"port": "7"}), around)
 
 
@@ -46,7 +46,7 @@ def test_an_invite_makes_a_second_bootstrap_peer(run_file: Path) -> None:
 
 def test_start_applies_only_to_a_new_run() -> None:
     with pytest.raises(ConfigError, match="--start only applies to a new run, and an invite"):
-        request_bootstrap(INVITE, PeerOptions(), Surroundings(), start=Path("a"))
+        request_bootstrap(INVITE, PeerOptions(), CommandContext(), start=Path("a"))
 
 
 def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +58,6 @@ def test_the_command_runs_its_plan(run_file: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_bootstrap_peer_has_its_own_folder_beside_a_trainer_on_the_same_machine(tmp_path: Path) -> None:
     named = {"state_directory": str(tmp_path)}
-    plan = request_bootstrap(INVITE, PeerOptions(settings=named), Surroundings())
+    plan = request_bootstrap(INVITE, PeerOptions(settings=named), CommandContext())
     assert plan.settings.state_directory == tmp_path
     assert requested(INVITE).settings.state_directory == PeerSettings().state_directory / "bootstrap"

@@ -8,13 +8,13 @@ import pytest
 
 from p2p_diloco.app.cli import join
 from p2p_diloco.app.cli.join import request_join, run_join
-from p2p_diloco.app.cli.options import PeerOptions, Surroundings
+from p2p_diloco.app.cli.options import CommandContext, PeerOptions
 from p2p_diloco.app.cli.ranks import Place
 from p2p_diloco.session.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
 INVITE = f"p2pdiloco://{'ab' * 32}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
-AROUND = Surroundings()
+AROUND = CommandContext()
 
 
 def test_a_joiner_needs_only_an_invite() -> None:
@@ -24,7 +24,7 @@ def test_a_joiner_needs_only_an_invite() -> None:
 
 
 def test_a_trainer_may_found_a_run(run_file: Path) -> None:
-    around = Surroundings(overrides={"name": "dawn"})
+    around = CommandContext(overrides={"name": "dawn"})
     plan = request_join(None, PeerOptions(), around, found=run_file)
     assert plan.founding is not None
     assert plan.founding.signed.manifest.name == "dawn"
@@ -59,7 +59,7 @@ def test_the_founder_opens_the_path_of_its_own_file(
     opened = opened.replace("HOME", str(tmp_path)) if opened is not None else None
     run_file.with_name("words.txt").touch()
     run_file.with_name("stdlib").mkdir()
-    around, settings = Surroundings(overrides=values, environment={}), {"data": given}
+    around, settings = CommandContext(overrides=values, environment={}), {"data": given}
     plan = request_join(None, PeerOptions(settings=settings), around, found=run_file)
     assert plan.settings.data == opened
 
@@ -77,7 +77,7 @@ def test_the_command_starts_ranks_unless_it_is_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(join, "run_ranks", lambda arguments, count, *_, **__: ran.append((arguments, count)) or 8)
     options = PeerOptions(settings={"ranks": "2"})
     for environment, code in (({}, 8), ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, 7)):
-        around = Surroundings(environment=environment, arguments=("join", INVITE, "--ranks", "2"))
+        around = CommandContext(environment=environment, arguments=("join", INVITE, "--ranks", "2"))
         ended = run_join(request_join(INVITE, options, around), options, around)
         assert ended == code
     assert ran == [(("join", INVITE, "--ranks", "2"), 2), Place(rank=1, count=2, local_rank=1)]

@@ -11,8 +11,8 @@ import pytest
 
 from p2p_diloco.app.cli.app import main
 from p2p_diloco.app.text.data import open_corpus
-from p2p_diloco.app.training import inner_step
-from p2p_diloco.app.training.inner_step import MeasuredStep, Unmeasured
+from p2p_diloco.app.training import step_benchmark
+from p2p_diloco.app.training.step_benchmark import MeasuredStep, Unmeasured
 from p2p_diloco.config.key_file import read_key_file
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import read_run_toml
@@ -330,7 +330,7 @@ def test_the_step_is_measured_if_it_is_not_given(
         asked.append({"size": manifest.model.size, **machine})
         return MeasuredStep(seconds=2.0, is_estimated=True, is_disturbed=True)
 
-    monkeypatch.setattr(inner_step, "measure_inner_step", measured)
+    monkeypatch.setattr(step_benchmark, "measure_inner_step", measured)
     monkeypatch.setenv("P2P_DILOCO_THREADS", "3")
     assert main(["new", "--model.size", "small", "--device", "cpu"]) == 0
     assert asked == [{"size": "small", "model": None, "device": "cpu", "threads": 3}]
@@ -349,7 +349,7 @@ def test_a_step_that_cannot_be_measured_leaves_the_default_rounds(
     def unmeasured(*_: object, **__: object) -> MeasuredStep:
         raise Unmeasured("the run trains its own model")
 
-    monkeypatch.setattr(inner_step, "measure_inner_step", unmeasured)
+    monkeypatch.setattr(step_benchmark, "measure_inner_step", unmeasured)
     assert main(["new", "--islands", "2"]) == 0
     rounds = read_run_toml(tmp_path / "run.toml").rounds
     assert (rounds.round_seconds, rounds.fragments, rounds.planned_steps) == (5.0, 4, None)
@@ -412,7 +412,7 @@ def test_hours_set_the_planned_cycles_and_a_falling_rate(tmp_path: Path, capsys:
 def test_senseless_conditions_are_refused_before_a_step_is_measured_and_leave_no_files(
     tmp_path: Path, words: list[str], answer: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(inner_step, "measure_inner_step")
+    monkeypatch.delattr(step_benchmark, "measure_inner_step")
     assert main(["new", *words]) == 2
     assert capsys.readouterr().err == f"p2p-diloco: error: {answer}\n"
     assert list(tmp_path.iterdir()) == []
@@ -421,7 +421,7 @@ def test_senseless_conditions_are_refused_before_a_step_is_measured_and_leave_no
 def test_a_key_that_cannot_sign_is_refused_before_a_step_is_measured(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(inner_step, "measure_inner_step")
+    monkeypatch.delattr(step_benchmark, "measure_inner_step")
     (tmp_path / "organiser.key").write_text("no key")
     (tmp_path / "organiser.key").chmod(0o644)
     assert main(["new"]) == 2

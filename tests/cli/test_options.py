@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.app.cli.app import app, main
 from p2p_diloco.app.cli.command_line import split_arguments
-from p2p_diloco.app.cli.options import Surroundings
+from p2p_diloco.app.cli.options import CommandContext
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError
 
@@ -26,20 +26,20 @@ def test_every_setting_has_a_flag_with_its_meaning(command: str, settings: list[
 def test_flags_override_the_environment_which_overrides_files(tmp_path: Path) -> None:
     file = tmp_path / "peer.toml"
     file.write_text('port = 1\nthreads = 2\ndevice = "cpu"\n')
-    around = Surroundings(files=(file,), environment={"P2P_DILOCO_PORT": "3", "P2P_DILOCO_THREADS": "4"})
+    around = CommandContext(files=(file,), environment={"P2P_DILOCO_PORT": "3", "P2P_DILOCO_THREADS": "4"})
     settings = around.settings({"port": "5"})
     assert (settings.port, settings.threads, settings.device) == (5, 4, "cpu")
 
 
 def test_an_override_that_belongs_to_the_run_is_refused_unless_this_peer_founds_it() -> None:
-    around = Surroundings(overrides={"outer.momentum": 0.7})
+    around = CommandContext(overrides={"outer.momentum": 0.7})
     with pytest.raises(ConfigError, match=r"outer\.momentum in the command line belongs to the run"):
         around.settings()
-    assert around.settings(founds=True) == Surroundings().settings()
+    assert around.settings(founds=True) == CommandContext().settings()
 
 
 def test_lists_may_be_given_with_commas_or_one_by_one() -> None:
-    settings = Surroundings().settings({"host_maddrs": ("/ip4/127.0.0.1/tcp/1,/ip4/127.0.0.1/tcp/2",)})
+    settings = CommandContext().settings({"host_maddrs": ("/ip4/127.0.0.1/tcp/1,/ip4/127.0.0.1/tcp/2",)})
     assert settings.host_maddrs == ("/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2")
 
 

@@ -23,7 +23,7 @@ from p2p_diloco.outer.outer_step import MergeRule
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.outer.mean import mark_radial
 from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.log import AbsorbedEntry
+from p2p_diloco.span_log import AbsorbedEntry
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.fused import contribute_span, follow_span
 from p2p_diloco.span.reduce import Codecs, reduce_parts

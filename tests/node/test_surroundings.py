@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from p2p_diloco.node.surroundings import EntryArchive, PeerMemory, SwarmObserver
+from p2p_diloco.node.ports import EntryArchive, PeerMemory, SwarmObserver
 from p2p_diloco.storage.archive import Archive
 from p2p_diloco.storage.run_folder import RunFolder
 from simulator.machine import Machine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.node.node import FRAME_PREFIX_BYTES, Purpose, Traffic, purpose_of
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import (
@@ -18,6 +17,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanVector,
     TextBlock,
 )
+from p2p_diloco.span_log import SpanHead
 
 SPAN = SpanId(0, 0)
 HEAD = SpanHead(digest=ZERO_DIGEST, height=0, round=-1, roster=ZERO_DIGEST, radius=0.0, median_weight=0.0)

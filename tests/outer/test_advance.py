@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from p2p_diloco.codec.vectors import Vector, euclidean_norm
 from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import sha256
-from p2p_diloco.log import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
     InFlight,
@@ -25,6 +24,7 @@ from p2p_diloco.outer.state import (
     replace_span,
     state_digest,
 )
+from p2p_diloco.span_log import AbsorbedEntry, SpanHead
 
 ROSTER = sha256(b"roster 0")
 PLAIN = OuterRule(learning_rate=1.0, momentum=0.0)

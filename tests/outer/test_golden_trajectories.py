@@ -22,7 +22,6 @@ import pytest
 
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.ids import Digest, sha256
-from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
     InFlight,
@@ -33,6 +32,7 @@ from p2p_diloco.outer.state import (
     prepare_contribution,
     record_contribution,
 )
+from p2p_diloco.span_log import AbsorbedEntry
 from simulator.maths import weighted_mean
 
 ROSTER = Digest(bytes(32))

@@ -12,9 +12,9 @@ from blake3 import blake3
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import NonFiniteUpdate, StateError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, sha256
-from p2p_diloco.log import FOUNDING_WEIGHT, GENESIS_ROUND, AbsorbedEntry, founding_radius
 from p2p_diloco.outer.outer_step import OuterRule, apply_outer_step
 from p2p_diloco.outer.state import SpanState, absorb, content_digest, genesis_state, state_digest
+from p2p_diloco.span_log import FOUNDING_WEIGHT, GENESIS_ROUND, AbsorbedEntry, founding_radius
 
 ROSTER = sha256(b"roster 0")
 RULE = OuterRule()

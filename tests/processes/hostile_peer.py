@@ -31,7 +31,6 @@ import uvloop
 from p2p_diloco.config.invite import parse_peer_address
 from p2p_diloco.errors import FrameError, PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, format_peer_id, sha256, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead, Heartbeat
@@ -63,6 +62,7 @@ from p2p_diloco.protocol.wire.messages import (
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.span_log import SpanHead
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.addresses import sort_addresses
 from p2p_diloco.transport.directory import PeerRole, directory_key, directory_keys, shard_of, sign_record

@@ -27,7 +27,6 @@ import uvloop
 
 from p2p_diloco.codec.codec import Int4Codec
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.log import RADIUS_BOUNDS, RADIUS_MOVED, WEIGHT_BOUNDS, WEIGHT_MOVED, SpanHead, within_reach
 from p2p_diloco.node.node import SwarmNode
 from p2p_diloco.protocol.actions import ReduceSpan
 from p2p_diloco.protocol.round.exchange import Exchange
@@ -46,6 +45,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
+from p2p_diloco.span_log import RADIUS_BOUNDS, RADIUS_MOVED, WEIGHT_BOUNDS, WEIGHT_MOVED, SpanHead, within_reach
 from simulator.lies import (
     Change,
     a_day_ahead,

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import GENESIS_ROUND, SpanHead
 from p2p_diloco.protocol.actions import Report, RoundClosed
 from p2p_diloco.protocol.clock import LEAD_TURNS, RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.membership.reach_proofs import provers_for
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots
 from p2p_diloco.protocol.wire.entry import Entry, next_head
 from p2p_diloco.protocol.wire.member import MOST_PROOFS, NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
+from p2p_diloco.span_log import GENESIS_ROUND, SpanHead
 
 RUN = sha256(b"a run")
 ROUND_SECONDS = 8.0
@@ -116,7 +116,7 @@ class Disk:
     incarnation: int = 0
     rosters: list[CertifiedRoster] = field(default_factory=list)
     ballots: Ballots = NO_BALLOTS
-    liveliness: Liveliness | None = None
+    activity: Activity | None = None
     checkpoint: dict[SpanId, tuple[SpanHead, bytes]] = field(default_factory=dict)
     entries: dict[SpanId, dict[Digest, Entry]] = field(default_factory=dict)
 

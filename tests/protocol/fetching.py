@@ -9,7 +9,6 @@ from fake_run import peer_id, run_rules, verify
 from made import SPAN, head_of, ids
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.donors import FIRST_PIECE_BYTES
@@ -19,6 +18,7 @@ from p2p_diloco.protocol.repair.signed_content import IndirectVoters
 from p2p_diloco.protocol.results import ContentCompared, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, SpanReply, SpanRequest
+from p2p_diloco.span_log import SpanHead
 
 A, B, C = ids(3)
 ME = peer_id("me")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fake_run import RUN, found_run, peer_id, run_rules, sign_as, verify
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.local import LocalPeer
@@ -20,6 +19,7 @@ from p2p_diloco.protocol.wire.entry import Entry, pack_included
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead, Heartbeat
 from p2p_diloco.protocol.wire.member import NO_PLACE, PLACE_BYTES, Declaration, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
+from p2p_diloco.span_log import SpanHead
 
 NO_SIGNATURE = bytes(64)
 SPAN = SpanId(0, 0)

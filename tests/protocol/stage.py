@@ -19,26 +19,25 @@ from fake_run import (
 from made import change
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import (
     Action,
     ApplyEntry,
     CompareContent,
     HashSpan,
+    KeepActivity,
     KeepBallots,
-    KeepLiveliness,
     KeepRoster,
     RebuildParent,
     RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
     Report,
+    RequestContribution,
     RoundClosed,
     Send,
     ServeContent,
     ServeEntry,
     ServeSpan,
-    TakeSnapshot,
 )
 from p2p_diloco.protocol.results import (
     ContentCompared,
@@ -66,6 +65,7 @@ from p2p_diloco.protocol.wire.roster import (
     CertifiedRoster,
     Roster,
 )
+from p2p_diloco.span_log import SpanHead
 
 MOST_FRAMES = 512
 
@@ -225,12 +225,12 @@ class Stage:
                 self._send(machine, action.to, action.message, action.deadline)
             case KeepBallots():
                 machine.disk.ballots = action.ballots
-            case KeepLiveliness():
-                machine.disk.liveliness = action.liveliness
+            case KeepActivity():
+                machine.disk.activity = action.activity
             case KeepRoster():
                 if action.is_in_force:
                     self._keep_roster(machine, action.certified)
-            case TakeSnapshot():
+            case RequestContribution():
                 self._later(machine, self.random.uniform(0.0, 0.5), lambda: self._snapshot(machine, action))
             case ReduceSpan():
                 self._later(machine, self.random.uniform(0.0, 0.2), lambda: self._reduce(machine, action))
@@ -309,7 +309,7 @@ class Stage:
 
     # -- the fake island
 
-    def _snapshot(self, machine: Machine, order: TakeSnapshot) -> None:
+    def _snapshot(self, machine: Machine, order: RequestContribution) -> None:
         if not machine.contributes or self._local(machine) > order.deadline:
             return
         spans = tuple(

@@ -67,7 +67,7 @@ class Swarm(Stage):
             rosters=tuple(machine.disk.rosters),
             ballots=machine.disk.ballots,
             heads=heads or None,
-            liveliness=machine.disk.liveliness,
+            activity=machine.disk.activity,
         )
         machine.engine = PeerEngine(me=me, rules=self.rules, verify=verify, recalled=recalled)
         machine.life += 1

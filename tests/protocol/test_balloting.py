@@ -39,9 +39,9 @@ from made import NO_SIGNATURE, certify, child_of, declaration, founding, heartbe
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import KeepBallots, KeepRoster, Report, Send
 from p2p_diloco.protocol.clock import LEAD_TURNS
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.wire.ballot import Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.messages import RosterReply
-from p2p_diloco.protocol.wire.roster import fold_roster
 
 
 def test_a_declaration_known_to_one_voter_is_in_the_certified_roster() -> None:

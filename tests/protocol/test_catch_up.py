@@ -27,7 +27,6 @@ from fetching import (
 from made import SPAN, book_with, entry_on, founding, head_of, ids, roster_1
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, HashSpan, RebuildParent, ReplaceSpan, Report, Send
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.differences import NEARLY_LEVEL
@@ -43,6 +42,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanReply,
     SpanRequest,
 )
+from p2p_diloco.span_log import SpanHead
 
 
 def test_a_piece_that_arrives_after_a_branch_was_given_up_changes_nothing() -> None:

@@ -10,10 +10,11 @@ from made import certify, founding, heartbeat, ids, member, membership_of, roste
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, Send
+from p2p_diloco.protocol.grid import column_mates, fold_roster, row_mates
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.stall import PATIENT_STALLS
 from p2p_diloco.protocol.wire.ballot import Promised, Proposal, Vote
-from p2p_diloco.protocol.wire.roster import Roster, column_mates, fold_roster, lead_order, row_mates
+from p2p_diloco.protocol.wire.roster import Roster, lead_order
 
 GROUP_SIZE = 2
 VOTING, LISTENED_CYCLES = 13, 6

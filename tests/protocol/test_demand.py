@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from made import member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.protocol.round.demand import (
+from p2p_diloco.protocol.grid import Grid, fold_roster
+from p2p_diloco.protocol.round.traffic import (
     USABLE_SHARE,
     Encoded,
     Flow,
@@ -23,7 +24,7 @@ from p2p_diloco.protocol.round.demand import (
     share_carried,
     upload_needed,
 )
-from p2p_diloco.protocol.wire.roster import Grid, fold_roster, grid_order
+from p2p_diloco.protocol.wire.roster import grid_order
 
 INT4 = Encoded(contribution=4.25, row_mean=8.25, entry=4.25)
 

@@ -28,21 +28,20 @@ from made import (
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import (
     Action,
     CompareContent,
     HashSpan,
+    KeepActivity,
     KeepBallots,
-    KeepLiveliness,
     KeepRoster,
     RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
     Report,
+    RequestContribution,
     Send,
     Stage,
-    TakeSnapshot,
 )
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS
@@ -67,6 +66,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanRequest,
 )
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
+from p2p_diloco.span_log import SpanHead
 
 
 def engine_of(name: str = "ann", recalled: SavedState | None = None, incarnation: int = 1) -> PeerEngine:
@@ -608,13 +608,13 @@ def test_a_peer_saves_once_a_cycle_that_its_line_continues_and_restores_it_at_a_
     swarm = founded(3)
     goes_on(swarm)
     machine = swarm.machines["p1"]
-    kept = machine.disk.liveliness
+    kept = machine.disk.activity
     assert kept is not None
     assert kept.first < kept.last
     swarm.kill("p1")
     again = swarm.start("p1").rules_engine.membership
     again.entry_absorbed(2 * (kept.last + 1))
-    assert again.rosters.keep_liveliness() == [KeepLiveliness(liveliness=replace(kept, last=kept.last + 1))]
+    assert again.rosters.keep_activity() == [KeepActivity(activity=replace(kept, last=kept.last + 1))]
 
 
 def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_does_not_vote() -> None:
@@ -627,7 +627,7 @@ def test_a_peer_that_only_listens_starts_no_first_round_contributes_nothing_and_
     voting = next(r for r in range(current + 1, current + 9) if clock.fragment(r) == clock.num_fragments - 1)
     actions = engine.tick(clock.begin(voting))
     assert engine.round == voting, "it goes on with the rounds that others make entries in"
-    assert not any(isinstance(action, TakeSnapshot | KeepBallots) for action in actions)
+    assert not any(isinstance(action, RequestContribution | KeepBallots) for action in actions)
     fresh = engine_of()
     change(fresh, is_time_uncertain=True)
     fresh.tick(clock.begin(voting))

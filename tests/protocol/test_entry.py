@@ -13,6 +13,7 @@ from made import SPAN, entry_on, head_of, ids, member, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import SpanId, sha256
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.wire.entry import (
     Entry,
     check_entry,
@@ -22,7 +23,7 @@ from p2p_diloco.protocol.wire.entry import (
     pack_included,
     places_in,
 )
-from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, fold_roster
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS
 
 ROSTER = roster_of(3)
 GRID = fold_roster(ROSTER, 16)

@@ -14,7 +14,21 @@ from made import SPAN, entry_on, head_of, ids, roster_of
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId
-from p2p_diloco.log import (
+from p2p_diloco.outer.state import genesis_state
+from p2p_diloco.protocol.grid import Grid, fold_roster
+from p2p_diloco.protocol.round.round import (
+    ROW_MEAN_SLACK,
+    UNKNOWN_NORM_RATIO,
+    MeanInputs,
+    OwnerRound,
+    ReducerRound,
+    gather_contributions,
+    row_members,
+)
+from p2p_diloco.protocol.wire.entry import Entry, build_entry, check_entry, next_head, pack_included
+from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
+from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.span_log import (
     FOUNDING_WEIGHT,
     MAX_NORM_RATIO,
     MAX_WEIGHT_RATIO,
@@ -26,19 +40,6 @@ from p2p_diloco.log import (
     as_float32,
     balanced,
 )
-from p2p_diloco.outer.state import genesis_state
-from p2p_diloco.protocol.round.round import (
-    ROW_MEAN_SLACK,
-    UNKNOWN_NORM_RATIO,
-    Collection,
-    Finish,
-    MeanInputs,
-    gather_contributions,
-    row_members,
-)
-from p2p_diloco.protocol.wire.entry import Entry, build_entry, check_entry, next_head, pack_included
-from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer
-from p2p_diloco.protocol.wire.roster import Grid, Roster, fold_roster
 
 CLIP, KAPPA, INVALID = MAX_WEIGHT_RATIO, MAX_NORM_RATIO, REJECT_NORM_RATIO
 RULES = replace(run_rules(), entry_limit=INVALID, contribution_limit=KAPPA, weight_clip=CLIP)
@@ -70,9 +71,9 @@ def check(entry: Entry, head: SpanHead, norm: float = 0.0, roster: Roster = ROST
 def collected(
     told: list[tuple[int, int, float]], head: SpanHead, *, roster: Roster = ROSTER, grid: Grid = GRID, row: int = 0,
     newcomers: frozenset[PeerId] = frozenset(),
-) -> Collection:  # fmt: skip
+) -> ReducerRound:  # fmt: skip
     """Return what a reducer holds from members that report (tokens, steps, norm), in roster order."""
-    found = Collection(
+    found = ReducerRound(
         round=0,
         fragment=0,
         roster=roster,
@@ -125,7 +126,7 @@ def test_an_honest_owner_of_a_grid_is_never_refused_whatever_one_row_sends(
     roster = roster_of(6)
     grid = fold_roster(roster, 2)
     whole = collected(told, head, roster=roster, grid=grid)
-    owner = Finish(collection=whole, owned=(SPAN,))
+    owner = OwnerRound(collection=whole, owned=(SPAN,))
     for row in range(2):
         gathered = gather_contributions(
             collected(told[3 * row :], head, roster=roster, grid=grid, row=row), SPAN, head, RULES
@@ -256,7 +257,7 @@ def test_a_liar_about_tokens_weighs_at_most_four_times_the_founding_weight_at_fi
     assert [part.weight for part in gathered.reduce.parts] == [CLIP * FOUNDING_WEIGHT] * 5
 
 
-def in_a_row(told: list[tuple[int, int, float]], num_members: int) -> Collection:
+def in_a_row(told: list[tuple[int, int, float]], num_members: int) -> ReducerRound:
     """Return what the reducer of the last of two rows holds."""
     roster = roster_of(num_members)
     return collected(told, head_of(radius=1.0), roster=roster, grid=fold_roster(roster, 2), row=1)

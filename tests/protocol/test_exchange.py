@@ -10,7 +10,7 @@ from fake_run import PAYLOAD_BYTES, RUN, peer_id, run_rules, verify
 from made import certify, child_of, entry_on, founding, head_of, ids, membership_of, roster_of
 
 from p2p_diloco.ids import PeerId
-from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, Stage, TakeSnapshot
+from p2p_diloco.protocol.actions import ReduceSpan, Report, RequestContribution, Send, Stage
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.round.exchange import MOST_EARLY_SENDERS, Exchange
 from p2p_diloco.protocol.round.round import contribution_messages
@@ -24,7 +24,7 @@ DIGEST_6 = roster_of(6).digest()
 def test_a_lone_member_reduces_its_own_contribution_at_once() -> None:
     rounds, chains = exchange()
     (order,) = rounds.begin(0, True)
-    assert isinstance(order, TakeSnapshot)
+    assert isinstance(order, RequestContribution)
     reduces = rounds.contribute(contribution(), 1.0)
     orders = [action for action in reduces if isinstance(action, ReduceSpan)]
     assert [reduce.span for reduce in orders] == list(SPANS)
@@ -267,7 +267,7 @@ def test_a_voter_for_the_next_roster_sends_an_empty_opening() -> None:
     child = child_of(roster_of(2), roster_of(2).members)
     ballot = next(number for number in count(1) if membership.rules.clock.agreed_in(number) == 1)
     assert membership.votes.vote(Proposal(ballot=ballot, roster=child, promises=(), origin=()))
-    assert any(isinstance(action, TakeSnapshot) for action in rounds.begin(1, True)), "the round of its vote"
+    assert any(isinstance(action, RequestContribution) for action in rounds.begin(1, True)), "the round of its vote"
     report, *actions = rounds.begin(2, True)
     assert isinstance(report, Report)
     assert report.text.startswith("round 2: no contribution under roster 1")

@@ -10,10 +10,18 @@ from made import SPAN, head_of, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Stage
-from p2p_diloco.protocol.round.round import ROW_MEAN_SLACK, Collection, Finish, MeanInputs, refuse_row_mean, row_members
+from p2p_diloco.protocol.grid import fold_roster
+from p2p_diloco.protocol.round.round import (
+    ROW_MEAN_SLACK,
+    MeanInputs,
+    OwnerRound,
+    ReducerRound,
+    refuse_row_mean,
+    row_members,
+)
 from p2p_diloco.protocol.wire.entry import pack_included
 from p2p_diloco.protocol.wire.messages import RowMean
-from p2p_diloco.protocol.wire.roster import Roster, fold_roster
+from p2p_diloco.protocol.wire.roster import Roster
 
 ROSTER = roster_of(6)
 GRID = fold_roster(ROSTER, 2)
@@ -22,8 +30,8 @@ RULES = run_rules()
 ROWS = range(len(GRID.rows))
 
 
-def finish(roster: Roster = ROSTER) -> Finish:
-    collection = Collection(
+def finish(roster: Roster = ROSTER) -> OwnerRound:
+    collection = ReducerRound(
         round=0,
         fragment=0,
         roster=roster,
@@ -34,7 +42,7 @@ def finish(roster: Roster = ROSTER) -> Finish:
         reduced=(SPAN,),
         newcomers=frozenset(),
     )
-    return Finish(collection=collection, owned=(SPAN,))
+    return OwnerRound(collection=collection, owned=(SPAN,))
 
 
 def row_mean(row: int, /, parent: Digest = HEAD.digest, **changes: object) -> RowMean:

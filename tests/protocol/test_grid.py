@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from made import founding, ids, member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.grid import Grid, deal_turns, fold_roster
 from p2p_diloco.protocol.wire.member import FULL_SHARE, Member
-from p2p_diloco.protocol.wire.roster import Grid, Roster, deal_turns, fold_roster, grid_order, keep_places
+from p2p_diloco.protocol.wire.roster import Roster, grid_order, keep_places
 
 ROW = 16
 

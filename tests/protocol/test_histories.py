@@ -14,9 +14,9 @@ from made import founding as founding_of
 from swarm_driver import Swarm
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.protocol.actions import KeepLiveliness, KeepRoster, Report
+from p2p_diloco.protocol.actions import KeepActivity, KeepRoster, Report
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
-from p2p_diloco.protocol.membership.histories import LONGEST_GAP_CYCLES, Liveliness, is_left_behind, is_sound, strength
+from p2p_diloco.protocol.membership.histories import LONGEST_GAP_CYCLES, Activity, is_left_behind, is_sound, strength
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.wire.member import Member
@@ -210,13 +210,13 @@ def test_a_restarted_member_still_knows_that_its_line_continued(last: int, is_ke
     before, _ = hears_of_a_forged_line(1)
     for cycle in range(last + 1):
         before.entry_absorbed(2 * cycle)
-    kept = before.rosters.keep_liveliness()
-    assert [type(action) for action in kept] == [KeepLiveliness]
-    assert before.rosters.keep_liveliness() == []
+    kept = before.rosters.keep_activity()
+    assert [type(action) for action in kept] == [KeepActivity]
+    assert before.rosters.keep_activity() == []
 
     here, forged = hears_of_a_forged_line(1)
-    assert isinstance(kept[0], KeepLiveliness)
-    here.rosters.history.recall(kept[0].liveliness)
+    assert isinstance(kept[0], KeepActivity)
+    here.rosters.history.recall(kept[0].activity)
     assert here.rosters.history.is_better(forged[-1], DAY) is not is_kept
 
 
@@ -226,13 +226,13 @@ def test_a_forged_line_that_a_member_refused_is_not_in_force_after_its_restart()
     here, disk = membership_of(A, *ours), list(ours)
     for cycle in range(DAY):
         here.entry_absorbed(2 * cycle)
-    (kept,) = here.rosters.keep_liveliness()
-    assert isinstance(kept, KeepLiveliness)
+    (kept,) = here.rosters.keep_activity()
+    assert isinstance(kept, KeepActivity)
     for certified in forged:
         actions = here.rosters.take((certified,), DAY * CYCLE_SECONDS)
         disk += [action.certified for action in actions if isinstance(action, KeepRoster) and action.is_in_force]
     assert here.book.in_force == ours[-1].roster
-    saved = SavedState(rosters=tuple(disk), liveliness=kept.liveliness)
+    saved = SavedState(rosters=tuple(disk), activity=kept.activity)
     started = PeerEngine(me=self_of(A), rules=run_rules(), verify=verify, recalled=saved)
     assert started.book.in_force == ours[-1].roster
 
@@ -351,7 +351,7 @@ def test_in_a_stall_peers_without_the_state_take_what_the_others_signed() -> Non
 
 def test_observations_of_a_line_given_up_since_do_not_count() -> None:
     here, forged = hears_of_a_forged_line(1)
-    here.rosters.history.recall(Liveliness(roster=forged[3].roster.digest(), first=0, last=DAY))
+    here.rosters.history.recall(Activity(roster=forged[3].roster.digest(), first=0, last=DAY))
     assert here.rosters.history.is_better(forged[-1], DAY) is True
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import SPAN, head_of, ids, member, roster_of
 
-from p2p_diloco.log import RADIUS_BOUNDS, RADIUS_MOVED, within_reach
 from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry, included_places, join_inclusions, only_present
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
+from p2p_diloco.span_log import RADIUS_BOUNDS, RADIUS_MOVED, within_reach
 
 ROSTER = roster_of(3)
 HEAD = head_of()

@@ -9,7 +9,7 @@ from fake_run import ROUND_SECONDS, RUN, peer_id, run_rules
 from made import certify, change, child_of, founding, head_of, ids, member, membership_of, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.protocol.actions import ReduceSpan, Report, Send, TakeSnapshot
+from p2p_diloco.protocol.actions import ReduceSpan, Report, RequestContribution, Send
 from p2p_diloco.protocol.round.exchange import Exchange
 from p2p_diloco.protocol.round.round import contribution_messages
 from p2p_diloco.protocol.wire.entry import Entry, included_places, places_in
@@ -142,7 +142,7 @@ def test_a_reducer_that_gets_nothing_under_a_cap_is_informed_and_does_not_wait()
     rounds, _ = exchange(num_members=3)
     change(rounds.membership, upload_bytes_per_second=1.0)
     (order,) = rounds.begin(0, True)
-    assert isinstance(order, TakeSnapshot)
+    assert isinstance(order, RequestContribution)
     assert order.spans == frozenset(owned(rounds)), "what this peer reduces itself costs it nothing"
     sends = rounds.contribute(contribution(spans=owned(rounds)), 1.0)
     openings = sent_openings(sends)
@@ -178,14 +178,14 @@ def test_a_span_that_is_being_fetched_is_not_named_and_the_others_continue() -> 
     rounds.begin(0, True)
     fetched, *others = (span for span in SPANS if span not in owned(rounds))
     (order,) = rounds.begin(0, True, frozenset({fetched, SpanId(1, 0)}))
-    assert isinstance(order, TakeSnapshot)
+    assert isinstance(order, RequestContribution)
     assert order.spans == frozenset(SPANS) - {fetched}
     openings = sent_openings(rounds.contribute(contribution(spans=(*owned(rounds), *others)), 1.0))
     assert openings.keys() == set(ids(3)) - {ANN}, "who gets nothing of what it expects is told, and waits for nothing"
     assert {offer.index for opening in openings.values() for offer in opening.spans} == {span.index for span in others}
 
     (order,) = rounds.begin(2, True, frozenset({SpanId(1, 0)}))
-    assert isinstance(order, TakeSnapshot)
+    assert isinstance(order, RequestContribution)
     assert order.spans is None, "of this fragment nothing is left out"
 
 
@@ -256,7 +256,7 @@ def test_a_bootstrap_sends_an_empty_opening_at_the_start_of_the_round() -> None:
     """It is present for all that it holds, and needs no worker for that."""
     rounds, digest = with_bootstrap(BOOT, member(ANN), member(BOB))
     actions = rounds.begin(0, True)
-    assert not [action for action in actions if isinstance(action, TakeSnapshot)]
+    assert not [action for action in actions if isinstance(action, RequestContribution)]
     openings = sent_openings(actions)
     assert openings.keys() == {ANN, BOB}
     assert rounds.collection is not None

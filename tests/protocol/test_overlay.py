@@ -8,7 +8,7 @@ import pytest
 from fake_run import peer_id
 from made import member, roster_of
 
-from p2p_diloco.protocol.wire.roster import Grid, column_mates, fold_roster, row_mates
+from p2p_diloco.protocol.grid import Grid, column_mates, fold_roster, row_mates
 
 
 def grid_of(num_members: int, num_reducers: int) -> Grid:

@@ -10,8 +10,9 @@ from fake_run import peer_id, run_rules
 from made import ids, member, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.membership.presence import IDLE_CYCLES, LOST_CYCLES, OwnerLog
-from p2p_diloco.protocol.wire.roster import Roster, fold_roster
+from p2p_diloco.protocol.wire.roster import Roster
 
 CLOCK = run_rules().clock
 CYCLE = CLOCK.num_fragments

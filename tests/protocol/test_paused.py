@@ -6,7 +6,7 @@ from exchanges import ANN, BOB, contribution, exchange, feed, owned, sent_openin
 from fake_run import run_rules, verify
 from made import change, founding, heartbeat, membership_of, roster_1
 
-from p2p_diloco.protocol.actions import Report, TakeSnapshot
+from p2p_diloco.protocol.actions import Report, RequestContribution
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.chain import ChainBook
@@ -17,7 +17,7 @@ def test_a_paused_peer_names_its_tips_at_once_and_sends_no_vector() -> None:
     rounds, _ = exchange(2)
     change(rounds.membership, is_paused=True)
     actions = rounds.begin(0, True)
-    assert not [action for action in actions if isinstance(action, TakeSnapshot)]
+    assert not [action for action in actions if isinstance(action, RequestContribution)]
     (opening,) = sent_openings(actions).values()
     assert opening.spans, "an entry needs a majority that is there"
     assert not any(offer.sends for offer in opening.spans)

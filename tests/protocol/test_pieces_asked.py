@@ -8,10 +8,10 @@ from fetching import NEW, A, B, C, catch_up
 from made import SPAN
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, Report, Send
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.wire.messages import SpanReply, SpanRequest
+from p2p_diloco.span_log import SpanHead
 
 STATE_BYTES = 1 << 24
 

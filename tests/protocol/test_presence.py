@@ -14,11 +14,12 @@ from made import certify, change, child_of, founding, heartbeat, ids, member, me
 
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, Report
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.membership.presence import COUNTS_AFTER_CYCLES, CYCLES_SEEN
 from p2p_diloco.protocol.wire.ballot import View
 from p2p_diloco.protocol.wire.entry import places_in
 from p2p_diloco.protocol.wire.member import NO_PLACE
-from p2p_diloco.protocol.wire.roster import Roster, fold_roster
+from p2p_diloco.protocol.wire.roster import Roster
 
 
 def named(bitmap: bytes, roster: Roster = ROSTER) -> set[PeerId]:

@@ -7,10 +7,11 @@ from fake_run import peer_id
 from made import child_of, founding, head_of, member
 
 from p2p_diloco.ids import PeerId, SpanId, sha256
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.repair.quorum import Contacts, Quorum, tip_quorum
 from p2p_diloco.protocol.repair.reports import ContentReports
 from p2p_diloco.protocol.wire.messages import ContentReply
-from p2p_diloco.protocol.wire.roster import Roster, fold_roster, grid_order
+from p2p_diloco.protocol.wire.roster import Roster, grid_order
 
 BOOT, JOINER = peer_id("boot"), peer_id("joiner")
 

@@ -6,11 +6,11 @@ from fetching import NEW, A, B, catch_up, content_of, hashed, mended, piece, quo
 from made import SPAN, head_of
 
 from p2p_diloco.ids import PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.reports import TipReports
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply
+from p2p_diloco.span_log import SpanHead
 
 OTHER = SpanId(0, 1)
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from made import NAMES, SPAN, founding, head_of, ids, member, roster_of
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Stage
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.round.round import (
-    Collection,
     EncodedSpan,
     FragmentContribution,
     MeanInputs,
+    ReducerRound,
     contribution_messages,
     gather_contributions,
     newcomers_of,
@@ -29,7 +29,8 @@ from p2p_diloco.protocol.round.round import (
 from p2p_diloco.protocol.wire.entry import build_entry
 from p2p_diloco.protocol.wire.frames import MOST_COUNTED
 from p2p_diloco.protocol.wire.messages import Opening
-from p2p_diloco.protocol.wire.roster import Roster, fold_roster
+from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.span_log import SpanHead
 
 ROSTER = roster_of(3)
 A, B, C = ids(3)
@@ -53,9 +54,9 @@ def held_back(parent: Digest = HEAD.digest) -> Opening:
     return contribution_messages(found, (), ROSTER.digest(), 1, {SPAN: parent})[0]
 
 
-def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = (), roster: Roster = ROSTER) -> Collection:
+def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = (), roster: Roster = ROSTER) -> ReducerRound:
     grid = fold_roster(roster, 3)
-    found = Collection(
+    found = ReducerRound(
         round=0,
         fragment=0,
         roster=roster,
@@ -72,7 +73,7 @@ def collection(*senders: PeerId, newcomers: tuple[PeerId, ...] = (), roster: Ros
     return found
 
 
-def gathered(found: Collection, head: SpanHead | None = HEAD) -> MeanInputs:
+def gathered(found: ReducerRound, head: SpanHead | None = HEAD) -> MeanInputs:
     result = gather_contributions(found, SPAN, head, RULES)
     assert isinstance(result, MeanInputs), result
     return result

@@ -24,6 +24,7 @@ from made import (
 
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.protocol.actions import Action, CompareContent, ReplaceSpan, Report, Send, ServeContent
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.heartbeats import HeartbeatBuilder
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.quorum import Contacts, Quorum, content_quorum
@@ -33,7 +34,7 @@ from p2p_diloco.protocol.repair.signed_content import Relay
 from p2p_diloco.protocol.results import ContentCompared
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply, Message, SignedContent, SignedContentRequest
-from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, fold_roster
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster
 
 ANN, BOB, CAT, DAN, EVE, FAY = ids(6)
 JOINER = peer_id("joiner")

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from made import ids, roster_of
 
 from p2p_diloco.ids import PeerId, SpanId
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.membership.local import Conditions
-from p2p_diloco.protocol.round.demand import USABLE_SHARE
-from p2p_diloco.protocol.round.exchange import ENTRY_HEADER_BYTES, UploadBudget
-from p2p_diloco.protocol.round.round import Collection, row_members
+from p2p_diloco.protocol.round.round import ReducerRound, row_members
+from p2p_diloco.protocol.round.traffic import ENTRY_HEADER_BYTES, USABLE_SHARE, UploadBudget
 from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.roster import fold_roster
 
 SPANS = 24
 PAYLOAD, ENTRY, ROW_MEAN = 1000, 1100, 2000
@@ -33,11 +32,11 @@ def rules_of(num_spans: int = SPANS) -> RunRules:
     )
 
 
-def collection_of(peer: PeerId, num_members: int, group_size: int, round_index: int = 0, k: int = 1) -> Collection:
+def collection_of(peer: PeerId, num_members: int, group_size: int, round_index: int = 0, k: int = 1) -> ReducerRound:
     roster = roster_of(num_members, k=k)
     grid = fold_roster(roster, group_size)
     row = grid.row_for(peer)
-    return Collection(
+    return ReducerRound(
         round=round_index,
         fragment=0,
         roster=roster,
@@ -50,11 +49,11 @@ def collection_of(peer: PeerId, num_members: int, group_size: int, round_index: 
     )
 
 
-def cost(collection: Collection, peer: PeerId, chosen: frozenset[SpanId]) -> int:
+def cost(collection: ReducerRound, peer: PeerId, chosen: frozenset[SpanId]) -> int:
     return PAYLOAD * sum(collection.grid.reducer(span, collection.row) != peer for span in chosen)
 
 
-def handed_out(collection: Collection, peer: PeerId) -> int:
+def handed_out(collection: ReducerRound, peer: PeerId) -> int:
     """Count message by message what `peer` sends for what it reduces."""
     grid, total = collection.grid, 0
     for span in collection.reduced:

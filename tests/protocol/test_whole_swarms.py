@@ -10,8 +10,8 @@ from founded_swarms import founded, goes_on, is_dialable, recovers
 from made import change
 from swarm_driver import Swarm
 
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.wire.entry import included_places
-from p2p_diloco.protocol.wire.roster import fold_roster
 
 pytestmark = pytest.mark.story
 

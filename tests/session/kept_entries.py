@@ -9,9 +9,9 @@ from small_run import ROSTER
 
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState, absorb
 from p2p_diloco.protocol.wire.entry import Entry
+from p2p_diloco.span_log import SpanHead
 
 
 def entry_after(plan: RunPlan, span: SpanId, head: SpanHead, *, seed: int = 0) -> Entry:

@@ -15,7 +15,7 @@ from p2p_diloco.app.models.model import build_model
 from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.data import BatchStream, Corpus, open_corpus
 from p2p_diloco.app.training.inner_loop import InnerLoop
-from p2p_diloco.app.training.training_thread import InnerSteps, Steps
+from p2p_diloco.app.training.training_thread import StepRunner, Steps
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_file import draft_manifest
@@ -23,14 +23,14 @@ from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.island.parameters import LocalParameters, lay_end_to_end
-from p2p_diloco.log import AbsorbedEntry
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.session.founding import start_from
 from p2p_diloco.session.held_state import HeldState, StateHost
 from p2p_diloco.session.trained_state import TrainedState
 from p2p_diloco.signing import SigningKey
+from p2p_diloco.span_log import AbsorbedEntry
 from p2p_diloco.storage.trace import Trace
 
 ORGANISER = SigningKey(b"o" * 32)
@@ -120,7 +120,7 @@ class HandDrivenIsland:
             trace=trace,
             call_before_update=self.loop.call_before_update if contributes_between else None,
         )
-        self._steps = InnerSteps(Steps(self.loop), self.state)
+        self._steps = StepRunner(Steps(self.loop), self.state)
         OPEN.append(self.state)
 
     def hold(self, states: Mapping[SpanId, SpanState]) -> None:
@@ -142,7 +142,7 @@ class HandDrivenIsland:
     def contribute(self, round_index: int, fragment: int = 0, deadline: float = float("inf")) -> Any:
         """Return the answer to a snapshot."""
         answers: list[FragmentContribution | None] = []
-        self.state.take_snapshot(round_index, fragment, deadline, answers.append)
+        self.state.request_contribution(round_index, fragment, deadline, answers.append)
         self.settle()
         assert len(answers) == 1, "a snapshot is answered exactly once"
         return answers[0]

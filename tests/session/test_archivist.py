@@ -17,7 +17,7 @@ from session_stage import SessionStage, Watcher
 from small_run import CLOCK_START, ORGANISER, ROSTER, peer_key, small_manifest, small_plan, write_text
 from torch import nn
 
-from p2p_diloco.app.models.archivist import Agreement, Archivist
+from p2p_diloco.app.models.archivist import Archivist, CompletedCycles
 from p2p_diloco.app.models.exported_model import files_of, provenance_of
 from p2p_diloco.app.text.token_shards import INDEX_FILE, Shard, ShardIndex, Source
 from p2p_diloco.app.text.tokenizer_files import TokenizerFiles
@@ -176,7 +176,7 @@ A, B, C = (PeerId(bytes([number]) * 32) for number in range(3))
 
 
 def test_a_cycle_is_over_when_most_members_hold_the_same_at_the_end_of_each_fragments_round() -> None:
-    agreement = Agreement(2)
+    agreement = CompletedCycles(2)
     assert agreement.num_cycles == 0
     agreement.note(heads((0, b"a"), (-1, b"start")), {A: heads((0, b"a"), (-1, b"start"))}, 1)
     assert agreement.num_cycles == 0, "the second fragment had no round yet"
@@ -195,21 +195,21 @@ def test_a_cycle_is_over_when_most_members_hold_the_same_at_the_end_of_each_frag
 
 
 def test_a_state_that_this_peer_has_replaced_counts_from_the_beginning() -> None:
-    agreement = Agreement(1)
+    agreement = CompletedCycles(1)
     agreement.note(heads((0, b"a")), {A: heads((0, b"a")), B: (), C: ()}, 3)
     agreement.note(heads((0, b"other")), {A: (), B: heads((0, b"other")), C: ()}, 3)
     assert agreement.num_cycles == 0, "each state has one of three"
 
 
 def test_members_that_are_not_heard_count_too() -> None:
-    agreement = Agreement(1)
+    agreement = CompletedCycles(1)
     for members, cycles in ((3, 0), (2, 0), (1, 1)):
         agreement.note(heads((0, b"a")), {A: heads((0, b"a"))}, members)
         assert agreement.num_cycles == cycles
 
 
 def test_what_this_peer_held_long_ago_is_forgotten() -> None:
-    agreement = Agreement(1)
+    agreement = CompletedCycles(1)
     for index in range(20):
         agreement.note(heads((index, b"%d" % index)), {}, 1)
     agreement.note(heads((20, b"20")), {A: heads((3, b"3"))}, 1)

@@ -22,7 +22,6 @@ from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.errors import ConfigError, PeerError
 from p2p_diloco.ids import SpanId, sha256
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.log import GENESIS_ROUND
 from p2p_diloco.protocol.membership.roster_book import RosterBook
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
@@ -31,6 +30,7 @@ from p2p_diloco.session.founding import found_roster, genesis_digest, genesis_st
 from p2p_diloco.session.learnt_model import learnt_model
 from p2p_diloco.session.own_model import describe_model
 from p2p_diloco.signing import SigningKey, is_signed_by
+from p2p_diloco.span_log import GENESIS_ROUND
 
 FOUNDER = Member(peer=peer_key("founder").peer, incarnation=1, counts=True)
 

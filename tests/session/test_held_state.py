@@ -135,7 +135,7 @@ def test_another_error_ends_the_peer() -> None:
 def test_it_neither_trains_nor_contributes() -> None:
     state, _ = held()
     answers: list[object] = []
-    state.take_snapshot(0, 0, float("inf"), answers.append)
+    state.request_contribution(0, 0, float("inf"), answers.append)
     assert answers == [None]
     assert (state.progress().steps, state.progress().tokens) == (0, 0)
     state.close()

@@ -358,7 +358,7 @@ def test_snapshots_that_nobody_takes_are_answered_once_they_are_late(corpus: Cor
     island = island_at_start(corpus)
     answers: list[Any] = []
     for round_index in range(5):
-        island.state.take_snapshot(round_index, 0, island.now + 1.0, answers.append)
+        island.state.request_contribution(round_index, 0, island.now + 1.0, answers.append)
         island.now += 2.0
     assert answers == [None] * 4
 
@@ -376,7 +376,7 @@ def island_that_contributes_between(corpus: Corpus, *, steps: int) -> HandDriven
 def ask(island: HandDrivenIsland) -> list[Any]:
     """Ask for a contribution, and wait for the follower thread but for no border."""
     answers: list[Any] = []
-    island.state.take_snapshot(2, 0, float("inf"), answers.append)
+    island.state.request_contribution(2, 0, float("inf"), answers.append)
     island.state.wait_until_idle()
     return answers
 
@@ -512,6 +512,6 @@ def test_damaged_spans_are_left_out_of_a_choice_of_spans(corpus: Corpus) -> None
     island = with_spoilt_span(corpus)
     island.state.apply(half_of(SPAN))
     answers: list[Any] = []
-    island.state.take_snapshot(0, 0, float("inf"), answers.append, frozenset(PLAN.spans_of(0)[:2]))
+    island.state.request_contribution(0, 0, float("inf"), answers.append, frozenset(PLAN.spans_of(0)[:2]))
     island.settle()
     assert [part.span for part in answers[0].spans] == [PLAN.spans_of(0)[1]]

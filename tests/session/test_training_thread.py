@@ -16,7 +16,7 @@ from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan,
 
 from p2p_diloco.app.text.data import Corpus
 from p2p_diloco.app.training.inner_loop import InnerLoop
-from p2p_diloco.app.training.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
+from p2p_diloco.app.training.training_thread import MANY_NOT_APPLIED, StepRunner, Steps, TrainingThread
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.session.trained_state import MOST_UNDONE
@@ -55,7 +55,7 @@ class Training:
         self.pace = Pace()
         self.thread = TrainingThread(
             state=self.state,
-            step=step if step is not None else InnerSteps(Steps(self.island.loop), self.state).step,
+            step=step if step is not None else StepRunner(Steps(self.island.loop), self.state).step,
             pace=self.pace,
         )
         self.thread.start()
@@ -82,7 +82,7 @@ def test_it_trains_answers_snapshots_and_ends_on_request(training: Training) -> 
     contribution, round_index, give_up = None, 0, time.monotonic() + PATIENCE_SECONDS
     while contribution is None:
         assert time.monotonic() < give_up, "it made no step"
-        training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
+        training.state.request_contribution(round_index, 0, float("inf"), answers.put)
         training.desk.do_one()
         contribution = answers.get_nowait()
         round_index += 2
@@ -132,13 +132,13 @@ def test_paused_it_makes_no_step_and_still_answers(training: Training) -> None:
     answers = queue.Queue[Any]()
     training.hold_start()
     training.pace.set_paused(True)
-    training.state.take_snapshot(0, 0, float("inf"), answers.put)
+    training.state.request_contribution(0, 0, float("inf"), answers.put)
     training.desk.do_one()
     assert answers.get_nowait() is None, "no step was made since the start"
     assert training.state.progress().steps == 0
     training.pace.set_paused(False)
     for round_index in range(2, 10_000, 2):
-        training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
+        training.state.request_contribution(round_index, 0, float("inf"), answers.put)
         training.desk.do_one()
         if answers.get_nowait() is not None:
             break
@@ -159,7 +159,7 @@ def test_between_two_steps_of_a_small_duty_it_still_answers_and_ends_at_once(cor
     training.hold_start()
     assert stepped.wait(PATIENCE_SECONDS)
     for round_index in (0, 2):
-        training.state.take_snapshot(round_index, 0, float("inf"), answers.put)
+        training.state.request_contribution(round_index, 0, float("inf"), answers.put)
         training.desk.do_one()
     assert answers.get_nowait().steps == 1
     assert training.state.progress().steps == 1

@@ -14,7 +14,6 @@ import pytest
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.heartbeat import SHORT_DIGEST_BYTES, FragmentHead
 from p2p_diloco.protocol.wire.messages import (
@@ -28,6 +27,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanReply,
     SpanRequest,
 )
+from p2p_diloco.span_log import SpanHead
 from simulator.coverage import share_of_spans
 from simulator.hostility import Caller
 from simulator.machine import Machine

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
-from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState, genesis_state
+from p2p_diloco.span_log import AbsorbedEntry
 from simulator.maths import SharedMaths, mean_of_span
 from simulator.run import SPAN_ELEMENTS, codecs_of
 

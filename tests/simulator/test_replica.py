@@ -7,7 +7,7 @@ import random
 from types import SimpleNamespace
 
 from p2p_diloco.ids import SpanId
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from simulator.island import SimulatedIsland
 from simulator.maths import SharedMaths
 from simulator.process import SimulationLoop

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import PeerId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.span import serve
 from p2p_diloco.span.serve import Contents, Pairs, content_digests
+from p2p_diloco.span_log import SpanHead
 
 ANN, BEN = PeerId(b"a" * 32), PeerId(b"b" * 32)
 

@@ -16,12 +16,12 @@ from p2p_diloco.codec.codec import parts_of as blocks_of
 from p2p_diloco.codec.vectors import Vector, compiled_loops, num_blocks, numpy_alone
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, P2PDilocoError, RoundError, StateError
 from p2p_diloco.ids import PeerId, SpanId, sha256
-from p2p_diloco.log import AbsorbedEntry, SpanHead
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import InFlight, IslandSpan, PendingContribution, SpanState, content_digest
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.fused import contribute_span, follow_span
 from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
+from p2p_diloco.span_log import AbsorbedEntry, SpanHead
 from simulator.maths import radial_mean
 
 ROSTER = sha256(b"a roster")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import ServeSpan
 from p2p_diloco.protocol.wire.messages import MOST_PIECE_BYTES, SpanReply, encode_message
 from p2p_diloco.span import serve
 from p2p_diloco.span.serve import Pieces
+from p2p_diloco.span_log import SpanHead
 from p2p_diloco.transport.byte_stream import FIRST_BYTES
 from simulator.simulation import play
 

@@ -11,7 +11,6 @@ import pytest
 from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.vectors import Vector, compiled_loops
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import PreparedContribution, SpanState
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.wire.messages import SpanReply
@@ -19,6 +18,7 @@ from p2p_diloco.span.fused import MOST_SHRINKS, encode_contribution
 from p2p_diloco.span.known_answer import warm_up
 from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
 from p2p_diloco.span.serve import content_digests, cut_piece, is_sound_piece, state_bytes, state_from_bytes
+from p2p_diloco.span_log import SpanHead
 
 ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")

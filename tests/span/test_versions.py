@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.span import serve
 from p2p_diloco.span.serve import MOST_VERSIONS_OF_A_PEER, Versions
+from p2p_diloco.span_log import SpanHead
 
 ASKER, OTHER = PeerId(b"a" * 32), PeerId(b"o" * 32)
 SPAN = SpanId(0, 0)

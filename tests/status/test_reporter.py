@@ -11,7 +11,7 @@ import pytest
 from session_stage import Watcher
 from small_run import peer_key, small_manifest, small_plan, start_states
 
-from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.node.node import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
@@ -182,7 +182,7 @@ def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:
     count, watcher = reporter()
     peer, node = engine(), cast(Any, SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence="")))
     assert (status_of(count, peer).max_upload, status_of(count, peer).upload_rate) == (None, None)
-    count.follow(peer, line=LineWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters()))
+    count.follow(peer, line=UplinkWatch(TransportLimits(upload_bytes_per_second=2.5e6), TransportCounters()))
     peer.set_conditions(replace(peer.conditions, share=2))
     count.publish(peer, node, small_manifest(), 1000, NOW)
     assert (watcher.last.max_upload, watcher.last.max_download) == (20e6, None)

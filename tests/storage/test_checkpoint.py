@@ -19,8 +19,8 @@ from small_run import small_plan, start_states
 
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import SpanId, sha256
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState, state_digest
+from p2p_diloco.span_log import SpanHead
 from p2p_diloco.storage import checkpoint
 from p2p_diloco.storage.checkpoint import CheckpointFolder, UnreadableCheckpoint, load_checkpoint, save_checkpoint
 

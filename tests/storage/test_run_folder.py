@@ -18,19 +18,19 @@ from small_run import ORGANISER, peer_key, small_plan
 from p2p_diloco.errors import StateError
 from p2p_diloco.ids import ZERO_DIGEST, format_peer_id, sha256
 from p2p_diloco.protocol.engine import SavedState
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Bond, Proposal
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
 from p2p_diloco.session.founding import found_roster
 from p2p_diloco.storage.run_folder import (
+    ACTIVITY_FILE,
     ADDRESSES_FILE,
     BALLOTS_FILE,
     CLOCK_FILE,
     CUT_ROSTERS_FILE,
     INCARNATION_FILE,
     LATEST_INCARNATION,
-    LIVELINESS_FILE,
     MOST_ADDRESSES_KEPT,
     ROSTERS_FILE,
     RunFolder,
@@ -129,27 +129,27 @@ def test_a_start_that_cannot_be_counted_is_an_error(tmp_path: Path, monkeypatch:
 
 
 def test_liveliness_survives_a_restart(tmp_path: Path) -> None:
-    seen = Liveliness(roster=sha256(b"roster"), first=3, last=70)
-    folder_in(tmp_path).keep_liveliness(seen)
-    assert folder_in(tmp_path).recall().liveliness == seen
+    seen = Activity(roster=sha256(b"roster"), first=3, last=70)
+    folder_in(tmp_path).keep_activity(seen)
+    assert folder_in(tmp_path).recall().activity == seen
 
 
 def test_liveliness_that_cannot_be_written_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, seen = folder_in(tmp_path), Liveliness(roster=sha256(b"roster"), first=3, last=70)
-    folder.keep_liveliness(seen)
+    folder, seen = folder_in(tmp_path), Activity(roster=sha256(b"roster"), first=3, last=70)
+    folder.keep_activity(seen)
     with monkeypatch.context() as patch:
         fill_the_disk(patch)
         with pytest.raises(StateError, match="No space left"):
             folder.keep_ballots(NO_BALLOTS)
-        folder.keep_liveliness(replace(seen, last=71))
-    assert folder_in(tmp_path).recall().liveliness == seen
+        folder.keep_activity(replace(seen, last=71))
+    assert folder_in(tmp_path).recall().activity == seen
 
 
 @pytest.mark.parametrize("content", [None, b"", b"torn"])
 def test_a_peer_starts_without_saved_liveliness(tmp_path: Path, content: bytes | None) -> None:
     folder = folder_in(tmp_path)
     if content is not None:
-        (folder.path / LIVELINESS_FILE).write_bytes(content)
+        (folder.path / ACTIVITY_FILE).write_bytes(content)
     assert folder.recall() == SavedState()
 
 

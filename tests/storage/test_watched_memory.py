@@ -23,7 +23,7 @@ class FakeMemory:
             raise StateError("cannot write: No space left on device")
         self.kept.append(what)
 
-    keep_ballots = keep_roster = keep_liveliness = keep
+    keep_ballots = keep_roster = keep_activity = keep
 
 
 KEEP: dict[str, Callable[[WatchedMemory, Any], None]] = {
@@ -41,7 +41,7 @@ def test_writes_are_passed_on(what: str) -> None:
 
 def test_the_liveliness_record_is_written_by_the_writing_thread() -> None:
     memory, deaths, writes = FakeMemory(), [], []
-    WatchedMemory(memory, deaths.append, soon=writes.append).keep_liveliness("record")
+    WatchedMemory(memory, deaths.append, soon=writes.append).keep_activity("record")
     assert not memory.kept
     for write in writes:
         write()

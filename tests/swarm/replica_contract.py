@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2p_diloco.ids import ZERO_DIGEST, SpanId, sha256
-from p2p_diloco.log import AbsorbedEntry
-from p2p_diloco.node.surroundings import Replica, SpanUpdate
+from p2p_diloco.node.ports import Replica, SpanUpdate
 from p2p_diloco.outer.state import SpanState, genesis_state
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.span.reduce import Codecs
+from p2p_diloco.span_log import AbsorbedEntry
 
 ROSTER = sha256(b"roster")
 ALWAYS = math.inf
@@ -58,7 +58,7 @@ class ReplicaInTest:
 
     def snapshot(self, round_index: int, fragment: int, deadline: float) -> list[FragmentContribution | None]:
         answers: list[FragmentContribution | None] = []
-        self.replica.take_snapshot(round_index, fragment, deadline, answers.append)
+        self.replica.request_contribution(round_index, fragment, deadline, answers.append)
         self.settle()
         return answers
 
@@ -76,7 +76,7 @@ class ReplicaContract(ABC):
         chosen = next(span for span in it.spans if span.fragment == 0)
         answers: list[FragmentContribution | None] = []
         for round_index, spans in ((2, frozenset({chosen})), (4, None), (6, frozenset[SpanId]())):
-            it.replica.take_snapshot(round_index, 0, ALWAYS, answers.append, spans)
+            it.replica.request_contribution(round_index, 0, ALWAYS, answers.append, spans)
             it.settle()
         one, rest, none = answers
         assert one is not None

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from p2p_diloco.bandwidth.line import LineWatch
+from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.rate import WIRE_SHARE
 from simulator.machine import Machine
 from simulator.network import OPEN, OUTBOUND_ONLY
@@ -35,7 +35,7 @@ HEADERS = 0.04
 def announced(machine: Machine, now: float) -> tuple[float, float]:
     """Return the bytes up and down per cycle in a peer's first notice."""
     assert machine.transport is not None
-    notice, *_ = LineWatch(machine.limits, machine.transport.counters).notices(machine.running, now)
+    notice, *_ = UplinkWatch(machine.limits, machine.transport.counters).notices(machine.running, now)
     return float(notice.figures["up_bytes"]), float(notice.figures["down_bytes"])
 
 

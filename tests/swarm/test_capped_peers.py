@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.protocol.round.demand import Encoded, Flow, exchange_flow, upload_needed
+from p2p_diloco.protocol.round.traffic import Encoded, Flow, exchange_flow, upload_needed
 from p2p_diloco.rate import WIRE_SHARE
 from p2p_diloco.transport.link import TransportLimits
 from simulator.machine import Machine

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from p2p_diloco.ids import Digest, SpanId, sha256, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.wire.heartbeat import FragmentHead
 from p2p_diloco.protocol.wire.messages import ContentReply, Message, SignedContent, SpanReply
 from p2p_diloco.span.serve import content_digests, state_bytes, state_from_bytes
+from p2p_diloco.span_log import SpanHead
 from simulator.hostility import Caller, telling
 from simulator.lies import false_bytes, false_head, false_piece, false_state, invented_answer
 from simulator.machine import Machine

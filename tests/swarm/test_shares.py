@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.ids import format_peer_id
-from p2p_diloco.protocol.wire.roster import fold_roster
+from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.storage.run_folder import RunFolder
 from tests.swarm.process_swarm import ProcessSwarm
 from tests.swarm.test_faults import end_together

@@ -13,7 +13,7 @@ import torch
 from p2p_diloco.app.models.evaluation import held_out_loss
 from p2p_diloco.app.models.model import build_model
 from p2p_diloco.app.text.data import BatchStream, Corpus, open_corpus
-from p2p_diloco.app.training.inner_loop import InnerLoop, InnerStep, choose_device
+from p2p_diloco.app.training.inner_loop import InnerLoop, StepResult, choose_device
 from p2p_diloco.app.training.muon import Muon
 from p2p_diloco.config.decoder import MODEL_SIZES, ModelShape
 from p2p_diloco.config.inner_rule import InnerRule
@@ -69,7 +69,7 @@ def test_the_same_start_and_stream_give_the_same_bits(shape: ModelShape, corpus:
 
 def test_a_separate_thread_gives_the_same_bits(shape: ModelShape, corpus: Corpus) -> None:
     expected, loop = loop_of(shape, corpus), loop_of(shape, corpus)
-    done: list[InnerStep] = []
+    done: list[StepResult] = []
     thread = threading.Thread(target=lambda: done.extend(loop.step() for _ in range(5)))
     thread.start()
     thread.join()

@@ -23,6 +23,7 @@ from p2p_diloco.app.cli.command_line import (
 )
 from p2p_diloco.app.cli.options import (
     NONE_TYPED,
+    CommandContext,
     Every,
     Keep,
     LearntOptions,
@@ -32,7 +33,6 @@ from p2p_diloco.app.cli.options import (
     PeerOptions,
     PlanOptions,
     StartOptions,
-    Surroundings,
 )
 from p2p_diloco.config.invite import is_invite
 from p2p_diloco.config.manifest import RunManifest
@@ -58,7 +58,7 @@ _LEARNT_DEFAULTS = LearntOptions()
 _NEW_RUN_DEFAULTS = NewRunOptions()
 
 Switch = Annotated[bool, Parameter(negative="")]
-Around = Annotated[Surroundings, Parameter(parse=False)]
+Around = Annotated[CommandContext, Parameter(parse=False)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def run_command(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] != "new":
         known_elsewhere -= PeerSettings.model_fields.keys()  # such as --model, which names a copy on this machine
     rest, files, overrides = split_arguments(arguments, known_elsewhere)
-    around = Surroundings(files=files, overrides=overrides, environment=dict(os.environ), arguments=tuple(arguments))
+    around = CommandContext(files=files, overrides=overrides, environment=dict(os.environ), arguments=tuple(arguments))
     if rest and rest[0] in _WORDS_AS_FLAGS:
         rest = [*rest[1:], _WORDS_AS_FLAGS[rest[0]]]
     words = _invite_first(rest)
@@ -318,11 +318,11 @@ def leave(*, state_directory: OwnStateFlag = None, around: Around) -> int:
     return leave_peer(_folder(state_directory, around))
 
 
-def _folder(state_directory: str | None, around: Surroundings) -> Path:
+def _folder(state_directory: str | None, around: CommandContext) -> Path:
     return around.settings({"state_directory": state_directory}).state_directory
 
 
-def _copy(source: LearntOptions, around: Surroundings) -> PeerSettings:
+def _copy(source: LearntOptions, around: CommandContext) -> PeerSettings:
     return around.settings({"state_directory": source.state_directory, "model": source.model})
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin
 from cyclopts import App, ArgumentCollection, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-from p2p_diloco.app.cli.options import Surroundings
+from p2p_diloco.app.cli.options import CommandContext
 from p2p_diloco.app.cli.output import flush_or_discard, print_to_stderr, take_any_text
 from p2p_diloco.config.settings import as_key
 from p2p_diloco.config.toml_document import parse_value
@@ -108,7 +108,7 @@ def call_command(
     app: App,
     words: Sequence[str],
     nearest: Nearest = lambda command, word: None,
-    around: Surroundings | None = None,
+    around: CommandContext | None = None,
 ) -> int:
     """Parse `words` and call the command; errors are raised.
 
@@ -142,7 +142,7 @@ def check_typed(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
             argument.convert_and_validate()
 
 
-def _refuse_surroundings(app: App, command: Callable[..., object], around: Surroundings) -> None:
+def _refuse_surroundings(app: App, command: Callable[..., object], around: CommandContext) -> None:
     """Refuse an `@file` or a dotted override of a command that would ignore it: that costs its user hours."""
     commands = {name: found for name in app if not name.startswith("-") and (found := app[name].default_command)}
     given = [f"--{key}" for key in around.overrides] + [f"@{path}" for path in around.files]

@@ -7,7 +7,7 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2p_diloco.app.cli.options import PeerOptions, StartOptions, Surroundings
+from p2p_diloco.app.cli.options import CommandContext, PeerOptions, StartOptions
 from p2p_diloco.app.cli.peer_process import run_trainer
 from p2p_diloco.app.cli.ranks import place_among_ranks, ranks_to_start, run_ranks
 from p2p_diloco.config.invite import is_invite, parse_invite
@@ -26,7 +26,7 @@ EXPORTS_FOLDER = "exports"
 
 
 def request_join(
-    invite: str | None, options: StartOptions, around: Surroundings, *, found: Path | None = None
+    invite: str | None, options: StartOptions, around: CommandContext, *, found: Path | None = None
 ) -> PeerPlan:
     """Read all that a trainer needs: an invite, or with `found` the run file of a run to found.
 
@@ -52,7 +52,7 @@ def request_join(
     return PeerPlan(settings=own, source=founding, until_round=options.until_round)
 
 
-def run_join(plan: PeerPlan, options: PeerOptions, around: Surroundings) -> int:
+def run_join(plan: PeerPlan, options: PeerOptions, around: CommandContext) -> int:
     """Run a trainer, or the ranks of its island; return the exit code."""
     place = place_among_ranks(around.environment)
     count = ranks_to_start(plan.settings) if place is None else 1
@@ -64,7 +64,7 @@ def run_join(plan: PeerPlan, options: PeerOptions, around: Surroundings) -> int:
 def request_bootstrap(
     run: str,
     options: StartOptions,
-    around: Surroundings,
+    around: CommandContext,
     *,
     start: Path | None = None,
     own_folder: str = BOOTSTRAP_FOLDER,
@@ -94,7 +94,7 @@ def request_bootstrap(
 
 
 def request_archive(
-    run: str, options: StartOptions, around: Surroundings, *, into: Path | None, every: int, keep: int
+    run: str, options: StartOptions, around: CommandContext, *, into: Path | None, every: int, keep: int
 ) -> tuple[PeerPlan, ExportPlan]:
     """Read all that an archivist needs; `run` is the invite of a run, or the file of a run to found.
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from p2p_diloco.app.cli.options import NewRunOptions, Surroundings
+from p2p_diloco.app.cli.options import CommandContext, NewRunOptions
 from p2p_diloco.app.cli.output import print_to_stderr
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, DataSection, RunManifest
 from p2p_diloco.config.run_file import (
@@ -48,7 +48,7 @@ _PLANNED_CYCLES = "rounds.planned_cycles"
 _NOT_CHOSEN = frozenset({"format", "name", "organiser", "created"})
 
 
-def make_run(path: Path, options: NewRunOptions, around: Surroundings) -> int:
+def make_run(path: Path, options: NewRunOptions, around: CommandContext) -> int:
     """Write a new run to `path`; an existing organiser's key is used for this run too.
 
     Raises:
@@ -218,7 +218,7 @@ def _with_rounds(
 
 def _measure(draft: RunManifest, settings: PeerSettings) -> tuple[float | None, list[str]]:
     """Return how long an inner step takes here, and notes about the measurement."""
-    from p2p_diloco.app.training import inner_step  # imported late: it imports PyTorch
+    from p2p_diloco.app.training import step_benchmark  # imported late: it imports PyTorch
 
     model = None
     if draft.model.kind in ("hf", "python"):
@@ -227,8 +227,8 @@ def _measure(draft: RunManifest, settings: PeerSettings) -> tuple[float | None, 
 
         model = build_run_model(plan_run(draft), None, founds=True)
     try:
-        step = inner_step.measure_inner_step(draft, model=model, device=settings.device, threads=settings.threads)
-    except inner_step.Unmeasured as error:
+        step = step_benchmark.measure_inner_step(draft, model=model, device=settings.device, threads=settings.threads)
+    except step_benchmark.Unmeasured as error:
         rounds = f"{counted(draft.rounds.fragments, 'round')} of {draft.rounds.round_seconds:g} s"
         return None, [f"the inner step was not measured ({error}), so a cycle is {rounds}; set it with --step-seconds"]
     notes = []
@@ -282,7 +282,7 @@ def _next_command(path: Path, key_path: Path, data: DataSection) -> str:
     return own_command(*words)
 
 
-def _values_of(around: Surroundings) -> Document:
+def _values_of(around: CommandContext) -> Document:
     """Return the values that differ from the defaults, by dotted key; later files override earlier, flags override all.
 
     A file may be from another run: its organiser, founder and start time are not copied.

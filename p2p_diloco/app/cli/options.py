@@ -179,7 +179,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class CommandContext:
     """Inputs of a command line other than its flags.
 
     Attributes:

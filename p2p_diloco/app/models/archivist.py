@@ -37,7 +37,7 @@ FEWEST_CHECKPOINTS = 3
 CYCLES_REMEMBERED = 4
 
 
-class Agreement:
+class CompletedCycles:
     """Which cycles are over for all: their end lies on a log that most members hold too. A state machine without I/O.
 
     A peer that has lost the others must not take its old state for that of a later cycle, nor follow one member that
@@ -110,7 +110,7 @@ class Archivist(NoTraining):
 
     def open(self, host: TrainingHost) -> HeldState:
         self._host = host
-        self._agreement = Agreement(host.plan.rules.clock.num_fragments)
+        self._completed = CompletedCycles(host.plan.rules.clock.num_fragments)
         self._evaluation: AnchorEvaluation | WholeEvaluation | None = None
         self._folder: ExportFolder | None = None
         self._exporting = asyncio.Lock()
@@ -133,9 +133,9 @@ class Archivist(NoTraining):
                 await asyncio.sleep(LOOK_SECONDS)
                 engine, now = self._host.engine, self._host.now()
                 if engine.ready and not engine.conditions.is_paused:
-                    self._agreement.note(engine.closed_heads(now), self._published(now), len(self._members()))
+                    self._completed.note(engine.closed_heads(now), self._published(now), len(self._members()))
                     # What comes late to a round is there a cycle later.
-                    await self._export_if_due(self._agreement.num_cycles - 1)
+                    await self._export_if_due(self._completed.num_cycles - 1)
 
     async def finish(self, last_round: int) -> None:
         """Export the state after the last round, if that is due. Call it once all peers hold the same."""

@@ -28,7 +28,7 @@ from p2p_diloco.app.text.run_text import (
 from p2p_diloco.app.training.inner_loop import InnerLoop, choose_device
 from p2p_diloco.app.training.precision import choose_precision
 from p2p_diloco.app.training.rank_steps import RankBatches, RankSteps, needs_shards
-from p2p_diloco.app.training.training_thread import MANY_NOT_APPLIED, InnerSteps, Steps, TrainingThread
+from p2p_diloco.app.training.training_thread import MANY_NOT_APPLIED, StepRunner, Steps, TrainingThread
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.config.settings import PeerSettings
@@ -67,7 +67,7 @@ class BuiltInTraining(Training):
         self._ranks: RankSteps | None = None
         self._built: TextModel | None = None
         self._thread: TrainingThread | None = None
-        self._steps: InnerSteps | None = None
+        self._steps: StepRunner | None = None
         self._watch: HeldOutWatch | None = None
         self._make_watch: Callable[[Text], HeldOutWatch] | None = None
         self._arriving: ArrivingText | None = None
@@ -121,7 +121,7 @@ class BuiltInTraining(Training):
             inner=self._inner_of(plan, host.folder, loop),
             call_before_update=loop.call_before_update if self._island is None and loop.device.type == "cpu" else None,
         )
-        self._steps = InnerSteps(built, self.state)
+        self._steps = StepRunner(built, self.state)
         self._thread = TrainingThread(
             state=self.state,
             step=self._steps.step,

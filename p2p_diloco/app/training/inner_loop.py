@@ -31,7 +31,7 @@ from p2p_diloco.rate import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InnerStep:
+class StepResult:
     """The result of one step.
 
     Attributes:
@@ -124,7 +124,7 @@ class InnerLoop:
         for optimizer in self.optimizers:
             optimizer.register_step_pre_hook(lambda *_: call())
 
-    def step(self) -> InnerStep:
+    def step(self) -> StepResult:
         """Train on the next batch.
 
         Raises:
@@ -137,7 +137,7 @@ class InnerLoop:
         norm = float(whole_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.rule.gradient_clip)))
         if self._ranks is not None:
             loss = self._ranks.mean(loss)
-        step = InnerStep(
+        step = StepResult(
             loss=loss,
             tokens=self.stream.batch * (batch.shape[1] - 1),
             gradient_norm=norm,
@@ -160,7 +160,7 @@ class InnerLoop:
             return broken or "a shard of another rank"
         return broken
 
-    def _adjust_scale(self, step: InnerStep) -> None:
+    def _adjust_scale(self, step: StepResult) -> None:
         scaler = self._scaler
         if self._ranks is None or step.applied:
             scaler.update()
@@ -264,7 +264,7 @@ class InnerLoop:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _apply(self, step: InnerStep) -> None:
+    def _apply(self, step: StepResult) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = step.learning_rate * group["rate"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from p2p_diloco.app.training.inner_loop import InnerLoop, InnerStep
+from p2p_diloco.app.training.inner_loop import InnerLoop, StepResult
 from p2p_diloco.app.training.micro_batch import most_windows, with_margin
 from p2p_diloco.app.training.rank_steps import RankSteps
 from p2p_diloco.island.island import THE_END, TURN, Island
@@ -52,7 +52,7 @@ class Steps:
         elif windows_at_once is not None:
             loop.use_windows(min(windows_at_once, loop.stream.batch))
 
-    def make(self) -> InnerStep:
+    def make(self) -> StepResult:
         step = self.loop.step()
         if self._searches:
             self._searches = False
@@ -81,7 +81,7 @@ class Steps:
         return fitting if self._ranks is None else self._ranks.least(fitting)
 
 
-class InnerSteps:
+class StepRunner:
     """Makes steps and counts them in the model's state.
 
     Attributes:

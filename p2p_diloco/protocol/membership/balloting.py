@@ -16,6 +16,7 @@ from dataclasses import replace
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Action, KeepBallots, Report, Send, sends
+from p2p_diloco.protocol.grid import column_mates, row_mates
 from p2p_diloco.protocol.membership.proposal import next_roster
 from p2p_diloco.protocol.membership.rosters import Observations, Rosters
 from p2p_diloco.protocol.wire.ballot import (
@@ -34,15 +35,7 @@ from p2p_diloco.protocol.wire.ballot import (
 )
 from p2p_diloco.protocol.wire.entry import NO_SIGNATURE
 from p2p_diloco.protocol.wire.messages import RosterReply
-from p2p_diloco.protocol.wire.roster import (
-    CertifiedRoster,
-    Roster,
-    check_child,
-    column_mates,
-    lead_order,
-    row_mates,
-    vote_statement,
-)
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_child, lead_order, vote_statement
 
 
 class Balloting:

@@ -31,7 +31,7 @@ Strength = tuple[bool, bool, int, int, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Liveliness:
+class Activity:
     """A peer's record of activity on its own line of rosters. It is kept on disk and never sent to other peers.
 
     Attributes:
@@ -83,26 +83,26 @@ class LineHistory:
 
     def __init__(self, book: RosterBook) -> None:
         self._book = book
-        self._observed: Liveliness | None = None
-        self._kept: Liveliness | None = None
+        self._observed: Activity | None = None
+        self._kept: Activity | None = None
 
     def entry_absorbed(self, cycle: int) -> None:
         """Note that the line in force is alive: it got an entry."""
         before = self._observed if self._observed is not None and self._observed.goes_on(cycle) else None
         first, last = (before.first, max(cycle, before.last)) if before is not None else (cycle, cycle)
         assert self._book.in_force_digest is not None, "entries follow rosters"
-        self._observed = Liveliness(roster=self._book.in_force_digest, first=first, last=last)
+        self._observed = Activity(roster=self._book.in_force_digest, first=first, last=last)
 
     def branch_adopted(self) -> None:
         """Forget what was observed: another line is in force now."""
         self._observed = None
 
-    def recall(self, liveliness: Liveliness) -> None:
+    def recall(self, activity: Activity) -> None:
         """Restore what this peer had observed of its line before a restart, if that line is in force."""
-        if self._book.is_on_chain(liveliness.roster):
-            self._observed = self._kept = liveliness
+        if self._book.is_on_chain(activity.roster):
+            self._observed = self._kept = activity
 
-    def news(self) -> Liveliness | None:
+    def news(self) -> Activity | None:
         """Return what to write to disk; None if nothing has changed since the last call."""
         if self._observed is None or self._observed == self._kept:
             return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.protocol.actions import Action, Report
 from p2p_diloco.protocol.clock import RoundClock
+from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.membership.declarations import Declarations
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
@@ -20,7 +21,7 @@ from p2p_diloco.protocol.rules import ABSENT_CYCLES
 from p2p_diloco.protocol.wire.ballot import View
 from p2p_diloco.protocol.wire.entry import pack_included
 from p2p_diloco.protocol.wire.member import Member
-from p2p_diloco.protocol.wire.roster import Grid, Roster
+from p2p_diloco.protocol.wire.roster import Roster
 
 IDLE_CYCLES = 2
 """Number of cycles without an entry in any of its spans, while another owner's got some, after which an owner loses

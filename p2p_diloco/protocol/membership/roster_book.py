@@ -10,17 +10,10 @@ from itertools import accumulate
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
+from p2p_diloco.protocol.grid import Grid, fold_roster
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry, places_in
-from p2p_diloco.protocol.wire.roster import (
-    CertifiedRoster,
-    Grid,
-    Roster,
-    Verify,
-    check_certificate,
-    check_founding,
-    fold_roster,
-)
+from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, Verify, check_certificate, check_founding
 
 _NAMED_KEPT = 2
 _TURNED_KEPT = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, short_peer_id
-from p2p_diloco.protocol.actions import Action, KeepLiveliness, KeepRoster, Report
+from p2p_diloco.protocol.actions import Action, KeepActivity, KeepRoster, Report
 from p2p_diloco.protocol.membership.declarations import Declarations
 from p2p_diloco.protocol.membership.histories import LineHistory, is_left_behind, is_left_by_all
 from p2p_diloco.protocol.membership.liveness import Liveness
@@ -56,10 +56,10 @@ class Rosters:
         self.end_doubt()
         self.history.entry_absorbed(self._rules.clock.cycle(round_index))
 
-    def keep_liveliness(self) -> list[Action]:
-        """Return the action that stores the liveliness of the line in force; none if it has not changed."""
+    def keep_activity(self) -> list[Action]:
+        """Return the action that stores the activity of the line in force; none if it has not changed."""
         news = self.history.news()
-        return [KeepLiveliness(liveliness=news)] if news is not None else []
+        return [KeepActivity(activity=news)] if news is not None else []
 
     # -- taking
 
@@ -158,7 +158,7 @@ class Rosters:
         check_certificate(certified, mine, self._seen.local.verify, self._rules)
         roster, signers = certified.roster, [peer for peer, _ in certified.votes]
         has_quorum = self._seen.stall.quorum(mine, degraded=True)(signers)
-        if self._seen.stall.has_seen(mine) and has_quorum and self._may_be_honest(roster, mine, signers, now):
+        if self._seen.stall.confirms(mine) and has_quorum and self._may_be_honest(roster, mine, signers, now):
             return
         clock = self._rules.clock
         is_idle = self._seen.presence.latest_round() < clock.round_at(now) - 2 * clock.num_fragments

@@ -106,7 +106,7 @@ class Stall:
         may_train = self._local.me.trains or self._declarations.has_application(roster)
         return self._book.lists(self._local.peer) and may_train
 
-    def has_seen(self, roster: Roster) -> bool:
+    def confirms(self, roster: Roster) -> bool:
         """Return whether this peer is stalled or, if it is not a member, has had no entries for as long.
 
         Two members that cannot reach each other may both have a link only to such a peer, which forwards rosters.

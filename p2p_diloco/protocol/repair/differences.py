@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildParent, ReplaceSpan, Report
 from p2p_diloco.protocol.clock import Stopwatch
 from p2p_diloco.protocol.repair.donors import SHUN_SECONDS
@@ -19,6 +18,7 @@ from p2p_diloco.protocol.repair.scrub import Scrub
 from p2p_diloco.protocol.results import ParentRebuilt
 from p2p_diloco.protocol.round.chain import wins_tie
 from p2p_diloco.protocol.wire.messages import EntryRequest, HeadsReply, HeadsRequest
+from p2p_diloco.span_log import SpanHead
 
 NEARLY_LEVEL = 2
 """Number of entries of a span that a peer lacks at most, and to which new ones are sent as to members: on a long line,

@@ -13,7 +13,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from p2p_diloco.ids import ZERO_DIGEST, Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.memory.slabs import awaited_vector
 from p2p_diloco.protocol.actions import Action, HashSpan, Send
 from p2p_diloco.protocol.repair.donors import Donors, Window, least_loaded
@@ -26,6 +25,7 @@ from p2p_diloco.protocol.wire.messages import (
     SpanReply,
     SpanRequest,
 )
+from p2p_diloco.span_log import SpanHead
 
 Question = HeadsRequest | ContentRequest | SignedContentRequest | EntryRequest | SpanRequest
 

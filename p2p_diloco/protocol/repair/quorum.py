@@ -29,8 +29,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from p2p_diloco.ids import PeerId, short_peer_id
-from p2p_diloco.log import GENESIS_ROUND, SpanHead
-from p2p_diloco.protocol.wire.roster import Grid, Roster
+from p2p_diloco.protocol.grid import Grid
+from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.span_log import GENESIS_ROUND, SpanHead
 
 ENOUGH_VOTERS = 2
 """Number of voters that must be reached for voters alone to count. One answer is not enough."""

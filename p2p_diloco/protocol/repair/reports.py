@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection
 
 from p2p_diloco.ids import Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.repair.fetcher import CatchUpRules
 from p2p_diloco.protocol.repair.quorum import Quorums
 from p2p_diloco.protocol.round.chain import ChainBook
 from p2p_diloco.protocol.wire.messages import ContentReply, HeadsReply
+from p2p_diloco.span_log import SpanHead
 
 MOST_FORMER = 16
 """Maximum number of peers that are no witnesses any more and whose tips are kept, beside one for each witness."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.actions import Action, RebuildSpan, ReplaceSpan, Report
 from p2p_diloco.protocol.repair.differences import Differences
 from p2p_diloco.protocol.repair.fetcher import Fetcher, Transfer
@@ -19,6 +18,7 @@ from p2p_diloco.protocol.repair.scrub import Scrub
 from p2p_diloco.protocol.repair.signed_content import IndirectVoters
 from p2p_diloco.protocol.results import ContentCompared, SpanHashed, SpanRebuilt
 from p2p_diloco.protocol.wire.messages import ContentReply, ContentRequest, SignedContent
+from p2p_diloco.span_log import SpanHead
 
 
 class Verifier:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256, short_peer_id
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import HEAD_LAYOUT, Entry, check_entry, is_signed_by_owner, next_head
 from p2p_diloco.protocol.wire.frames import to_bytes
 from p2p_diloco.protocol.wire.roster import Verify
+from p2p_diloco.span_log import SpanHead
 
 MOST_WAITING_BYTES = 64 << 20
 """Maximum bytes of the payloads of all waiting entries."""

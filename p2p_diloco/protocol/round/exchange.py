@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, short_peer_id
-from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, RoundClosed, Send, Stage, TakeSnapshot
-from p2p_diloco.protocol.membership.local import Conditions
+from p2p_diloco.protocol.actions import Action, ReduceSpan, Report, RequestContribution, RoundClosed, Send, Stage
+from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.round.chain import ChainBook
-from p2p_diloco.protocol.round.demand import contribution_budget
 from p2p_diloco.protocol.round.round import (
     NOTHING_MEASURED,
-    Collection,
-    Finish,
     FragmentContribution,
     MeanInputs,
+    OwnerRound,
+    ReducerRound,
     contribution_messages,
     gather_contributions,
     has_trained,
@@ -29,72 +27,15 @@ from p2p_diloco.protocol.round.round import (
     split_by_reducer,
     still_expected,
 )
+from p2p_diloco.protocol.round.traffic import UploadBudget
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry, pack_included
 from p2p_diloco.protocol.wire.messages import Opening, Refusal, RowMean, SpanVector
-from p2p_diloco.protocol.wire.roster import Grid, Roster
+from p2p_diloco.protocol.wire.roster import Roster
 
 Piece = Opening | SpanVector | RowMean
 MOST_EARLY_SENDERS = 64
 """Maximum number of senders outside the roster in force whose openings for the next round are kept."""
-ENTRY_HEADER_BYTES = 300
-"""Bytes of an entry besides its vector (digests, signature, weights …). They matter in small models."""
-
-
-class UploadBudget:
-    """Chooses the spans that fit under an upload cap, longest-waiting spans first. A state machine without I/O.
-
-    Spans are independent logs, so a peer can send part of a contribution. Spans that it reduces itself cost nothing.
-    What it must send as a reducer comes before its own contribution. It follows all entries in any case.
-    """
-
-    def __init__(self, *, rules: RunRules, me: PeerId) -> None:
-        self.rules = rules
-        self._me = me
-        self._offered: dict[SpanId, int] = {}
-        self._turns: Counter[SpanId] = Counter()
-
-    def choose(
-        self, collection: Collection, conditions: Conditions, left_out: frozenset[SpanId] = frozenset()
-    ) -> frozenset[SpanId] | None:
-        """Return the spans to contribute to the round of `collection`, possibly none; None: all.
-
-        Capped peers begin at different spans, so that no span lacks all of their contributions at once.
-        """
-        rules, grid = self.rules, collection.grid
-        num_spans = rules.num_spans[collection.fragment]
-        first = int.from_bytes(self._me[:4], "little") % num_spans
-        spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
-        spans = [span for span in spans if span not in left_out]
-        if conditions.upload_bytes_per_second is None:
-            return frozenset(spans) if len(spans) < num_spans else None
-        spans.sort(key=lambda span: (self._offered.get(span, -1), self._turns[span]))
-        budget = contribution_budget(
-            conditions.upload_bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
-        )
-        budget -= conditions.upload_backlog_bytes
-        chosen = set()
-        for span in spans:
-            cost = 0 if grid.reducer(span, collection.row) == self._me else rules.payload_bytes[span]
-            if cost <= max(budget, 0.0):
-                budget -= cost
-                chosen.add(span)
-        self._offered.update(dict.fromkeys(chosen, collection.round))
-        self._turns.update(chosen)
-        return frozenset(chosen)
-
-    def _handed_out(self, collection: Collection) -> float:
-        """Return how many bytes this peer sends in the round as a reducer and owner."""
-        rules, grid = self.rules, collection.grid
-        row = len(collection.members) - 1
-        total = 0
-        for span in collection.reduced:
-            entry_bytes = rules.entry_bytes[span] + ENTRY_HEADER_BYTES
-            if grid.owner(span) == self._me:
-                total += (row + len(grid.column(span)) - 1) * entry_bytes
-            else:
-                total += row * entry_bytes + rules.row_mean_bytes[span]
-        return total
 
 
 class Exchange:
@@ -109,8 +50,8 @@ class Exchange:
         self.chains = chains
         self._gathered: dict[tuple[Stage, SpanId], MeanInputs] = {}
         self._early: dict[int, dict[PeerId, list[Piece]]] = {}
-        self.collection: Collection | None = None
-        self.finish: Finish | None = None
+        self.collection: ReducerRound | None = None
+        self.finish: OwnerRound | None = None
         self._upload_budget = UploadBudget(rules=rules, me=membership.local.peer)
         self._is_awaited = False
         """Whether the island was asked for its contribution to the round in progress and has not answered."""
@@ -155,7 +96,9 @@ class Exchange:
             else:
                 deadline = self.rules.clock.contribute_by(round_index)
                 spans = self._upload_budget.choose(collection, conditions, left_out)
-                actions.append(TakeSnapshot(round=round_index, fragment=fragment, deadline=deadline, spans=spans))
+                actions.append(
+                    RequestContribution(round=round_index, fragment=fragment, deadline=deadline, spans=spans)
+                )
                 self._is_awaited, self.asked_in = True, round_index
                 self.membership.votes.parents_named(round_index)
         for sender, messages in early.get(round_index, {}).items():
@@ -163,14 +106,14 @@ class Exchange:
                 actions += self.take(sender, message, self.rules.clock.begin(round_index))
         return actions
 
-    def _open(self, round_index: int, roster: Roster, grid: Grid) -> Collection:
+    def _open(self, round_index: int, roster: Roster, grid: Grid) -> ReducerRound:
         """Begin a collection under `roster`."""
         book, me = self.membership.book, self.membership.local.peer
         fragment = self.rules.clock.fragment(round_index)
         num_spans = self.rules.num_spans[fragment]
         row, digest, clock = grid.row_for(me), roster.digest(), self.rules.clock
         first_cycle = clock.cycle(book.last_before(digest) + 1)
-        self.collection = collection = Collection(
+        self.collection = collection = ReducerRound(
             round=round_index,
             fragment=fragment,
             roster=roster,
@@ -182,7 +125,7 @@ class Exchange:
             newcomers=newcomers_of(roster, book.parent_of(roster), clock.cycle(round_index), first_cycle),
         )
         owned = () if collection.is_one_row else grid.owned(me, fragment, num_spans)
-        self.finish = Finish(collection=collection, owned=owned)
+        self.finish = OwnerRound(collection=collection, owned=owned)
         return collection
 
     def contribute(self, contribution: FragmentContribution, now: float) -> list[Action]:
@@ -201,14 +144,14 @@ class Exchange:
             self._sent.update({sent.span: (contribution.round, sent.payload) for sent in contribution.spans})
         return self._announce_and_send(collection, contribution, now)
 
-    def _come_empty_handed(self, collection: Collection, now: float) -> list[Action]:
+    def _come_empty_handed(self, collection: ReducerRound, now: float) -> list[Action]:
         """Send openings without a contribution, for example if the island reached no step border in time."""
         nothing = FragmentContribution(
             round=collection.round, fragment=collection.fragment, tokens=0, steps=0, spans=()
         )
         return self._announce_and_send(collection, nothing, now)
 
-    def _keep_silent(self, collection: Collection) -> list[Action]:
+    def _keep_silent(self, collection: ReducerRound) -> list[Action]:
         """Send openings that name no parent, so that reducers do not wait for this peer."""
         fragment, now = collection.fragment, self.rules.clock.begin(collection.round)
         self._left_out = frozenset(SpanId(fragment, index) for index in range(self.rules.num_spans[fragment]))
@@ -220,7 +163,7 @@ class Exchange:
         return [*reports, *self._come_empty_handed(collection, now)]
 
     def _announce_and_send(
-        self, collection: Collection, contribution: FragmentContribution, now: float
+        self, collection: ReducerRound, contribution: FragmentContribution, now: float
     ) -> list[Action]:
         self._is_awaited = False
         me, clock = self.membership.local.me, self.rules.clock
@@ -249,7 +192,7 @@ class Exchange:
         return actions
 
     def _held_back(
-        self, collection: Collection, contribution: FragmentContribution
+        self, collection: ReducerRound, contribution: FragmentContribution
     ) -> dict[PeerId, dict[SpanId, Digest]]:
         """Return, by reducer, the tips of the spans that are not sent: this peer counts as present for those too.
 
@@ -278,7 +221,7 @@ class Exchange:
         del self._sent[entry.span]
         return sent[1] if sent[0] == entry.round else None
 
-    def _reducers(self, collection: Collection) -> list[PeerId]:
+    def _reducers(self, collection: ReducerRound) -> list[PeerId]:
         """Return the reducers of this peer's row, each once."""
         return list(dict.fromkeys(column[collection.row] for column in collection.grid.columns))
 
@@ -320,7 +263,7 @@ class Exchange:
         sizes = self.rules.payload_bytes if isinstance(message, SpanVector) else self.rules.row_mean_bytes
         return sizes.get(message.span)
 
-    def _take_opening(self, collection: Collection, sender: PeerId, opening: Opening, now: float) -> list[Action]:
+    def _take_opening(self, collection: ReducerRound, sender: PeerId, opening: Opening, now: float) -> list[Action]:
         reason = refuse_opening(opening, sender, collection)
         if reason is None:
             collection.openings[sender] = opening
@@ -330,7 +273,7 @@ class Exchange:
         newer = opening.roster != collection.roster_digest and opening.roster in self.membership.book
         return [self._refusal(sender, opening.round, reason, newer, now)]
 
-    def _take_vector(self, collection: Collection, sender: PeerId, vector: SpanVector, now: float) -> list[Action]:
+    def _take_vector(self, collection: ReducerRound, sender: PeerId, vector: SpanVector, now: float) -> list[Action]:
         opening = collection.openings.get(sender)
         if opening is None or not is_sending(opening, vector.span):
             return []
@@ -369,7 +312,7 @@ class Exchange:
                 actions += self._finish_span(finish, span, now, at_deadline=True)
         return actions
 
-    def _reduce_span(self, collection: Collection, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
+    def _reduce_span(self, collection: ReducerRound, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in collection.settled or span not in collection.reduced:
             return []
         gone = frozenset(
@@ -387,7 +330,7 @@ class Exchange:
                 collection.payloads.pop((part.peer, span), None)
         return actions
 
-    def _finish_span(self, finish: Finish, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
+    def _finish_span(self, finish: OwnerRound, span: SpanId, now: float, *, at_deadline: bool) -> list[Action]:
         if span in finish.settled or not (at_deadline or finish.is_complete(span)):
             return []
         found = finish.gather(span, self.chains.heads.get(span), self.rules)
@@ -454,7 +397,7 @@ class Exchange:
         return replace(entry, signature=self.membership.local.me.sign(entry.statement()))
 
     def _row_mean(
-        self, collection: Collection, gathered: MeanInputs, inclusion: Inclusion, payload: bytes | memoryview
+        self, collection: ReducerRound, gathered: MeanInputs, inclusion: Inclusion, payload: bytes | memoryview
     ) -> RowMean:
         """Return the mean of this row. If no contribution counts, it has no vector, and only names who was present."""
         if not sum(inclusion.weights) > 0:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, sha256
-from p2p_diloco.log import (
+from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
+from p2p_diloco.protocol.grid import Grid
+from p2p_diloco.protocol.rules import RunRules
+from p2p_diloco.protocol.wire.entry import Inclusion, join_inclusions, lies_within, only_present, places_in, too_few
+from p2p_diloco.protocol.wire.member import Member
+from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer, SpanVector
+from p2p_diloco.protocol.wire.roster import Roster
+from p2p_diloco.span_log import (
     WEIGHT_BOUNDS,
     SpanHead,
     as_float32,
@@ -24,12 +31,6 @@ from p2p_diloco.log import (
     lower_median,
     weight_limit,
 )
-from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
-from p2p_diloco.protocol.rules import RunRules
-from p2p_diloco.protocol.wire.entry import Inclusion, join_inclusions, lies_within, only_present, places_in, too_few
-from p2p_diloco.protocol.wire.member import Member
-from p2p_diloco.protocol.wire.messages import Opening, RowMean, SpanOffer, SpanVector
-from p2p_diloco.protocol.wire.roster import Grid, Roster
 
 NOTHING_MEASURED: Mapping[PeerId, float] = MappingProxyType({})
 UNKNOWN_NORM_RATIO = 16.0
@@ -60,7 +61,7 @@ class FragmentContribution:
 
 
 @dataclass(slots=True, kw_only=True)
-class Collection:
+class ReducerRound:
     """The contributions that a reducer collects for one round, with roster and grid as they were when it began here.
 
     Attributes:
@@ -133,7 +134,7 @@ def contribution_messages(
     return opening, vectors
 
 
-def refuse_opening(opening: Opening, sender: PeerId, collection: Collection) -> str | None:
+def refuse_opening(opening: Opening, sender: PeerId, collection: ReducerRound) -> str | None:
     """Return why an opening does not count; None if it does."""
     member = collection.roster.member(sender)
     if opening.roster != collection.roster_digest:
@@ -162,7 +163,7 @@ def has_trained(opening: Opening | None) -> bool:
     return opening is not None and opening.steps > 0
 
 
-def still_expected(collection: Collection, span: SpanId, gone: frozenset[PeerId]) -> bool:
+def still_expected(collection: ReducerRound, span: SpanId, gone: frozenset[PeerId]) -> bool:
     """Return whether a contribution to `span` from a member of the row may still arrive."""
     for member in collection.members.values():
         peer = member.peer
@@ -212,7 +213,7 @@ class MeanInputs:
 
 
 def gather_contributions(
-    collection: Collection, span: SpanId, head: SpanHead | None, rules: RunRules
+    collection: ReducerRound, span: SpanId, head: SpanHead | None, rules: RunRules
 ) -> MeanInputs | str:
     """Return the parts of this row's mean, or why there is none this round.
 
@@ -254,7 +255,7 @@ def gather_contributions(
     )
 
 
-def _named_parent(named: Sequence[tuple[int, Digest]], collection: Collection, head: SpanHead | None) -> Digest | str:
+def _named_parent(named: Sequence[tuple[int, Digest]], collection: ReducerRound, head: SpanHead | None) -> Digest | str:
     """Return the parent that most voters, then most members, named; or why it cannot get a child from this reducer."""
     roster, places = collection.roster, dict[Digest, list[int]]()
     for place, parent in named:
@@ -297,7 +298,7 @@ def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
     return sha256(b"entry-rounding", run, struct.pack("<qHI", round_index, *span))
 
 
-def _offers(collection: Collection, span: SpanId) -> dict[PeerId, tuple[int, Opening, SpanOffer]]:
+def _offers(collection: ReducerRound, span: SpanId) -> dict[PeerId, tuple[int, Opening, SpanOffer]]:
     """Return place, opening and offer of each member that named a parent of `span`, in roster order."""
     offers = {}
     for place, member in collection.members.items():
@@ -350,7 +351,7 @@ ROW_MEAN_SLACK = 1.05
 
 
 @dataclass(slots=True, kw_only=True)
-class Finish:
+class OwnerRound:
     """The row means that an owner holds for one round.
 
     Attributes:
@@ -358,7 +359,7 @@ class Finish:
         means: row means by span and row.
     """
 
-    collection: Collection
+    collection: ReducerRound
     owned: tuple[SpanId, ...]
     means: dict[tuple[SpanId, int], tuple[RowMean, Inclusion]] = field(default_factory=dict)
     settled: set[SpanId] = field(default_factory=set)
@@ -436,7 +437,7 @@ def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_c
     }
 
 
-def refuse_row_mean(mean: RowMean, sender: PeerId, finish: Finish, expected_bytes: int | None) -> str | None:
+def refuse_row_mean(mean: RowMean, sender: PeerId, finish: OwnerRound, expected_bytes: int | None) -> str | None:
     """Return why a row's mean does not count; None if it does."""
     collection = finish.collection
     grid = collection.grid

@@ -10,21 +10,7 @@ from typing import Annotated
 
 from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import Digest, SpanId, blake3_of, sha256, short_peer_id
-from p2p_diloco.log import (
-    RADIUS_BOUNDS,
-    RADIUS_MOVED,
-    WEIGHT_BOUNDS,
-    WEIGHT_MOVED,
-    AbsorbedEntry,
-    SpanHead,
-    advance_head,
-    as_float32,
-    lower_median,
-    median_around,
-    rest_of_row,
-    weight_limit,
-    within_reach,
-)
+from p2p_diloco.protocol.grid import Grid
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.frames import (
     DIGEST,
@@ -40,7 +26,22 @@ from p2p_diloco.protocol.wire.frames import (
     many,
     to_bytes,
 )
-from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, Grid, Roster, Verify
+from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, Roster, Verify
+from p2p_diloco.span_log import (
+    RADIUS_BOUNDS,
+    RADIUS_MOVED,
+    WEIGHT_BOUNDS,
+    WEIGHT_MOVED,
+    AbsorbedEntry,
+    SpanHead,
+    advance_head,
+    as_float32,
+    lower_median,
+    median_around,
+    rest_of_row,
+    weight_limit,
+    within_reach,
+)
 
 NO_SIGNATURE = bytes(64)
 

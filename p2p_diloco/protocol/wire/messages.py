@@ -11,7 +11,6 @@ from typing import Annotated, Any, cast
 
 from p2p_diloco.errors import FrameError
 from p2p_diloco.ids import DIGEST_BYTES, Digest, PeerId, SpanId
-from p2p_diloco.log import SpanHead
 from p2p_diloco.protocol.wire.ballot import (
     Prepare,
     Promised,
@@ -45,6 +44,7 @@ from p2p_diloco.protocol.wire.frames import (
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, CertifiedRoster
+from p2p_diloco.span_log import SpanHead
 
 PROTOCOL_VERSION = 10
 MOST_SPANS = 1 << 16

@@ -14,10 +14,10 @@ from p2p_diloco.config.decoder import model_shape
 from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.run_plan import RunPlan, plan_tensors
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.log import AbsorbedEntry
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.session.held_state import StateHost
+from p2p_diloco.span_log import AbsorbedEntry
 
 PARAMETERS = 4099
 ROSTER = Digest(b"r" * 32)

@@ -19,10 +19,10 @@ from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.ids import PeerId, SpanId, sha256
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.island.parameters import LocalParameters
-from p2p_diloco.log import AbsorbedEntry
-from p2p_diloco.node.surroundings import SpanUpdate
+from p2p_diloco.node.ports import SpanUpdate
 from p2p_diloco.outer.state import genesis_state
 from p2p_diloco.session.held_state import StateHost
+from p2p_diloco.span_log import AbsorbedEntry
 
 SHAPE = RunShape(codec="int4", fragments=2, spans_per_fragment=2, model="tiny")
 PLAN = plan_shape(SHAPE, 20.0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from p2p_diloco.bandwidth.forecast import Forecast, Notice, cap_notices, forecast, traffic_notice
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.engine import PeerEngine
-from p2p_diloco.protocol.round.demand import USABLE_SHARE, share_carried
+from p2p_diloco.protocol.round.traffic import USABLE_SHARE, share_carried
 from p2p_diloco.protocol.wire.member import EQUAL_SHARE, FULL_SHARE
 from p2p_diloco.rate import format_rate
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
@@ -40,7 +40,7 @@ JUDGED_ROUNDS = 4
 """The rate is taken from this many of the latest saturated rounds, since an uplink may become slower."""
 
 
-class LineWatch:
+class UplinkWatch:
     """Watches the caps and counters of a transport.
 
     Args:

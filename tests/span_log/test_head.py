@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2p_diloco.ids import ZERO_DIGEST, sha256
-from p2p_diloco.log import GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head
+from p2p_diloco.span_log import GENESIS_ROUND, AbsorbedEntry, SpanHead, advance_head
 
 FOUNDED = SpanHead(
     digest=sha256(b"start"), height=0, round=GENESIS_ROUND, roster=ZERO_DIGEST, radius=1.0, median_weight=2.0

@@ -1,4 +1,4 @@
-"""The bandwidth that a run needs from a member: bytes per exchange, and the rates that carry them in time.
+"""The bandwidth of a run: what an exchange needs, the rates that carry it in time, and what fits under an upload cap.
 
 The formula is defined only here. In one row of g members, each member sends its contribution to the reducers of all
 spans that it does not reduce itself, and sends the entries of the spans that it reduces to all others: (1 - 1/g) of a
@@ -10,16 +10,24 @@ reduces and follows, but contributes nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
+from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.protocol.clock import CONTRIBUTE_SHARE
+from p2p_diloco.protocol.grid import num_rows
+from p2p_diloco.protocol.membership.local import Conditions
 from p2p_diloco.protocol.membership.proposal import ENOUGH_REDUCERS
+from p2p_diloco.protocol.round.round import ReducerRound
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.member import EQUAL_SHARE, FULL_SHARE
-from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING, num_rows
+from p2p_diloco.protocol.wire.roster import FEWEST_COUNTING
 from p2p_diloco.rate import WIRE_SHARE
 
 USABLE_SHARE = 0.85
 """Share of a capped line that vectors may use; headers, packets, control frames and short stalls take the rest."""
+ENTRY_HEADER_BYTES = 300
+"""Bytes of an entry besides its vector (digests, signature, weights …). They matter in small models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +152,59 @@ def contribution_budget(bytes_per_second: float, round_seconds: float, *, handed
     """
     carried = USABLE_SHARE * bytes_per_second * round_seconds
     return max(min(CONTRIBUTE_SHARE * carried, carried - handed_out), 0.0)
+
+
+class UploadBudget:
+    """Chooses the spans that fit under an upload cap, longest-waiting spans first. A state machine without I/O.
+
+    Spans are independent logs, so a peer can send part of a contribution. Spans that it reduces itself cost nothing.
+    What it must send as a reducer comes before its own contribution. It follows all entries in any case.
+    """
+
+    def __init__(self, *, rules: RunRules, me: PeerId) -> None:
+        self.rules = rules
+        self._me = me
+        self._offered: dict[SpanId, int] = {}
+        self._turns: Counter[SpanId] = Counter()
+
+    def choose(
+        self, collection: ReducerRound, conditions: Conditions, left_out: frozenset[SpanId] = frozenset()
+    ) -> frozenset[SpanId] | None:
+        """Return the spans to contribute to the round of `collection`, possibly none; None: all.
+
+        Capped peers begin at different spans, so that no span lacks all of their contributions at once.
+        """
+        rules, grid = self.rules, collection.grid
+        num_spans = rules.num_spans[collection.fragment]
+        first = int.from_bytes(self._me[:4], "little") % num_spans
+        spans = [SpanId(collection.fragment, (first + place) % num_spans) for place in range(num_spans)]
+        spans = [span for span in spans if span not in left_out]
+        if conditions.upload_bytes_per_second is None:
+            return frozenset(spans) if len(spans) < num_spans else None
+        spans.sort(key=lambda span: (self._offered.get(span, -1), self._turns[span]))
+        budget = contribution_budget(
+            conditions.upload_bytes_per_second, rules.clock.round_seconds, handed_out=self._handed_out(collection)
+        )
+        budget -= conditions.upload_backlog_bytes
+        chosen = set()
+        for span in spans:
+            cost = 0 if grid.reducer(span, collection.row) == self._me else rules.payload_bytes[span]
+            if cost <= max(budget, 0.0):
+                budget -= cost
+                chosen.add(span)
+        self._offered.update(dict.fromkeys(chosen, collection.round))
+        self._turns.update(chosen)
+        return frozenset(chosen)
+
+    def _handed_out(self, collection: ReducerRound) -> float:
+        """Return how many bytes this peer sends in the round as a reducer and owner."""
+        rules, grid = self.rules, collection.grid
+        row = len(collection.members) - 1
+        total = 0
+        for span in collection.reduced:
+            entry_bytes = rules.entry_bytes[span] + ENTRY_HEADER_BYTES
+            if grid.owner(span) == self._me:
+                total += (row + len(grid.column(span)) - 1) * entry_bytes
+            else:
+                total += row * entry_bytes + rules.row_mean_bytes[span]
+        return total

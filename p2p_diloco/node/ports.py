@@ -8,16 +8,16 @@ from typing import Protocol
 
 from p2p_diloco.errors import FrameError, NonFiniteUpdate, StateError
 from p2p_diloco.ids import Digest, SpanId
-from p2p_diloco.log import AbsorbedEntry
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.actions import RoundClosed
-from p2p_diloco.protocol.membership.histories import Liveliness
+from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.protocol.wire.ballot import Ballots
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.file_list import FileList
 from p2p_diloco.protocol.wire.roster import CertifiedRoster
+from p2p_diloco.span_log import AbsorbedEntry
 
 Answer = Callable[[FragmentContribution | None], None]
 SpanDamaged = Callable[[SpanId, str], None]
@@ -54,7 +54,7 @@ class Replica(Protocol):
     def replace(self, span: SpanId, state: SpanState) -> None:
         """Take a transferred span at the next step border, before updates that are passed later."""
 
-    def take_snapshot(
+    def request_contribution(
         self,
         round_index: int,
         fragment: int,
@@ -81,7 +81,7 @@ class PeerMemory(Protocol):
     def keep_roster(self, certified: CertifiedRoster) -> None:
         """Store a certified roster."""
 
-    def keep_liveliness(self, liveliness: Liveliness) -> None:
+    def keep_activity(self, activity: Activity) -> None:
         """Store the record of this peer's line of rosters, if the disk accepts it."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.log import (
+from p2p_diloco.span_log import (
     RADIUS_BOUNDS,
     RADIUS_MOVED,
     WEIGHT_BOUNDS,

@@ -10,20 +10,21 @@ from dataclasses import replace
 
 from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import Action, KeepRoster, Send
+from p2p_diloco.protocol.grid import Grid, column_mates, fold_roster, row_mates
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
 from p2p_diloco.protocol.membership.roster_book import first_that_fit
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import RosterReply
-from p2p_diloco.protocol.wire.roster import Grid, Roster, column_mates, fold_roster, grid_order, row_mates
+from p2p_diloco.protocol.wire.roster import Roster, grid_order
 
 DIALLED_AHEAD_CYCLES = 2
 FEW_LINKS = 2
 """Number of links below which a peer is cut off: it then accepts a link to any peer."""
 
 
-class Routes:
+class Topology:
     """One peer's place in the grid in force. A state machine without I/O."""
 
     def __init__(self, *, rules: RunRules, membership: Membership) -> None:
