@@ -41,7 +41,11 @@ def imports_of(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield node.module or ""
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "find_spec", "import_extra")) and node.args:
+    elif (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("import_module", "find_spec", "import_extra"))
+        and node.args
+    ):
         name = node.args[0]
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             yield name.value

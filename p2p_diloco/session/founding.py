@@ -33,11 +33,20 @@ def start_from(plan: RunPlan, parameters: LocalParameters) -> dict[SpanId, Vecto
     Raises:
         ConfigError: the run starts from a file.
     """
+    check_untrained(plan)
+    return {span: parameters.view(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
+
+
+def check_untrained(plan: RunPlan) -> None:
+    """Refuse to begin with an untrained model in a run that starts from a file.
+
+    Raises:
+        ConfigError: the run starts from a file.
+    """
     if plan.manifest.model.start is not None:
         raise ConfigError(
             f'"{plan.manifest.name}" starts from a file, and neither that nor a sound checkpoint is here, {_RESTORE}'
         )
-    return {span: parameters.view(span.fragment, place.start, place.stop) for span, place in plan.places.items()}
 
 
 def read_start(plan: RunPlan, path: Path) -> dict[SpanId, Vector]:

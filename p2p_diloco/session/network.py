@@ -37,7 +37,7 @@ class Network(Protocol):
         """Open the transport for the block; the directory is opened later, once the manifest is known.
 
         Args:
-            say: called with a sentence when the port of this peer changes.
+            notify: called with a sentence when the port of this peer changes.
         """
 
 

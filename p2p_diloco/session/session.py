@@ -18,7 +18,7 @@ from p2p_diloco.codec.vectors import Vector, why_no_loops
 from p2p_diloco.config.manifest import VerifiedManifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.config.settings import PeerSettings, bytes_per_second
-from p2p_diloco.errors import ConfigError, DaemonEnded
+from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
 from p2p_diloco.ids import PeerId, SpanId
 from p2p_diloco.memory.heap import trim_now_and_then
 from p2p_diloco.node.clock_sync import SwarmClock
@@ -28,6 +28,7 @@ from p2p_diloco.node.vector_actions import VectorWorker
 from p2p_diloco.outer.state import SpanState
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.local import LocalPeer
+from p2p_diloco.protocol.membership.reach import Standing
 from p2p_diloco.session.contact import Contact, NextStart
 from p2p_diloco.session.ending import (
     StopRequest,
@@ -153,7 +154,7 @@ class PeerSession:
             own_model=parts.verified.manifest.model.is_own_loop,
         )
         reporter.follow(self._engine, line=parts.line, failed_dials=self._contact.keeper.failures)
-        reporter.note_reach(ports=transport.listen_ports())
+        reporter.note_reach(standing=Standing(is_reachable=False), ports=transport.listen_ports())
         self._archive = Archive(
             folder.path,
             plan=self._run,
@@ -412,6 +413,12 @@ class PeerSession:
             manifest = self._parts.verified.manifest
             named = manifest.founder is not None
             self._reporter.report("founded", f'founded "{manifest.name}"{alone if named else ""}')
+        elif await asyncio.to_thread(genesis_digest, start) != founding.roster.genesis:
+            raise StateError(
+                f"{self._parts.folder.path} holds the first roster of the run but no sound checkpoint, and the model "
+                "to begin with is not the one that the run was founded with; restore a checkpoint or the first model, "
+                "or found another run with another --state-directory"
+            )
         self._hold(genesis_states(start, founding.roster))
         node.found(founding)
 
@@ -499,8 +506,9 @@ class PeerSession:
             await self._stop_training()
             if self._longest_wait() == math.inf:
                 await self._evaluations.measure()
-            digest = await asyncio.to_thread(state_digest, self._held().states())
-            self._reporter.note(state_digest=digest)
+            if not self._is_only_offline():
+                digest = await asyncio.to_thread(state_digest, self._held().states())
+                self._reporter.note(state_digest=digest)
             await self._saver.save()
             if not on_request:
                 node.leave()

@@ -173,14 +173,19 @@ class NoTraining(Training):
     trains = False
     owns_process = True
 
-    held: HeldState
+    held: HeldState | None = None
+    """The state from `open` to `end`: nothing of it stays in memory while a peer is offline."""
 
     def open(self, host: TrainingHost) -> HeldState:
         self.held = HeldState(host)
         return self.held
 
     def wait_until_idle(self) -> None:
+        assert self.held is not None, "open it first"
         self.held.wait_until_idle()
+
+    async def end(self) -> None:
+        self.held = None
 
 
 class Evaluations:

@@ -69,7 +69,7 @@ class LoopTraining(TrainingThread):
                 assert self._step is not None
                 self._step()
         except Exception as error:
-            self._died(error)
+            self.state.host.died(error)
             return
         if not self._stopping:
             self._timer = asyncio.get_running_loop().call_later(STEP_SECONDS, self._reach_border)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from session_stage import SessionStage, Watcher
 from small_run import CLOCK_START, ORGANISER, ROSTER, peer_key, small_manifest, small_plan, write_text
 from torch import nn
 
+from p2p_diloco.app.models import archivist
 from p2p_diloco.app.models.archivist import Archivist, CompletedCycles
 from p2p_diloco.app.models.exported_model import files_of, provenance_of
 from p2p_diloco.app.text.token_shards import INDEX_FILE, Shard, ShardIndex, Source
@@ -35,7 +37,7 @@ from p2p_diloco.session.own_model import describe_model
 from p2p_diloco.session.shared_text import SharedText
 from p2p_diloco.session.training import TrainingHost
 from p2p_diloco.storage.archive import Archive
-from p2p_diloco.storage.export_folder import WORD_FILE, ExportPlan
+from p2p_diloco.storage.export_folder import WORD_FILE, ExportFolder, ExportPlan
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, TOKENIZER_FILE
 from p2p_diloco.storage.text_copy import TextStore, list_own_text
 from simulator.virtual_time import run_virtual
@@ -375,6 +377,36 @@ def test_a_full_disk_skips_one_export_and_leaves_the_older_ones(tmp_path: Path, 
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     run_virtual(scene())
+
+
+def test_a_session_ends_only_after_the_export_in_progress(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A later session of the same peer tidies the folder, and would take the export for one that a crash has left."""
+    begun, released, write = threading.Event(), threading.Event(), ExportFolder.write
+
+    def slow_write(self: ExportFolder, *arguments: Any) -> Any:
+        begun.set()
+        assert released.wait(30.0)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(ExportFolder, "write", slow_write)
+    monkeypatch.setattr(archivist, "LOOK_SECONDS", 0.0)
+
+    async def scene() -> None:
+        alone = Alone(tmp_path, small_plan({"data.path": "elsewhere"}), num_entries=3)
+        alone.level = 2
+        running = asyncio.ensure_future(alone.archivist.serve())
+        assert await asyncio.to_thread(begun.wait, 30.0)
+        running.cancel()
+        await asyncio.wait({running})
+        ending = asyncio.ensure_future(alone.archivist.end())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ending.done()
+        released.set()
+        await ending
+        assert alone.names() == ["cycle-000000002"]
+
+    asyncio.run(scene())
 
 
 def test_a_state_that_has_not_changed_or_is_not_on_the_disk_is_not_exported(tmp_path: Path) -> None:

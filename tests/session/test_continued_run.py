@@ -407,7 +407,7 @@ EXPORTS = ExportPlan(folder=Path("exports"), every=1, keep=1)
 
 def started(state: str = "state", *, archives: bool = True) -> str:
     """Found the run of `run.toml` with an archivist, or a bootstrap peer; return the error with which that ends."""
-    source = read_founding(Path("run.toml"))
+    source = read_founding(Path("run.toml"), make_start=make_start)
     settings = PeerSettings(state_directory=Path(state))
     training = Archivist(EXPORTS) if archives else None
     plan = PeerPlan(settings=settings, source=source, training=training, network=NoNetwork())

@@ -196,6 +196,7 @@ async def test_hours_pause_and_resume_a_peer(stage: PeerStage) -> None:
             begin.replace(hour=13, minute=0).astimezone(UTC).timestamp(), abs=1.5
         )
         assert guest.watcher.last.paused == "paused until fri 09:00 (hours)"
+        assert guest.watcher.last.state_digest == "", "it goes on later, with other bytes"
         guest.ask(limits={"hours": "none"})
         assert await guest.until(lambda: guest.watcher.last.phase == "training") < 2.5
 

@@ -11,13 +11,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import session_stage
 import torch
 from session_stage import LoopTraining, SessionStage, Watcher, run_stage
 from small_run import CLOCK_START, peer_key
 
+from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.data import BatchStream
 from p2p_diloco.app.training import built_in
 from p2p_diloco.app.training.built_in import LAST_STEP_SECONDS
+from p2p_diloco.codec.vectors import Vector
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import SpanId, format_peer_id
 from p2p_diloco.island.inner_state import INNER_FILE
@@ -155,6 +159,25 @@ async def test_a_restart_uses_the_checkpoint_and_founds_nothing_again(tmp_path: 
     assert second.last.incarnation == 2
     assert second.last.state_digest not in ("", first.last.state_digest)
     assert second.last.entries_absorbed > 0
+
+
+async def test_a_founder_that_has_lost_its_state_does_not_go_on_with_another_model(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    stage, watcher = SessionStage(tmp_path), Watcher()
+    await stage.play("boot", watcher, StopRequest(), founds=True, trains=False, until_round=1)
+    for path in stage.run_folder("boot").path.glob("checkpoint-*"):
+        path.unlink()
+    await stage.play("boot", Watcher(), StopRequest(), founds=True, trains=False, until_round=3)
+
+    def other(plan: RunPlan, own: str | None) -> dict[SpanId, Vector]:
+        return {span: anchor_N + 1.0 for span, anchor_N in make_start(plan, own).items()}
+
+    for path in stage.run_folder("boot").path.glob("checkpoint-*"):
+        path.unlink()
+    monkeypatch.setattr(session_stage, "make_start", other)
+    with pytest.raises(StateError, match="not the one that the run was founded with; restore a checkpoint"):
+        await stage.play("boot", Watcher(), StopRequest(), founds=True, trains=False, until_round=5)
 
 
 async def test_each_start_trains_on_its_own_windows(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -114,6 +114,7 @@ class Archivist(NoTraining):
         self._evaluation: AnchorEvaluation | WholeEvaluation | None = None
         self._folder: ExportFolder | None = None
         self._exporting = asyncio.Lock()
+        self._writing: asyncio.Future[_Done] | None = None
         self._tried = 0
         """The latest cycle whose export was begun in this session, even if it failed."""
         return super().open(host)
@@ -140,6 +141,12 @@ class Archivist(NoTraining):
     async def finish(self, last_round: int) -> None:
         """Export the state after the last round, if that is due. Call it once all peers hold the same."""
         await self._export_if_due((last_round + 1) // self._host.plan.rules.clock.num_fragments)
+
+    async def end(self) -> None:
+        """Wait for an export in progress: a later session of this peer uses the same folder."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        await super().end()
 
     async def _open_folder(self) -> None:
         host = self._host
@@ -221,7 +228,9 @@ class Archivist(NoTraining):
             self._tried = cycle
             await self._host.written()
             try:
-                done = await asyncio.to_thread(self._export, cycle, tips, self._folder)
+                self._writing = asyncio.ensure_future(asyncio.to_thread(self._export, cycle, tips, self._folder))
+                self._writing.add_done_callback(lambda ended: ended.exception())  # `end` may be who waits for it
+                done = await asyncio.shield(self._writing)
             except Exception as error:  # this peer may be the one that keeps the run alive
                 reason = str(error) if isinstance(error, P2PDilocoError) else f"{type(error).__name__}: {error}"
                 next_cycle = cycle + self._exports.every
@@ -243,7 +252,9 @@ class Archivist(NoTraining):
     def _has_tokenizer(self) -> bool:
         """Return whether the tokenizer is here, if the run has one; it comes with the text."""
         manifest = self._host.plan.manifest
-        return manifest.data.tokenizer is None or (self._host.folder / TOKENIZER_FILE).exists()
+        if manifest.model.is_own_loop or manifest.data.tokenizer is None:
+            return True
+        return (self._host.folder / TOKENIZER_FILE).exists()
 
     def _export(self, cycle: int, tips: Mapping[SpanId, Digest], folder: ExportFolder) -> _Done:
         """Write one export; called in a thread.
@@ -266,7 +277,7 @@ class Archivist(NoTraining):
 
     def _tips(self) -> Mapping[SpanId, Digest] | None:
         """Return the digest that each span's log has reached; None while a span is missing."""
-        states = self.held.moving_states()
+        states = self.held.moving_states() if self.held is not None else {}
         if len(states) < len(self._host.plan.places):
             return None
         return {span: state.head.digest for span, state in states.items()}

@@ -20,7 +20,7 @@ from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
-from p2p_diloco.session.founding import start_from
+from p2p_diloco.session.founding import check_untrained, start_from
 from p2p_diloco.session.learnt_model import LearntModel
 from p2p_diloco.session.own_model import check_model, describe_model
 
@@ -159,6 +159,7 @@ def make_start(plan: RunPlan, own: str | None = None) -> dict[SpanId, Vector]:
     Raises:
         ConfigError: the model cannot be built, or the run starts from a file.
     """
+    check_untrained(plan)
     return start_from(plan, LocalParameters(build_run_model(plan, own, founds=True).module, plan.fragments))
 
 
