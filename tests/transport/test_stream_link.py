@@ -50,57 +50,45 @@ def test_closing_gently_waits_for_the_reader_but_not_forever() -> None:
     assert 0.9 < run_virtual(main()) < 1.1
 
 
-def test_closing_gently_closes_a_broken_stream_at_once() -> None:
-    async def main() -> None:
-        connection = FakeStream(error=BrokenPipeError())
-        await make_stream(connection).close_gently(1.0)
-        assert connection.ends == ["abort"]
-
-    run_virtual(main())
+async def test_closing_gently_closes_a_broken_stream_at_once() -> None:
+    connection = FakeStream(error=BrokenPipeError())
+    await make_stream(connection).close_gently(1.0)
+    assert connection.ends == ["abort"]
 
 
-def test_taking_a_link_down_stops_its_work_but_not_the_caller() -> None:
-    async def main() -> None:
-        link = make_link()
-        stream = make_stream(FakeStream())
-        link.add(stream)
-        reading, writing = asyncio.create_task(asyncio.sleep(100)), asyncio.create_task(asyncio.sleep(100))
-        stream.read_in(reading)
-        own = asyncio.current_task()
-        assert own is not None
-        link.start([own, writing])
-        link.outboxes[Lane.BULK].offer(b"frame", 1.0)
-        assert not link.is_idle()
-        assert link.take_down() == [stream]
-        await asyncio.sleep(0.01)
-        assert reading.cancelled()
-        assert writing.cancelled()
-        assert (link.is_up, link.is_lost, link.all_streams(), link.is_idle()) == (False, True, [], True)
-
-    run_virtual(main())
+async def test_taking_a_link_down_stops_its_work_but_not_the_caller() -> None:
+    link = make_link()
+    stream = make_stream(FakeStream())
+    link.add(stream)
+    reading, writing = asyncio.create_task(asyncio.sleep(100)), asyncio.create_task(asyncio.sleep(100))
+    stream.read_in(reading)
+    own = asyncio.current_task()
+    assert own is not None
+    link.start([own, writing])
+    link.outboxes[Lane.BULK].offer(b"frame", 1.0)
+    assert not link.is_idle()
+    assert link.take_down() == [stream]
+    await asyncio.sleep(0.01)
+    assert reading.cancelled()
+    assert writing.cancelled()
+    assert (link.is_up, link.is_lost, link.all_streams(), link.is_idle()) == (False, True, [], True)
 
 
-def test_a_link_that_writes_is_not_idle() -> None:
-    async def main() -> None:
-        link = make_link()
-        link.writing.add(Lane.CONTROL)
-        assert not link.is_idle()
-
-    run_virtual(main())
+async def test_a_link_that_writes_is_not_idle() -> None:
+    link = make_link()
+    link.writing.add(Lane.CONTROL)
+    assert not link.is_idle()
 
 
-def test_a_link_runs_out_stream_by_stream() -> None:
-    async def main() -> None:
-        link = make_link()
-        for lane in Lane:
-            link.streams[lane].append(make_stream(FakeStream(), lane))
-        assert (link.is_running_out(), link.has_run_out()) == (False, False)
-        link.streams[Lane.CONTROL][0].run_out()
-        assert (link.is_running_out(), link.has_run_out()) == (True, False)
-        link.streams[Lane.BULK][0].run_out()
-        assert (link.is_running_out(), link.has_run_out()) == (True, True)
-
-    run_virtual(main())
+async def test_a_link_runs_out_stream_by_stream() -> None:
+    link = make_link()
+    for lane in Lane:
+        link.streams[lane].append(make_stream(FakeStream(), lane))
+    assert (link.is_running_out(), link.has_run_out()) == (False, False)
+    link.streams[Lane.CONTROL][0].run_out()
+    assert (link.is_running_out(), link.has_run_out()) == (True, False)
+    link.streams[Lane.BULK][0].run_out()
+    assert (link.is_running_out(), link.has_run_out()) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -108,96 +96,78 @@ def test_a_link_runs_out_stream_by_stream() -> None:
     [(-math.inf, 0.0, True), (20.0, 20.0, False), (20.0, 20.1, True)],
     ids=["dialled by the other end", "dialled here just now", "dialled here long ago"],
 )
-def test_a_stream_from_the_other_end_outdates_a_link_unless_the_dials_may_have_crossed(
+async def test_a_stream_from_the_other_end_outdates_a_link_unless_the_dials_may_have_crossed(
     crosses_until: float, now: float, expected: bool
 ) -> None:
-    async def main() -> None:
-        link = make_link()
-        link.add(make_stream(FakeStream(), crosses_until=crosses_until))
-        assert link.is_outdated(Lane.BULK, now) is expected
-        assert not link.is_outdated(Lane.CONTROL, now)
-
-    run_virtual(main())
+    link = make_link()
+    link.add(make_stream(FakeStream(), crosses_until=crosses_until))
+    assert link.is_outdated(Lane.BULK, now) is expected
+    assert not link.is_outdated(Lane.CONTROL, now)
 
 
-def test_the_read_count_is_sent_on_the_control_lane_and_repeated_once_the_other_end_reads() -> None:
-    async def main() -> None:
-        link, connection = make_link(), FakeStream()
-        link.acknowledge(7)
-        link.add(make_stream(connection, Lane.CONTROL))
-        link.acknowledge(5)
-        assert connection.written == reading_of(12)
-        connection.unsent = WRITE_BUFFER_BYTES + 1
-        for _ in range(1000):
-            link.acknowledge(3)
-        await asyncio.sleep(10.0)
-        assert connection.written == reading_of(12), "reports do not accumulate"
-        connection.unsent = 0
-        await asyncio.sleep(2 * REPEAT_SECONDS)
-        assert connection.written == reading_of(12) + reading_of(3012)
-        link.acknowledge(READ_MODULUS - 3000)
-        assert connection.written.endswith(reading_of(12)), "the count wraps around"
-
-    run_virtual(main())
+async def test_the_read_count_is_sent_on_the_control_lane_and_repeated_once_the_other_end_reads() -> None:
+    link, connection = make_link(), FakeStream()
+    link.acknowledge(7)
+    link.add(make_stream(connection, Lane.CONTROL))
+    link.acknowledge(5)
+    assert connection.written == reading_of(12)
+    connection.unsent = WRITE_BUFFER_BYTES + 1
+    for _ in range(1000):
+        link.acknowledge(3)
+    await asyncio.sleep(10.0)
+    assert connection.written == reading_of(12), "reports do not accumulate"
+    connection.unsent = 0
+    await asyncio.sleep(2 * REPEAT_SECONDS)
+    assert connection.written == reading_of(12) + reading_of(3012)
+    link.acknowledge(READ_MODULUS - 3000)
+    assert connection.written.endswith(reading_of(12)), "the count wraps around"
 
 
-def test_the_read_count_is_repeated_on_another_stream() -> None:
-    async def main() -> None:
-        link, first, second = make_link(), FakeStream(), FakeStream()
-        old, new = make_stream(first, Lane.CONTROL), make_stream(second, Lane.CONTROL)
-        link.add(old)
-        link.start([])
-        link.acknowledge(7)
-        link.add(new)
-        assert second.written == reading_of(7), "the other end may have missed earlier reports"
-        link.acknowledge(5)
-        assert (first.written, second.written) == (reading_of(7), reading_of(7) + reading_of(12))
-        link.remove(new)
-        assert first.written == reading_of(7) + reading_of(12), "reports on the other stream may be lost with it"
-
-    run_virtual(main())
+async def test_the_read_count_is_repeated_on_another_stream() -> None:
+    link, first, second = make_link(), FakeStream(), FakeStream()
+    old, new = make_stream(first, Lane.CONTROL), make_stream(second, Lane.CONTROL)
+    link.add(old)
+    link.start([])
+    link.acknowledge(7)
+    link.add(new)
+    assert second.written == reading_of(7), "the other end may have missed earlier reports"
+    link.acknowledge(5)
+    assert (first.written, second.written) == (reading_of(7), reading_of(7) + reading_of(12))
+    link.remove(new)
+    assert first.written == reading_of(7) + reading_of(12), "reports on the other stream may be lost with it"
 
 
-def test_reads_are_counted_once_even_if_reports_were_lost() -> None:
-    async def main() -> None:
-        link = make_link()
-        for num_bytes in (100, 200, 300):
-            link.flight.send(num_bytes, 0.0, 60.0)
-        link.take_read_count(100)
-        assert link.flight.bytes_under_way == 500
-        link.take_read_count(100)
-        assert link.flight.bytes_under_way == 500
-        link.take_read_count(600)
-        assert link.flight.bytes_under_way == 0
-        link.flight.send(50, 0.0, 60.0)
-        link.take_read_count(0)
-        assert link.flight.bytes_under_way == 0, "the other end restarted its count, so what it has read is unknown"
-        link.flight.send(50, 0.0, 60.0)
-        link.take_read_count(20)
-        assert link.flight.bytes_under_way == 30
-
-    run_virtual(main())
+async def test_reads_are_counted_once_even_if_reports_were_lost() -> None:
+    link = make_link()
+    for num_bytes in (100, 200, 300):
+        link.flight.send(num_bytes, 0.0, 60.0)
+    link.take_read_count(100)
+    assert link.flight.bytes_under_way == 500
+    link.take_read_count(100)
+    assert link.flight.bytes_under_way == 500
+    link.take_read_count(600)
+    assert link.flight.bytes_under_way == 0
+    link.flight.send(50, 0.0, 60.0)
+    link.take_read_count(0)
+    assert link.flight.bytes_under_way == 0, "the other end restarted its count, so what it has read is unknown"
+    link.flight.send(50, 0.0, 60.0)
+    link.take_read_count(20)
+    assert link.flight.bytes_under_way == 30
 
 
-def test_removing_a_bulk_stream_that_is_only_read_keeps_bytes_in_flight() -> None:
-    async def main() -> None:
-        link = make_link()
-        written, other = make_stream(FakeStream()), make_stream(FakeStream())
-        link.add(written)
-        link.add(other)
-        link.flight.send(100, 0.0, 60.0)
-        link.remove(other)
-        assert link.flight.bytes_under_way == 100
-        link.remove(written)
-        assert link.flight.bytes_under_way == 0
-
-    run_virtual(main())
+async def test_removing_a_bulk_stream_that_is_only_read_keeps_bytes_in_flight() -> None:
+    link = make_link()
+    written, other = make_stream(FakeStream()), make_stream(FakeStream())
+    link.add(written)
+    link.add(other)
+    link.flight.send(100, 0.0, 60.0)
+    link.remove(other)
+    assert link.flight.bytes_under_way == 100
+    link.remove(written)
+    assert link.flight.bytes_under_way == 0
 
 
-def test_reporting_reads_on_a_lost_connection_does_nothing() -> None:
-    async def main() -> None:
-        link = make_link()
-        link.streams[Lane.CONTROL].append(make_stream(FakeStream(error=BrokenPipeError()), Lane.CONTROL))
-        link.acknowledge(5)
-
-    run_virtual(main())
+async def test_reporting_reads_on_a_lost_connection_does_nothing() -> None:
+    link = make_link()
+    link.streams[Lane.CONTROL].append(make_stream(FakeStream(error=BrokenPipeError()), Lane.CONTROL))
+    link.acknowledge(5)
