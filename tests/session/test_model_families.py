@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from p2p_diloco.app.models.exported_model import check_export, files_of, provenance_of
-from p2p_diloco.app.models.run_model import build_learnt_model, build_run_model, describe_source
+from p2p_diloco.app.models.run_model import build_learnt_model, build_run_model, describe_source, tokenizer_of
 from p2p_diloco.app.models.sampling import continue_text, encode_prompt
 from p2p_diloco.app.text.tokenizer_files import TokenizerFiles, byte_tokenizer
 from p2p_diloco.config.manifest import ModelSection
@@ -201,7 +201,7 @@ def test_a_family_is_trained_exported_and_generates_to_its_end(name: str, tmp_pa
         optimizer.step()
     assert loss.item() < 0.4, "it has learnt its lesson"
     parameters = {key: tensor.detach().clone() for key, tensor in trained(model.module).items()}
-    learnt = LearntModel(plan=plan, parameters=parameters, rounds=3, tokenizer=tokenizer_files())
+    learnt = LearntModel(plan=plan, parameters=parameters, rounds=3, tokenizer=tokenizer_files().encode())
     files = files_of(learnt, provenance_of(learnt, None))
     write_new_folder(tmp_path / "out", files, check=lambda draft: check_export(learnt, None, draft))
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -216,7 +216,7 @@ def test_a_family_is_trained_exported_and_generates_to_its_end(name: str, tmp_pa
     # For RoBERTa, generate() numbers positions from 0, and forward() from the padding token.
     assert theirs == [*LESSON, END] or name == "roberta decoder"
     own = continue_text(
-        build_learnt_model(learnt, None), encode_prompt(learnt.tokenizer, b"hello "), tokens=259,
+        build_learnt_model(learnt, None), encode_prompt(tokenizer_of(learnt), b"hello "), tokens=259,
         ends=(END, TURN), temperature=0.0, seed=0,
     )  # fmt: skip
     assert bytes(islice(own, 20)) == b"families!"
