@@ -64,7 +64,7 @@ KEEP_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandContext:
+class SharedParts:
     """The parts that all machines of a simulation share."""
 
     rules: RunRules
@@ -99,7 +99,7 @@ class Machine:
     """
 
     name: str
-    around: CommandContext
+    around: SharedParts
     clock: MachineClock
     disk: SimulatedDisk
     place: str

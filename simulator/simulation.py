@@ -35,7 +35,7 @@ from p2p_diloco.transport.link import TransportLimits
 from simulator.clock import MachineClock
 from simulator.disk import DiskRack
 from simulator.inspector import Inspected, Inspector, Violated
-from simulator.machine import CommandContext, Machine
+from simulator.machine import Machine, SharedParts
 from simulator.maths import SharedMaths
 from simulator.network import OPEN, OUTBOUND_ONLY, SimulatedNetwork, shared_values
 from simulator.process import OUTSIDE, Process, SimulationLoop, run_in
@@ -214,7 +214,7 @@ class Simulation:
         draw = random.Random(f"{self.seed} {name} boots")
         machine = Machine(
             name=name,
-            around=CommandContext(
+            around=SharedParts(
                 rules=self.rules,
                 maths=self.maths,
                 network=self.network,

@@ -11,7 +11,6 @@ from p2p_diloco.errors import PeerError
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.node.peer_records import OwnRecord, PeerRecords
 from p2p_diloco.node.reach_keeper import seen_hosts
-from p2p_diloco.protocol.round.topology import FEW_LINKS
 from p2p_diloco.transport.directory import RECORD_LIFETIME_SECONDS, Directory, PeerRecord, PeerRole
 from p2p_diloco.transport.link import Transport
 from p2p_diloco.transport.strangers import MOST_LINKS, DialBudget, surplus_links
@@ -36,6 +35,8 @@ STEADY_SECONDS = 30.0
 MOST_BOOTSTRAPS_ON_TRUST = 2
 """Maximum number of bootstrap peers in an invite that this peer has not dialled: any peer may claim to be one."""
 LOOK_SECONDS = 1.0
+FEW_LINKS = 2
+"""Number of links below which a peer is cut off: it then accepts a link to any peer."""
 CALM_LOOK_SECONDS = 5.0
 CALM_AFTER_LOOKS = 30
 CONTENT_LOOK_SECONDS = 60.0

@@ -170,7 +170,7 @@ def learnt_model(
 
 def _tokenizer_of(folder: Path, plan: RunPlan) -> bytes | None:
     wanted, path = plan.manifest.data.tokenizer, folder / TOKENIZER_FILE
-    if wanted is None:
+    if wanted is None or plan.manifest.model.is_own_loop:  # such a model is exported without a tokenizer
         return None
     try:
         raw = path.read_bytes()

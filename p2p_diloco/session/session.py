@@ -248,7 +248,7 @@ class PeerSession:
                 tasks.create_task(service, name=name)
 
     def _services(self, node: SwarmNode) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """Yield what runs beside the training, with a name each; none of it ends by itself."""
+        """Yield what runs beside the training, with a name each; only a training without a service ends by itself."""
         yield "swarm", node.run()
         yield "links", self._contact.keeper.run()
         yield "reach", self._contact.reach.run()
@@ -427,7 +427,8 @@ class PeerSession:
         if parameters is not None:
             return start_from(self._run, parameters)
         assert plan.founding is not None, "only a founder begins with an untrained model"
-        assert plan.founding.make_start is not None, "checked at the start"
+        if plan.founding.make_start is None:  # its start file is gone, and so are its checkpoints
+            raise ConfigError("this founder has no model to begin with; restore a checkpoint, or give its start file")
         return plan.founding.make_start(self._run, plan.settings.model)
 
     def _hold(self, states: dict[SpanId, SpanState]) -> None:

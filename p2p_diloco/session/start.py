@@ -271,7 +271,7 @@ def _check_founder(plan: PeerPlan) -> dict[SpanId, Vector]:
             f'"{run.manifest.name}" trains its own model; found it from the training loop of the model '
             "(p2p_diloco.found), or give its initial tensors: bootstrap run.toml --start model.safetensors"
         )
-    elif not plan.trains and founding.make_start is None and not _has_founded(plan.settings, founding):
+    elif not plan.trains and founding.make_start is None:
         raise ConfigError(
             f'the founder of "{run.manifest.name}" has neither a model nor initial tensors; give Founding.make_start, '
             "which builds the untrained model, or Founding.start, a file"

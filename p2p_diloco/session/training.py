@@ -56,9 +56,6 @@ class TrainingHost(StateHost):
     text: SharedText | None = None
 
 
-LOOK_SECONDS = 1.0
-
-
 class Pace:
     """Limits that the machine's owner sets on steps. Set in the event loop, read by the training thread.
 
@@ -186,6 +183,9 @@ class NoTraining(Training):
 
     async def end(self) -> None:
         self.held = None
+
+
+LOOK_SECONDS = 1.0
 
 
 class Evaluations:

@@ -88,7 +88,8 @@ gone."""
 
 def _close_in_child() -> None:
     while not_for_children:
-        os.close(not_for_children.pop())
+        with contextlib.suppress(OSError):  # one that is closed already must not keep the others open
+            os.close(not_for_children.pop())
 
 
 os.register_at_fork(after_in_child=_close_in_child)

@@ -299,25 +299,29 @@ class Alone:
         )
         reporter: Any = self.reporter
         self.archivist = Archivist(ExportPlan(folder=folder / "exports", every=1, keep=9))
-        self._held = self.archivist.open(
-            TrainingHost(
-                plan=plan,
-                peer=peer_key("archie").peer,
-                incarnation=1,
-                settings=PeerSettings(),
-                folder=folder,
-                now=lambda: 0.0,
-                in_loop=lambda call: call(),
-                died=lambda error: None,
-                damaged=lambda span, reason: None,
-                reporter=reporter,
-                engine=engine,
-                archive=self.archive,
-                written=lambda: asyncio.sleep(0),
-                text=text,
-            )
+        self._host = TrainingHost(
+            plan=plan,
+            peer=peer_key("archie").peer,
+            incarnation=1,
+            settings=PeerSettings(),
+            folder=folder,
+            now=lambda: 0.0,
+            in_loop=lambda call: call(),
+            died=lambda error: None,
+            damaged=lambda span, reason: None,
+            reporter=reporter,
+            engine=engine,
+            archive=self.archive,
+            written=lambda: asyncio.sleep(0),
+            text=text,
         )
+        self.begin()
+
+    def begin(self) -> Archivist:
+        """Begin a session."""
+        self._held = self.archivist.open(self._host)
         self._held.hold(self.states)
+        return self.archivist
 
     def _set_heads(self, beat: Any) -> tuple[FragmentHead, ...]:
         """Let the other peer hold the same up to the end of cycle `level`."""
@@ -340,6 +344,7 @@ class Alone:
 
 def test_exports_of_an_own_model_hold_the_trained_tensors_and_no_loss(tmp_path: Path) -> None:
     values = {"model": describe_model(nn.Linear(40, 30)), "rounds": {"clock_start": CLOCK_START, "fragments": 2}}
+    values["data"] = {"path": "books", "tokenizer": "ab" * 32, "fingerprint": "cd" * 32}  # unused by the run's own loop
     manifest = draft_manifest(organiser=ORGANISER.peer, now_seconds=CLOCK_START, name="own", values=values)
 
     async def scene() -> None:
@@ -379,8 +384,8 @@ def test_a_full_disk_skips_one_export_and_leaves_the_older_ones(tmp_path: Path, 
     run_virtual(scene())
 
 
-def test_a_session_ends_only_after_the_export_in_progress(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A later session of the same peer tidies the folder, and would take the export for one that a crash has left."""
+def test_a_session_begins_only_after_the_export_of_an_earlier_one(tmp_path: Path, monkeypatch: Patch) -> None:
+    """It tidies the folder, and would take the export for one that a crash has left."""
     begun, released, write = threading.Event(), threading.Event(), ExportFolder.write
 
     def slow_write(self: ExportFolder, *arguments: Any) -> Any:
@@ -398,12 +403,15 @@ def test_a_session_ends_only_after_the_export_in_progress(tmp_path: Path, monkey
         assert await asyncio.to_thread(begun.wait, 30.0)
         running.cancel()
         await asyncio.wait({running})
-        ending = asyncio.ensure_future(alone.archivist.end())
+        await alone.archivist.end()
+        again = asyncio.ensure_future(alone.begin().serve())
         for _ in range(10):
-            await asyncio.sleep(0)
-        assert not ending.done()
+            await asyncio.sleep(0.01)
+        assert len(alone.reporter.texts("export")) == 1, "it has not opened the folder again"
         released.set()
-        await ending
+        while len(alone.reporter.texts("export")) < 2:
+            await asyncio.sleep(0.01)
+        again.cancel()
         assert alone.names() == ["cycle-000000002"]
 
     asyncio.run(scene())

@@ -26,6 +26,7 @@ from test_shared_text import Tokens
 
 from p2p_diloco import found, new_run
 from p2p_diloco.app.cli.app import main
+from p2p_diloco.app.models import run_model
 from p2p_diloco.app.models.archivist import Archivist
 from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.token_shards import TokenText
@@ -349,11 +350,12 @@ def test_an_export_keeps_the_path_of_the_text_to_itself(tmp_path: Path) -> None:
     assert (manifest.data.path, genesis_digest(own)) == (str(text), genesis_digest(start))
 
 
-def test_the_founder_needs_the_very_file_of_the_start() -> None:
+def test_the_founder_needs_the_very_file_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     kept(PLAN, exported("built-in", Path("export")))
     assert main(["new", "run2.toml", "--continue", "state"]) == 0
     manifest, _ = continued()
     plan, path = plan_run(manifest), Path("run2.start.safetensors")
+    monkeypatch.setattr(run_model, "build_run_model", lambda *_, **__: pytest.fail("a large model may take minutes"))
     with pytest.raises(
         ConfigError, match='"small" starts from a file, and neither that nor a sound checkpoint is here'
     ):
@@ -414,6 +416,15 @@ def started(state: str = "state", *, archives: bool = True) -> str:
     with pytest.raises(P2PDilocoError) as caught:
         asyncio.run(run_peer(plan, Watcher(), StopRequest()))
     return str(caught.value)
+
+
+def test_a_founder_without_a_model_is_refused_before_it_is_online() -> None:
+    write_key_file(Path("organiser.key"), ORGANISER)
+    Path("run.toml").write_text(format_run_toml(PLAN.manifest))
+    founding = read_founding(Path("run.toml"))
+    plan = PeerPlan(settings=PeerSettings(state_directory=Path("state")), source=founding, network=NoNetwork())
+    with pytest.raises(ConfigError, match="has neither a model nor initial tensors; give Founding"):
+        asyncio.run(run_peer(plan, Watcher(), StopRequest()))
 
 
 @pytest.mark.parametrize(("key", "value", "said", "flags"), EDITS)

@@ -27,7 +27,7 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError, clean_tex
 
 STOPPED = 130
 LONG_AT_WORK = frozenset({"training", "vectors"})
-"""Threads of `peer.training_thread` and `node.vector_actions`, by name: importing these would import torch."""
+"""Threads of `app.training.training_thread` and `node.vector_actions`, by name: importing these would import torch."""
 PATIENCE_SECONDS = 5.0
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMISSION_ERRORS = frozenset({errno.EACCES, errno.EPERM})
@@ -123,7 +123,7 @@ def call_command(
         raise ConfigError(_sentence(error, app, nearest)) from None
     inputs = {"around": around} if "around" in unparsed else {}
     if around is not None and not inputs:
-        _refuse_surroundings(app, command, around)
+        _refuse_context(app, command, around)
     code = command(*bound.args, **bound.kwargs, **inputs)
     return code if isinstance(code, int) else 0
 
@@ -142,7 +142,7 @@ def check_typed(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
             argument.convert_and_validate()
 
 
-def _refuse_surroundings(app: App, command: Callable[..., object], around: CommandContext) -> None:
+def _refuse_context(app: App, command: Callable[..., object], around: CommandContext) -> None:
     """Refuse an `@file` or a dotted override of a command that would ignore it: that costs its user hours."""
     commands = {name: found for name in app if not name.startswith("-") and (found := app[name].default_command)}
     given = [f"--{key}" for key in around.overrides] + [f"@{path}" for path in around.files]

@@ -19,6 +19,7 @@ from p2p_diloco.app.text.data import Text
 from p2p_diloco.app.text.run_text import keep_tokenizer, open_fetched_text, open_run_text
 from p2p_diloco.app.text.token_shards import INDEX_FILE, TokenText
 from p2p_diloco.config.manifest import STANDARD_LIBRARY, RunManifest
+from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, P2PDilocoError, StateError
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
@@ -89,6 +90,8 @@ class Archivist(NoTraining):
     def __init__(self, exports: ExportPlan) -> None:
         super().__init__()
         self._exports = exports
+        self._writing: asyncio.Future[_Done] | None = None
+        """The latest export; it may go on after its session."""
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
         """Refuse a run whose exports would be incomplete here, and a copy of the text that is not the run's."""
@@ -114,7 +117,6 @@ class Archivist(NoTraining):
         self._evaluation: AnchorEvaluation | WholeEvaluation | None = None
         self._folder: ExportFolder | None = None
         self._exporting = asyncio.Lock()
-        self._writing: asyncio.Future[_Done] | None = None
         self._tried = 0
         """The latest cycle whose export was begun in this session, even if it failed."""
         return super().open(host)
@@ -143,14 +145,15 @@ class Archivist(NoTraining):
         await self._export_if_due((last_round + 1) // self._host.plan.rules.clock.num_fragments)
 
     async def end(self) -> None:
-        """Wait for an export in progress: a later session of this peer uses the same folder."""
-        if self._writing is not None:
-            await asyncio.wait({self._writing})
+        """Free the memory of the state; an export in progress goes on with its own."""
+        self._evaluation = None
         await super().end()
 
     async def _open_folder(self) -> None:
         host = self._host
         exports = self._exports
+        if self._writing is not None:  # of an earlier session; its draft would be taken for one that a crash has left
+            await asyncio.wait({self._writing})
 
         def open_folder() -> tuple[ExportFolder, tuple[str, ...]]:
             owner = format_peer_id(host.peer)[-8:]
@@ -228,8 +231,10 @@ class Archivist(NoTraining):
             self._tried = cycle
             await self._host.written()
             try:
-                self._writing = asyncio.ensure_future(asyncio.to_thread(self._export, cycle, tips, self._folder))
-                self._writing.add_done_callback(lambda ended: ended.exception())  # `end` may be who waits for it
+                self._writing = asyncio.ensure_future(
+                    asyncio.to_thread(_export, self._host, self._evaluation, cycle, tips, self._folder)
+                )
+                self._writing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
                 done = await asyncio.shield(self._writing)
             except Exception as error:  # this peer may be the one that keeps the run alive
                 reason = str(error) if isinstance(error, P2PDilocoError) else f"{type(error).__name__}: {error}"
@@ -256,25 +261,6 @@ class Archivist(NoTraining):
             return True
         return (self._host.folder / TOKENIZER_FILE).exists()
 
-    def _export(self, cycle: int, tips: Mapping[SpanId, Digest], folder: ExportFolder) -> _Done:
-        """Write one export; called in a thread.
-
-        Raises:
-            StateError: the state cannot be rebuilt, has not changed, or the export cannot be written.
-        """
-        host, plan = self._host, self._host.plan
-        rounds = cycle * plan.rules.clock.num_fragments
-        states = self._rebuild(rounds, tips)
-        state = state_digest([states[span] for span in sorted(states)]).hex()
-        if state == folder.state:
-            raise StateError(f"nothing has changed since {export_name(folder.newest)}")
-        loss = self._held_out_loss(states)
-        learnt = learnt_model(plan, host.folder, states, rounds)
-        del states  # as large as the model twice
-        facts = replace(provenance_of(learnt, None), state=state, held_out_loss=loss)
-        check = partial(check_export, learnt, host.settings.model)
-        return _Done(state=state, loss=loss, sentences=folder.write(cycle, files_of(learnt, facts), state, check))
-
     def _tips(self) -> Mapping[SpanId, Digest] | None:
         """Return the digest that each span's log has reached; None while a span is missing."""
         states = self.held.moving_states() if self.held is not None else {}
@@ -282,28 +268,58 @@ class Archivist(NoTraining):
             return None
         return {span: state.head.digest for span, state in states.items()}
 
-    def _rebuild(self, rounds: int, tips: Mapping[SpanId, Digest]) -> dict[SpanId, SpanState]:
-        """Return all spans as they were after this number of rounds."""
-        states: dict[SpanId, SpanState] = {}
-        for span, tip in tips.items():
-            state = self._host.archive.rebuild_before(span, rounds, tip)
-            if state is None:
-                raise StateError("the checkpoints and entries on this disk do not lead to its end")
-            states[span] = state
-        return states
-
-    def _held_out_loss(self, states: Mapping[SpanId, SpanState]) -> float | None:
-        if self._evaluation is None:
-            return None
-        self._evaluation.begin()
-        loss = None
-        for part in self._evaluation.parts:
-            loss = self._evaluation.take([anchor_slice(self._host.plan, states, each) for each in part])
-        return loss
-
     def _say(self, *sentences: str, **figures: float | int | str) -> None:
         for sentence in sentences:
             self._host.reporter.report("export", sentence, **figures)
+
+
+def _export(
+    host: TrainingHost,
+    evaluation: AnchorEvaluation | WholeEvaluation | None,
+    cycle: int,
+    tips: Mapping[SpanId, Digest],
+    folder: ExportFolder,
+) -> _Done:
+    """Write one export; called in a thread.
+
+    Raises:
+        StateError: the state cannot be rebuilt, has not changed, or the export cannot be written.
+    """
+    plan = host.plan
+    rounds = cycle * plan.rules.clock.num_fragments
+    states = _rebuild(host, rounds, tips)
+    state = state_digest([states[span] for span in sorted(states)]).hex()
+    if state == folder.state:
+        raise StateError(f"nothing has changed since {export_name(folder.newest)}")
+    loss = _held_out_loss(host.plan, evaluation, states)
+    learnt = learnt_model(plan, host.folder, states, rounds)
+    del states  # as large as the model twice
+    facts = replace(provenance_of(learnt, None), state=state, held_out_loss=loss)
+    check = partial(check_export, learnt, host.settings.model)
+    return _Done(state=state, loss=loss, sentences=folder.write(cycle, files_of(learnt, facts), state, check))
+
+
+def _rebuild(host: TrainingHost, rounds: int, tips: Mapping[SpanId, Digest]) -> dict[SpanId, SpanState]:
+    """Return all spans as they were after this number of rounds."""
+    states: dict[SpanId, SpanState] = {}
+    for span, tip in tips.items():
+        state = host.archive.rebuild_before(span, rounds, tip)
+        if state is None:
+            raise StateError("the checkpoints and entries on this disk do not lead to its end")
+        states[span] = state
+    return states
+
+
+def _held_out_loss(
+    plan: RunPlan, evaluation: AnchorEvaluation | WholeEvaluation | None, states: Mapping[SpanId, SpanState]
+) -> float | None:
+    if evaluation is None:
+        return None
+    evaluation.begin()
+    loss = None
+    for part in evaluation.parts:
+        loss = evaluation.take([anchor_slice(plan, states, each) for each in part])
+    return loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

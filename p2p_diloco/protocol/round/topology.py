@@ -20,8 +20,6 @@ from p2p_diloco.protocol.wire.messages import RosterReply
 from p2p_diloco.protocol.wire.roster import Roster, grid_order
 
 DIALLED_AHEAD_CYCLES = 2
-FEW_LINKS = 2
-"""Number of links below which a peer is cut off: it then accepts a link to any peer."""
 
 
 class Topology:
