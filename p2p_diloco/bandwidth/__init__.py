@@ -1,1 +1,1 @@
-"""Bandwidth of one peer: forecast, measured rate, and the share of averaging that follows from both."""
+"""Bandwidth of one peer: forecast, measured rate and the share that it sets (formula: `protocol/round/traffic.py`)."""

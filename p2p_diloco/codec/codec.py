@@ -512,7 +512,7 @@ def _round_off(bits_N: npt.NDArray[np.uint32], noise: RoundingBits | None) -> np
 _CODECS: dict[str, Codec] = {codec.name: codec for codec in (Float32Codec(), Bfloat16Codec(), Int8Codec(), Int4Codec())}
 
 CODEC_NAMES = tuple(_CODECS)
-"""Codec names for manifests, from the widest to the narrowest."""
+"""Codec names, from the widest to the narrowest; `CodecName` in `config/manifest.py` lists the same."""
 ROW_MEAN_CODEC = "int8"
 """Codec of the mean of a row, from its reducer to the owner of the span: wide, because the entry is rounded again."""
 

@@ -19,6 +19,7 @@ from p2p_diloco.protocol.membership.histories import Activity
 from p2p_diloco.protocol.membership.local import Conditions, LocalPeer
 from p2p_diloco.protocol.membership.membership import Membership
 from p2p_diloco.protocol.membership.roster_book import Governance, RosterBook
+from p2p_diloco.protocol.paths import Paths
 from p2p_diloco.protocol.repair.catch_up import CatchUp
 from p2p_diloco.protocol.repair.readiness import ASKS_IN_A_ROUND
 from p2p_diloco.protocol.repair.repair import Repair
@@ -27,7 +28,6 @@ from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
 from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
 from p2p_diloco.protocol.round.influence import Agreement, Influence
 from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
-from p2p_diloco.protocol.round.topology import Topology
 from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.ballot import NO_BALLOTS, Ballots, Prepare, Promised, Proposal, Vote
 from p2p_diloco.protocol.wire.entry import Entry
@@ -127,7 +127,7 @@ class PeerEngine:
             linked=self.linked,
             verify=verify,
         )
-        self._topology = Topology(rules=rules, membership=self.membership)
+        self._paths = Paths(rules=rules, membership=self.membership)
         self.influence = Influence(me.peer)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
@@ -259,7 +259,7 @@ class PeerEngine:
 
     def wanted_links(self, announced: Collection[PeerId] = ()) -> frozenset[PeerId] | None:
         """Return the peers, including `announced` ones, that this peer needs a link to; None: all that it can reach."""
-        return self._topology.wanted_links(self.round, announced)
+        return self._paths.wanted_links(self.round, announced)
 
     def _sign_of_life(self, to: Iterable[PeerId], now: float) -> list[Action]:
         to, self._to_greet = sorted(to), set()
@@ -317,7 +317,7 @@ class PeerEngine:
     def _take_rosters(self, sender: PeerId, reply: RosterReply, now: float) -> list[Action]:
         before = self.book.grid()
         actions = self.membership.rosters.take(reply.rosters, now)
-        actions += self._topology.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
+        actions += self._paths.hand_on_rosters(before, sender, actions, now, self.rules.clock.soon(now))
         if any(isinstance(action, Report) and action.topic == "branch" for action in actions):
             self.repair.adopt_branch()
         view = self.membership.liveness.views.get(sender)
@@ -431,7 +431,7 @@ class PeerEngine:
     def _absorbed(self, entries: Iterable[Entry], now: float) -> list[Action]:
         actions: list[Action] = []
         for entry in entries:
-            actions += self._topology.hand_down(entry, now)
+            actions += self._paths.hand_down(entry, now)
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self._note_weights(entry, grid.owner(entry.span), roster)

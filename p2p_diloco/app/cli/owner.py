@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from p2p_diloco.app.cli.table import LOG_WIDTH, status_table
+from p2p_diloco.app.cli.status_table import LOG_WIDTH, status_table
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.guest.owner_files import (

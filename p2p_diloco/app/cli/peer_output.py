@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from p2p_diloco.app.cli.output import discard, print_to_stderr
-from p2p_diloco.app.cli.table import status_line, status_table
+from p2p_diloco.app.cli.status_table import status_line, status_table
 from p2p_diloco.config.settings import NO_LIMIT, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.session.peer_plan import AskQuota

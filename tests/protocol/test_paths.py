@@ -1,4 +1,4 @@
-"""The links that a peer wants, and the topology of rosters and entries in a grid."""
+"""The links that a peer wants, and the paths of rosters and entries in a grid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2p_diloco.ids import PeerId
 from p2p_diloco.protocol.actions import KeepRoster, Send
 from p2p_diloco.protocol.grid import fold_roster
 from p2p_diloco.protocol.membership.proposal import REFRESH_CYCLES
-from p2p_diloco.protocol.round.topology import Topology
+from p2p_diloco.protocol.paths import Paths
 from p2p_diloco.protocol.wire.messages import RosterReply, decode_message, encode_message
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, grid_order
 
@@ -29,13 +29,13 @@ STRANGERS = [peer_id(f"stranger {n}") for n in range(30)]
 LISTENERS = tuple(peer_id(f"listener {n}") for n in range(10))
 
 
-def topology_of(me: PeerId, *rosters: CertifiedRoster, cycles_without_entries: int = 0) -> Topology:
+def paths_of(me: PeerId, *rosters: CertifiedRoster, cycles_without_entries: int = 0) -> Paths:
     rules = replace(run_rules(), group_size=3)
     membership = membership_of(me, founding(), *(rosters or (CERTIFIED,)), group_size=3)
     membership.stall.cycles_without_entries = cycles_without_entries
     for place, listener in enumerate(LISTENERS):
         membership.liveness.take(heartbeat(listener, ready=False, takes_entries=place % 2 == 0), 0.0)
-    return Topology(rules=rules, membership=membership)
+    return Paths(rules=rules, membership=membership)
 
 
 def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
@@ -50,8 +50,8 @@ def to_vote_with(me: PeerId, roster: Roster = ROSTER) -> frozenset[PeerId]:
 
 
 def test_in_a_run_of_one_row_all_peers_are_wanted() -> None:
-    assert topology_of(FIRST, roster_1(3)).wanted_links(0) is None
-    nobody = Topology(rules=run_rules(), membership=membership_of(FIRST))
+    assert paths_of(FIRST, roster_1(3)).wanted_links(0) is None
+    nobody = Paths(rules=run_rules(), membership=membership_of(FIRST))
     assert nobody.wanted_links(None) is None
     assert nobody.hand_on_rosters(None, SECOND, [], 0.0, 1.0) == []
 
@@ -61,16 +61,16 @@ def test_a_peer_wants_its_neighbours_and_voters_and_leaders_want_each_other() ->
     kinds = set()
     for one in MEMBERS:
         me = one.peer
-        topology = topology_of(me)
-        assert topology.wanted_links(None) == topology.wanted_links(5) == GRID.neighbours(me) | to_vote_with(me)
+        paths = paths_of(me)
+        assert paths.wanted_links(None) == paths.wanted_links(5) == GRID.neighbours(me) | to_vote_with(me)
         kinds.add((me in ROSTER.voters, me in ROSTER.leaders))
     assert kinds >= {(True, True), (False, True), (False, False)}
     for voter in ROSTER.voters:
-        wanted = topology_of(voter).wanted_links(None)
+        wanted = paths_of(voter).wanted_links(None)
         assert wanted is not None
         assert wanted >= (ROSTER.leaders | {BOOT}) - {voter}, "a founder that is no member may lead, too"
     plain = next(m.peer for m in MEMBERS if m.peer not in ROSTER.voters | ROSTER.leaders)
-    assert topology_of(plain).wanted_links(None) == GRID.neighbours(plain)
+    assert paths_of(plain).wanted_links(None) == GRID.neighbours(plain)
 
 
 def test_a_voter_that_does_not_reduce_needs_only_the_leaders() -> None:
@@ -78,18 +78,18 @@ def test_a_voter_that_does_not_reduce_needs_only_the_leaders() -> None:
     roster = child_of(founding().roster, sorted(members, key=lambda m: not m.reduces))
     me = MEMBERS[0].peer
     assert me in roster.voters - roster.leaders
-    topology = topology_of(me, certify(roster, [BOOT]))
-    assert topology.wanted_links(None) == fold_roster(roster, 3).neighbours(me) | roster.leaders | {BOOT}
+    paths = paths_of(me, certify(roster, [BOOT]))
+    assert paths.wanted_links(None) == fold_roster(roster, 3).neighbours(me) | roster.leaders | {BOOT}
 
 
 def test_a_peer_wants_the_neighbours_of_a_grid_while_it_governs() -> None:
     fewer = certify(child_of(ROSTER, MEMBERS[8:]), ROSTER.voters, ballot=4 * 5 + 1)
     me = MEMBERS[12].peer
-    topology = topology_of(me, CERTIFIED, fewer)
+    paths = paths_of(me, CERTIFIED, fewer)
     now = fold_roster(fewer.roster, 3)
     voting = to_vote_with(me, fewer.roster)
-    assert topology.wanted_links(6) == (now.neighbours(me) | voting) - {me}
-    assert topology.wanted_links(5) == (now.neighbours(me) | GRID.neighbours(me) | voting) - {me}
+    assert paths.wanted_links(6) == (now.neighbours(me) | voting) - {me}
+    assert paths.wanted_links(5) == (now.neighbours(me) | GRID.neighbours(me) | voting) - {me}
     assert GRID.neighbours(me) - now.neighbours(me)
 
 
@@ -97,7 +97,7 @@ def test_a_peer_wants_the_neighbours_of_a_grid_while_it_governs() -> None:
 def test_before_a_new_grid_a_peer_wants_its_new_neighbours(cycle: int, is_ahead: bool) -> None:
     drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     after = fold_roster(drawn, 3).neighbours(FIRST) if is_ahead else frozenset()
-    wanted = topology_of(FIRST).wanted_links(2 * cycle)
+    wanted = paths_of(FIRST).wanted_links(2 * cycle)
     assert wanted == (GRID.neighbours(FIRST) | after | to_vote_with(FIRST)) - {FIRST}
 
 
@@ -105,14 +105,14 @@ def test_without_a_clock_the_next_grid_follows_from_the_rosters_cycle() -> None:
     late = certify(child_of(ROSTER, MEMBERS, cycle=REFRESH_CYCLES - 1), ROSTER.voters, ballot=4 * 127 + 1)
     drawn = replace(ROSTER, members=grid_order(ROSTER.members, RUN, 1))
     both = GRID.neighbours(FIRST) | fold_roster(drawn, 3).neighbours(FIRST)
-    topology = topology_of(FIRST, CERTIFIED, late)
-    assert topology.wanted_links(None) == (both | to_vote_with(FIRST, late.roster)) - {FIRST}
+    paths = paths_of(FIRST, CERTIFIED, late)
+    assert paths.wanted_links(None) == (both | to_vote_with(FIRST, late.roster)) - {FIRST}
 
 
 def test_a_stuck_peer_wants_a_link_to_any_peer() -> None:
     for cycles_without_entries, is_stuck in ((0, False), (1, False), (2, True), (9, True)):
-        topology = topology_of(FIRST, cycles_without_entries=cycles_without_entries)
-        assert (topology.wanted_links(None) is None) == is_stuck, "half of the three cycles of a stall"
+        paths = paths_of(FIRST, cycles_without_entries=cycles_without_entries)
+        assert (paths.wanted_links(None) is None) == is_stuck, "half of the three cycles of a stall"
 
 
 def test_each_row_meets_its_share_of_all_strangers() -> None:
@@ -122,34 +122,34 @@ def test_each_row_meets_its_share_of_all_strangers() -> None:
         assert share
         met += share
         for each in members:
-            wanted = topology_of(each).wanted_links(None, [*STRANGERS, *ROSTER.peers()])
+            wanted = paths_of(each).wanted_links(None, [*STRANGERS, *ROSTER.peers()])
             assert wanted == GRID.neighbours(each) | share | to_vote_with(each)
     assert sorted(met) == sorted(STRANGERS)
 
 
 def test_a_non_member_leaves_strangers_to_members() -> None:
-    listener = topology_of(LISTENERS[0])
+    listener = paths_of(LISTENERS[0])
     assert listener.wanted_links(None, STRANGERS) == listener.wanted_links(None) == GRID.neighbours(LISTENERS[0])
 
 
 def test_a_founder_that_is_not_a_member_needs_links_to_all_voters() -> None:
-    assert topology_of(BOOT).wanted_links(None) == GRID.neighbours(BOOT) | ROSTER.voters
+    assert paths_of(BOOT).wanted_links(None) == GRID.neighbours(BOOT) | ROSTER.voters
 
 
 def test_rosters_from_the_column_go_to_the_row_and_its_observers() -> None:
-    topology = topology_of(FIRST)
+    paths = paths_of(FIRST)
     learnt = KeepRoster(certified=CERTIFIED)
-    sends = topology.hand_on_rosters(GRID, SECOND, [learnt], 0.0, 1.0)
+    sends = paths.hand_on_rosters(GRID, SECOND, [learnt], 0.0, 1.0)
     assert {send.to for send in sends if isinstance(send, Send)} == {*GRID.rows[0], *LISTENERS} - {FIRST}
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED,)) for s in sends)
-    assert topology.hand_on_rosters(GRID, SECOND, [], 0.0, 1.0) == []
-    assert topology.hand_on_rosters(GRID, OTHER_1, [learnt], 0.0, 1.0) == [], "from the own row: they have it"
+    assert paths.hand_on_rosters(GRID, SECOND, [], 0.0, 1.0) == []
+    assert paths.hand_on_rosters(GRID, OTHER_1, [learnt], 0.0, 1.0) == [], "from the own row: they have it"
 
 
 def test_several_rosters_are_forwarded_together() -> None:
     child = certify(child_of(ROSTER, ROSTER.members), ROSTER.voters)
     learnt = [KeepRoster(certified=CERTIFIED), KeepRoster(certified=child)]
-    both = topology_of(FIRST, CERTIFIED, child).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
+    both = paths_of(FIRST, CERTIFIED, child).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
     assert both
     assert all(isinstance(s, Send) and s.message == RosterReply(rosters=(CERTIFIED, child)) for s in both)
 
@@ -159,7 +159,7 @@ def test_of_a_long_line_as_many_rosters_are_forwarded_as_one_message_holds() -> 
     for _ in range(80):
         line.append(certify(child_of(line[-1].roster, ROSTER.members), ROSTER.voters))
     learnt = [KeepRoster(certified=certified) for certified in line]
-    (send, *_) = topology_of(FIRST, *line).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
+    (send, *_) = paths_of(FIRST, *line).hand_on_rosters(GRID, SECOND, learnt, 0.0, 1.0)
     assert isinstance(send, Send)
     assert isinstance(send.message, RosterReply)
     assert send.message.rosters == tuple(line[: len(send.message.rosters)])
@@ -168,16 +168,16 @@ def test_of_a_long_line_as_many_rosters_are_forwarded_as_one_message_holds() -> 
 
 
 def test_in_one_row_rosters_are_not_forwarded() -> None:
-    topology = topology_of(roster_1(3).roster.members[0].peer, roster_1(3))
+    paths = paths_of(roster_1(3).roster.members[0].peer, roster_1(3))
     grid = fold_roster(roster_1(3).roster, 16)
-    assert topology.hand_on_rosters(grid, grid.rows[0][1], [KeepRoster(certified=roster_1(3))], 0.0, 1.0) == []
+    assert paths.hand_on_rosters(grid, grid.rows[0][1], [KeepRoster(certified=roster_1(3))], 0.0, 1.0) == []
 
 
 def receivers(me: PeerId) -> set[PeerId]:
     owner = GRID.owner(SPAN)
     assert owner is not None
     entry = entry_on(head_of(), ROSTER, owner)
-    return {send.to for send in topology_of(me).hand_down(entry, 0.1) if isinstance(send, Send)}
+    return {send.to for send in paths_of(me).hand_down(entry, 0.1) if isinstance(send, Send)}
 
 
 def test_an_entry_goes_down_the_column_and_along_the_rows() -> None:
@@ -194,4 +194,4 @@ def test_an_entry_goes_down_the_column_and_along_the_rows() -> None:
     outside = next(peer for peer in GRID.row_of if peer not in GRID.column(SPAN))
     assert receivers(outside) == set(), "who reduces another span has nothing to hand down"
     late = entry_on(head_of(), ROSTER, owner)
-    assert topology_of(owner).hand_down(late, 9.0) == [], "of a round that is over: who lacks it asks"
+    assert paths_of(owner).hand_down(late, 9.0) == [], "of a round that is over: who lacks it asks"

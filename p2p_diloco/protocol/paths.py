@@ -22,7 +22,7 @@ from p2p_diloco.protocol.wire.roster import Roster, grid_order
 DIALLED_AHEAD_CYCLES = 2
 
 
-class Topology:
+class Paths:
     """One peer's place in the grid in force. A state machine without I/O."""
 
     def __init__(self, *, rules: RunRules, membership: Membership) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from p2p_diloco.app.cli.table import MAX_PEER_ROWS, status_line, status_table
+from p2p_diloco.app.cli.status_table import MAX_PEER_ROWS, status_line, status_table
 from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 
 STATUS = PeerStatus(
