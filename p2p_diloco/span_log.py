@@ -155,17 +155,15 @@ def founding_radius(elements: int) -> float:
     return as_float32(FOUNDING_RMS * math.sqrt(elements))
 
 
-def contribution_weight(tokens: int, steps: int, most: float = WEIGHT_BOUNDS[1]) -> float:
-    """Return tokens² / steps, quantity times quality, within bounds; 0 for an island without steps.
+def contribution_weight(tokens: int, most: float = WEIGHT_BOUNDS[1]) -> float:
+    """Return the weight of a contribution: the tokens of this cycle, within bounds; 0 for an island without any.
 
     Args:
-        tokens, steps: counts of this cycle.
         most: see `weight_limit`.
-    Source: Decoupled DiLoCo's weight: tokens trained on, times tokens per step.
     """
-    if steps <= 0:
+    if tokens <= 0:
         return 0.0
-    return as_float32(min(max(tokens * tokens / steps, WEIGHT_BOUNDS[0]), most))
+    return as_float32(min(max(float(tokens), WEIGHT_BOUNDS[0]), most))
 
 
 def weight_limit(last_median: float, ratio: float) -> float:
@@ -173,19 +171,16 @@ def weight_limit(last_median: float, ratio: float) -> float:
     return min(max(ratio * last_median, WEIGHT_BOUNDS[0]), WEIGHT_BOUNDS[1])
 
 
-def rest_of_row(weights: Sequence[float]) -> float:
-    """Return the limit for the largest weight of a row: the sum of the others, if three or more count.
+def most_among_strangers(weights: Sequence[float]) -> float:
+    """Return the limit for the weights of a row of strangers: the lower median of those that count."""
+    positive = [weight for weight in weights if weight > 0]
+    return lower_median(positive) if positive else math.inf
 
-    With only two, the smaller weight alone would determine both.
+
+def levelled(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the weights of a row of strangers: none above their lower median.
+
+    So a contributor may say that it trained on fewer tokens than most, and nobody gains by saying that it did on more.
     """
-    positive = sorted(weight for weight in weights if weight > 0)
-    return math.fsum(positive[:-1]) if len(positive) >= 3 else math.inf
-
-
-def balanced(weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights of a row, with none above the sum of the others if three or more count.
-
-    So a contributor that claims any number of tokens gets at most half of a mean, whatever was published before.
-    """
-    rest = rest_of_row(weights)
-    return tuple(weight if weight <= rest else as_float32(rest) for weight in weights)
+    most = most_among_strangers(weights)
+    return tuple(min(weight, most) for weight in weights)

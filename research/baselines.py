@@ -16,7 +16,6 @@ from p2p_diloco.codec.codec import codec_named
 from p2p_diloco.codec.vectors import Vector
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule, apply_outer_step, merge_local
-from p2p_diloco.span_log import contribution_weight
 from research.algorithm import Algorithm, Model, radial_mean
 from research.learners import Learners
 from simulator.maths import weighted_mean
@@ -91,7 +90,7 @@ class CentralRule:
         outer: outer optimiser, Nesterov as for all systems here.
         quantise: returns a contribution as it is received.
         bytes_up, bytes_down: bytes per parameter and exchange.
-        weights_by_tokens: weigh by quantity times quality; False: equal weights.
+        weights_by_tokens: weigh by quantity times quality, tokens² / steps; False: equal weights.
         is_radial: average directions and norms separately.
         lost_share: share of contributions that never arrive; their learners get φ like all others.
     """
@@ -153,8 +152,8 @@ class CentralDiloco(Algorithm):
             if now[1] == told[1] or self._rng.random() < rule.lost_share:
                 continue
             vectors.append(rule.quantise(self._anchor[fragment] - learners.read(learner, fragment)))
-            weight = contribution_weight(now[0] - told[0], now[1] - told[1])
-            weights.append(weight if rule.weights_by_tokens else 1.0)
+            tokens, steps = now[0] - told[0], now[1] - told[1]
+            weights.append(tokens * tokens / steps if rule.weights_by_tokens else 1.0)
         if not vectors:
             return
         if rule.is_radial:

@@ -116,8 +116,8 @@ def _double_count() -> list[Patch]:
     """A reducer counts its first contribution twice."""
     right = reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
-        return right(replace(order, parts=(*order.parts, order.parts[0])), codecs, elements)
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
+        return right(replace(order, parts=(*order.parts, order.parts[0])), codecs, elements, secret)
 
     return [(vector_actions, "reduce_parts", wrong)]
 
@@ -127,8 +127,10 @@ def _equal_weights() -> list[Patch]:
     """A reducer ignores the weights."""
     right = reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
-        return right(replace(order, parts=tuple(replace(part, weight=1.0) for part in order.parts)), codecs, elements)
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
+        return right(
+            replace(order, parts=tuple(replace(part, weight=1.0) for part in order.parts)), codecs, elements, secret
+        )
 
     return [(vector_actions, "reduce_parts", wrong)]
 
@@ -138,8 +140,8 @@ def _plain_for_radial() -> list[Patch]:
     """A reducer computes a plain mean for spans that need a radial one."""
     right = reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
-        return right(order, replace(codecs, radial={}), elements)
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
+        return right(order, replace(codecs, radial={}), elements, secret)
 
     return [(vector_actions, "reduce_parts", wrong)]
 
@@ -149,9 +151,9 @@ def _sender_forgotten() -> list[Patch]:
     """A mean leaves one contribution out but lists it as included."""
     right = reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
         parts = order.parts[1:] or order.parts
-        reduced = right(replace(order, parts=parts), codecs, elements)
+        reduced = right(replace(order, parts=parts), codecs, elements, secret)
         if isinstance(reduced, EncodedMean):
             return replace(reduced, measured={part.peer: reduced.norm for part in order.parts})
         return reduced
@@ -165,8 +167,8 @@ def _undecoded_bytes() -> list[Patch]:
     right, advance = reduce_parts, SimulatedIsland.advance
     means: dict[tuple[float, bytes], Any] = {}
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
-        reduced = right(order, codecs, elements)
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
+        reduced = right(order, codecs, elements, secret)
         if isinstance(reduced, EncodedMean) and order.stage is not ReduceStage.ROW:
             source, _ = codecs.of(order.stage)
             parts = [part for part in order.parts if part.peer in reduced.sound]
@@ -190,12 +192,12 @@ def _weights_mixed_up() -> list[Patch]:
     """A reducer gives each contribution the weight of another."""
     right = reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
         weights = [part.weight for part in order.parts]
         parts = [
             replace(part, weight=weight) for part, weight in zip(order.parts, [*weights[1:], *weights[:1]], strict=True)
         ]
-        return right(replace(order, parts=tuple(parts)), codecs, elements)
+        return right(replace(order, parts=tuple(parts)), codecs, elements, secret)
 
     return [(vector_actions, "reduce_parts", wrong)]
 
@@ -205,10 +207,10 @@ def _row_counted_twice() -> list[Patch]:
     """An owner counts the mean of its first row twice."""
     right = reduce_parts
 
-    def wrong(order: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
+    def wrong(order: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
         if order.stage is ReduceStage.FINISH:
             order = replace(order, parts=(*order.parts, order.parts[0]))
-        return right(order, codecs, elements)
+        return right(order, codecs, elements, secret)
 
     return [(vector_actions, "reduce_parts", wrong)]
 

@@ -23,7 +23,7 @@ from p2p_diloco.ids import DIGEST_BYTES, Digest, format_peer_id, parse_peer_id, 
 from p2p_diloco.outer.fragments import MOST_SPANS
 from p2p_diloco.signing import SIGNATURE_BYTES, SigningKey, is_signed_by
 
-MANIFEST_FORMAT: Literal[4] = 4
+MANIFEST_FORMAT: Literal[5] = 5
 MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES = 64 * 1024, 16 * 1024
 LATEST_CLOCK_START = 1e11
 """Thousands of years from now. A value in milliseconds is above this limit; with it, round 0 would never begin."""
@@ -389,6 +389,10 @@ class TrustSection(Section):
     peers: Annotated[tuple[PeerText, ...], Field(max_length=256), BeforeValidator(_split_list)] = Field(
         (), description="peer ids that may join when mode is listed"
     )
+    weights: Literal["equal", "tokens"] = Field(
+        "equal",
+        description="equal = no island counts for more than most: for strangers | tokens = by those it reports",
+    )
 
     @model_validator(mode="after")
     def _listed_names_somebody(self) -> Self:
@@ -400,7 +404,7 @@ class TrustSection(Section):
 class RunManifest(Section):
     """One run. Frozen; equal manifests have equal digests on every machine."""
 
-    format: Literal[4] = Field(MANIFEST_FORMAT, description="version of this format")
+    format: Literal[5] = Field(MANIFEST_FORMAT, description="version of this format")
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = Field(description="name of the run")
     organiser: PeerText = Field(description="peer id of the key that signs this run")
     founder: PeerText | None = Field(
@@ -439,8 +443,6 @@ class RunManifest(Section):
     def canonical_bytes(self) -> bytes:
         """Return the canonical JSON: sorted keys, no spaces, shortest floats, ASCII."""
         document = self.model_dump(mode="json")
-        if self.model.start is None:
-            del document["model"]["start"]  # so runs of versions without this key keep their id
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     def digest(self) -> Digest:

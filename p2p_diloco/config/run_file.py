@@ -83,7 +83,8 @@ def draft_manifest(
 ) -> RunManifest:
     """Make the manifest of a run that begins now.
 
-    Without an inner rate or tokens of a step in `values`, it has those that suit the model.
+    Without an inner rate or tokens of a step in `values`, it has those that suit the model. Islands of listed peers
+    count by their tokens unless `values` says otherwise.
 
     Args:
         organiser: the signer; omitted in a draft that only checks values before a key exists.
@@ -100,7 +101,10 @@ def draft_manifest(
     }
     manifest = manifest_of(_overridden(document, values or {}), "the new run")
     suited = {key: value for key, value in suited_inner(manifest).items() if key not in manifest.inner.model_fields_set}
-    return manifest.model_copy(update={"inner": manifest.inner.model_copy(update=suited)})
+    updated: dict[str, Any] = {"inner": manifest.inner.model_copy(update=suited)}
+    if manifest.trust.mode == "listed" and "weights" not in manifest.trust.model_fields_set:
+        updated["trust"] = manifest.trust.model_copy(update={"weights": "tokens"})
+    return manifest.model_copy(update=updated)
 
 
 def suited_inner(manifest: RunManifest) -> Document:

@@ -17,7 +17,7 @@ from p2p_diloco.outer.fragments import Fragment, plan_fragments, plan_spans
 from p2p_diloco.outer.mean import RadialBlocks, mark_radial
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.rules import HEARTBEAT_SECONDS, RunRules
+from p2p_diloco.protocol.rules import HEARTBEAT_SECONDS, LIMITS_OF_TOKENS, RunRules
 from p2p_diloco.span.reduce import Codecs
 
 
@@ -185,4 +185,5 @@ def _rules(manifest: RunManifest, places: dict[SpanId, SpanPlace], codecs: Codec
         heartbeat_seconds=min(HEARTBEAT_SECONDS, manifest.rounds.round_seconds),
         retained_cycles=manifest.rounds.retained_cycles,
         listed=frozenset(map(parse_peer_id, trust.peers)) if trust.mode == "listed" else None,
+        **(LIMITS_OF_TOKENS if trust.weights == "tokens" else {}),
     )

@@ -406,7 +406,8 @@ class VectorActions:
             )
             self._parts.take(mean)
 
-        self._parts.work(reduced, None, reduce_parts, action, self.codecs, self.engine.rules.span_elements[action.span])
+        elements, secret = self.engine.rules.span_elements[action.span], sha256(self._secret, action.rounding_seed)
+        self._parts.work(reduced, None, reduce_parts, action, self.codecs, elements, secret)
 
     def _apply(self, action: ApplyEntry) -> None:
         entry = action.entry

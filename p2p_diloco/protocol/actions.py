@@ -90,7 +90,8 @@ class ReduceSpan:
     """Average `parts` (roster order); drop those that are not finite or longer than `norm_limit`; encode the mean.
 
     `norm_limit` is infinite if the reducer does not hold the parent and fewer than three contributions arrived.
-    `rounding_seed` makes the encoding reproducible by any peer; the mean of a row is rounded to nearest.
+    `rounding_seed` makes the encoding reproducible by any peer; the mean of a row is rounded to nearest. `levels`: no
+    weight of a row counts for more than their median.
     """
 
     round: int
@@ -99,6 +100,7 @@ class ReduceSpan:
     parts: tuple[Part, ...]
     norm_limit: float
     rounding_seed: bytes
+    levels: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id
 from p2p_diloco.protocol.clock import RoundClock
@@ -19,6 +21,16 @@ ABSENT_CYCLES = 4
 SHORTEST_ABSENCE_SECONDS = 20.0
 CLOSED_SECONDS = 5.0
 """Time for which a closed link must stay closed: on a long line, dialling again takes three to four seconds."""
+
+
+LIMITS_OF_TOKENS: Mapping[str, Any] = {
+    "has_strangers": False,
+    "weight_clip": 256.0,
+    "contribution_limit": 64.0,
+    "entry_limit": 96.0,
+}
+"""Rules of a run in which each island counts by the tokens that it reports: limits are for mistakes, not for liars. An
+island that is 64 times as fast as most keeps within them (docs/decisions/0053)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,7 @@ class RunRules:
         retained_cycles: cycles whose entries are kept on disk for peers that catch up.
         least_stalled_cycles: cycles without entries after which a quarter of the electorate may continue alone.
         scrub_cycles: interval, in cycles, at which contents are compared.
+        has_strangers: whether what members say about their tokens may lower their weight only.
         weight_clip: largest weight of a contribution, as a multiple of the last published median.
         contribution_limit, entry_limit: largest accepted norms, as multiples of the last published radius.
     """
@@ -54,6 +67,7 @@ class RunRules:
     retained_cycles: int
     least_stalled_cycles: int = STALLED_CYCLES
     scrub_cycles: int = SCRUB_CYCLES
+    has_strangers: bool = True
     weight_clip: float = MAX_WEIGHT_RATIO
     contribution_limit: float = MAX_NORM_RATIO
     entry_limit: float = REJECT_NORM_RATIO

@@ -17,10 +17,10 @@ from p2p_diloco.codec.codes import NO_NOISE, average4
 from p2p_diloco.codec.vectors import BLOCK, Vector, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.outer.mean import RadialBlocks, check_mean, radial_mean_of, shares_of
+from p2p_diloco.outer.mean import RadialBlocks, Wide, check_mean, radial_mean_of, shares_of
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.influence import Agreement
-from p2p_diloco.span_log import balanced
+from p2p_diloco.span_log import levelled
 
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
@@ -70,8 +70,57 @@ class EncodedMean:
         return frozenset(self.measured)
 
 
-def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
-    """Average the sound parts in roster order and encode the mean, or return the reason why there is none."""
+def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
+    """Average the sound parts in roster order and encode the mean, or return the reason why there is none.
+
+    Args:
+        secret: determines which pieces of a long span are compared among strangers; senders must not know it.
+    """
+    against = _against_the_others(action, codecs, elements, secret)
+    if against:
+        parts = tuple(part for part in action.parts if part.peer not in against)
+        found = _reduce_sound(replace(action, parts=parts), codecs, elements)
+        return found if isinstance(found, str) else replace(found, dropped=(*against.items(), *found.dropped))
+    return _reduce_sound(action, codecs, elements)
+
+
+def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes) -> dict[PeerId, str]:
+    """Return which of three or more strangers' contributions point against the sum of the others, with the reason.
+
+    Only directions count. They are left out one by one, the worst first, and never as many as half. Whoever is left
+    out keeps what it has learnt, and sends it again.
+    """
+    num_parts = len(action.parts)
+    if not action.levels or action.stage is Stage.FINISH or num_parts < 3:
+        return {}
+    source, _ = codecs.of(action.stage)
+    compared = _compared(elements, int.from_bytes(secret[:8], "little"))
+    directions_PN = np.stack([_direction_of(part, source, elements, compared) for part in action.parts])
+    products_PP = directions_PN @ directions_PN.T
+    np.fill_diagonal(products_PP, 0.0)
+    found, agreement_P = dict[PeerId, str](), products_PP.sum(axis=1)
+    while len(found) < (num_parts - 1) // 2 and (worst := int(agreement_P.argmin())) >= 0 and agreement_P[worst] < 0.0:
+        cosine = agreement_P[worst] / (num_parts - 1 - len(found))
+        found[action.parts[worst].peer] = (
+            f"its contribution points against what the others have learnt (a mean cosine of {cosine:.2f})"
+        )
+        agreement_P -= products_PP[worst]
+        agreement_P[worst] = np.inf
+    return found
+
+
+def _direction_of(part: Part, codec: Codec, elements: int, compared: Sequence[slice]) -> Wide:
+    """Return pieces of a part, end to end, at length 1; zeros if it is not sound."""
+    try:
+        read = codec.reader(part.payload, elements)
+        pieces_N = np.concatenate([read(here) for here in compared]).astype(np.float64)
+    except PeerError:
+        return np.zeros(sum(here.stop - here.start for here in compared))
+    length = math.sqrt(float(pieces_N @ pieces_N))
+    return pieces_N / length if 0.0 < length < math.inf else np.zeros_like(pieces_N)
+
+
+def _reduce_sound(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
     at_once = _reduce_at_once(action, codecs, elements)
     if at_once is not None:
         return at_once
@@ -88,7 +137,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMe
     if not kept:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
-        mean_N = _mean_of(kept, action.stage, source, elements, codecs.radial.get(action.span))
+        mean_N = _mean_of(action, kept, source, elements, codecs.radial.get(action.span))
         payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
@@ -109,7 +158,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
         return None
     try:
         parts = [source.parts(part.payload, elements) for part in action.parts]
-        shares = shares_of(_weights_of(action.parts, action.stage), len(parts))
+        shares = shares_of(_weights_of(action, action.parts), len(parts))
     except (PeerError, RoundError):
         return None
     room, scale_bits_B, packed = target.empty_encoding(elements)
@@ -140,17 +189,17 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> f
     return norm
 
 
-def _weights_of(parts: Sequence[Part], stage: Stage) -> Sequence[float]:
-    """Return the weights of the parts; those of a row are balanced, as its entry or row mean states."""
+def _weights_of(action: ReduceSpan, parts: Sequence[Part]) -> Sequence[float]:
+    """Return the weights of the parts; those of a row of strangers are levelled, as its entry or row mean states."""
     weights = [part.weight for part in parts]
-    return weights if stage is Stage.FINISH else balanced(weights)
+    return levelled(weights) if action.levels and action.stage is not Stage.FINISH else weights
 
 
 def _mean_of(
-    parts: Sequence[Part], stage: Stage, codec: Codec, elements: int, is_radial_B: RadialBlocks | None
+    action: ReduceSpan, parts: Sequence[Part], codec: Codec, elements: int, is_radial_B: RadialBlocks | None
 ) -> Vector:
     """Return the mean of the decoded parts. No part is in memory as a whole."""
-    weights = _weights_of(parts, stage)
+    weights = _weights_of(action, parts)
     if is_radial_B is not None:
         return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)

@@ -449,10 +449,12 @@ class Terminal:
 
 def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        terminal = Terminal(patch, "none\n2\n5\n5mbit\n\n")
+        terminal = Terminal(patch, "none\n2\n5\n5mbit\n\nperhaps\nyes\n")
         code, shown = main(["new", "--step-seconds", "0.5"]), terminal.shown()
     assert code == 0
-    rounds = read_run_toml(tmp_path / "run.toml").rounds
+    manifest = read_run_toml(tmp_path / "run.toml")
+    rounds = manifest.rounds
+    assert manifest.trust.weights == "tokens"
     assert (rounds.planned_steps, rounds.spans_per_fragment, rounds.planned_cycles) == (19, 2, 1000)
     for part in (
         "how many islands will train at a time? [a group of 16] ",
@@ -460,6 +462,8 @@ def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: 
         "upload rate of the slowest island? [20mbit] ",
         "it is '5'; expected a rate with its unit",
         "planned length of the run in hours? [no planned end] ",
+        "do you know everybody who will join, so that each counts by the tokens it reports? [no] ",
+        "'perhaps' is not an answer; expected yes or no",
     ):
         assert part in shown
     assert "assuming" not in shown
@@ -468,7 +472,7 @@ def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: 
 def test_at_a_terminal_new_does_not_ask_for_given_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         terminal = Terminal(patch, "")
-        code, shown = main(["new", *TOLD, "--hours", "3"]), terminal.shown()
+        code, shown = main(["new", *TOLD, "--hours", "3", "--trust.weights", "tokens"]), terminal.shown()
     assert code == 0
     assert "?" not in shown
 
@@ -484,7 +488,8 @@ def test_at_a_terminal_new_does_not_ask_after_a_refusal(tmp_path: Path, monkeypa
 
 def test_end_of_input_accepts_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        terminal = Terminal(patch, "\x04\x04\x04")
+        terminal = Terminal(patch, "\x04\x04\x04\x04")
         code, _ = main(["new", "--step-seconds", "0.5"]), terminal.shown()
     assert code == 0
-    assert read_run_toml(tmp_path / "run.toml").rounds.planned_cycles == 1000
+    manifest = read_run_toml(tmp_path / "run.toml")
+    assert (manifest.rounds.planned_cycles, manifest.trust.weights) == (1000, "equal")

@@ -22,6 +22,7 @@ from p2p_diloco.config.run_file import (
     values_by_key,
     write_run_toml,
 )
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.config.toml_document import known_keys
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import PeerId, format_peer_id
@@ -39,6 +40,26 @@ def test_a_new_run_starts_now() -> None:
     manifest = draft_manifest(organiser=ORGANISER, now_seconds=NOW, name="mine")
     assert (manifest.name, manifest.organiser) == ("mine", format_peer_id(ORGANISER))
     assert (manifest.created, manifest.rounds.clock_start) == (1_700_000_000, 1_700_000_000.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "weights"),
+    [
+        ({}, "equal"),
+        ({"trust.weights": "tokens"}, "tokens"),
+        ({"trust.mode": "listed", "trust.peers": [format_peer_id(ORGANISER)]}, "tokens"),
+        ({"trust.mode": "listed", "trust.peers": [format_peer_id(ORGANISER)], "trust.weights": "equal"}, "equal"),
+    ],
+)
+def test_islands_of_a_new_run_count_by_their_tokens_only_where_people_know_each_other(
+    values: dict[str, Any], weights: str
+) -> None:
+    manifest = drafted(**values)
+    assert manifest.trust.weights == weights
+    rules = plan_run(manifest).rules
+    assert rules.has_strangers == (weights == "equal")
+    limits = (rules.weight_clip, rules.contribution_limit, rules.entry_limit)
+    assert limits == ((4.0, 4.0, 6.0) if weights == "equal" else (256.0, 64.0, 96.0))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +173,7 @@ def test_a_file_of_an_older_format_is_refused_with_what_to_do_and_left_as_it_is(
     path = tmp_path / "run.toml"
     path.write_text(text)
     expected = (
-        f"{path} is of format {found}, and this version of p2p-diloco reads format 4; use the version that made the "
+        f"{path} is of format {found}, and this version of p2p-diloco reads format 5; use the version that made the "
         "run, or make a new run with `p2p-diloco new`"
     )
     with pytest.raises(ConfigError) as caught:

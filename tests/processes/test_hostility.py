@@ -18,8 +18,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -602,27 +602,30 @@ class Ruin:
 
     Attributes:
         cycles: number of cycles after which at least half of the honest members have named it.
+        values: values of the run.
     """
 
     name: str
     seen: str
     cycles: int
     place: str = "counts"
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
 
 
+AMONG_FRIENDS = {"trust": {"weights": "tokens"}}
 RUINS = [
-    Ruin("flipped", "of the weight", cycles=2),
-    Ruin("flipped-and-longest", "of the weight", cycles=2),
+    Ruin("flipped", "of the weight", cycles=2, values=AMONG_FRIENDS),
+    Ruin("flipped-and-longest", "of the weight", cycles=2, values=AMONG_FRIENDS),
     Ruin("opposite-entries", "point against", cycles=4, place="reduces"),
 ]
 
 
 @pytest.mark.parametrize("ruin", RUINS, ids=str)
 def test_a_member_that_ruins_the_model_is_named_by_at_least_half_and_nobody_else_is(ruin: Ruin) -> None:
-    with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
+    with ProcessSwarm(ruin.values, patience_seconds=PATIENCE_SECONDS) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)
         for name in (*HONEST, LIAR):
             swarm.start(name, lie=ruin.name if name == LIAR else None)
@@ -652,6 +655,29 @@ def test_a_member_that_ruins_the_model_is_named_by_at_least_half_and_nobody_else
         assert said == named, "somebody else was named"
         digests = swarm.end_all_after(swarm.round_at(time.time()) + 2 * FRAGMENTS)
         assert len({digests.get(name, name) for name in HONEST}) == 1, f"they differ: {digests}\n{swarm.story()}"
+
+
+@pytest.mark.parametrize("lie", ["flipped", "flipped-and-longest"])
+def test_among_strangers_who_contributes_the_opposite_is_left_out_and_does_no_harm(lie: str) -> None:
+    with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
+        swarm.start("bootstrap", founds=True, trains=False)
+        for name in (*HONEST, LIAR):
+            swarm.start(name, lie=lie if name == LIAR else None)
+        swarm.wait_for_whole_round((*HONEST, LIAR), len(HONEST) + 1, time.time())
+        swarm.wait("a liar that counts", lambda: lies_of(swarm).get("counts"), PLACE_SECONDS)
+        liar = short_id(swarm.peers[LIAR])
+        before, began = note_state(swarm), time.time()
+        (swarm.peers[LIAR].folder / "lie").touch()
+        swarm.wait("the first lie", lambda: lies_of(swarm)["told"], PLACE_SECONDS)
+        time.sleep(ATTACK_SECONDS)
+        told = lies_of(swarm)["told"]
+        swarm.kill(LIAR)
+        reducers = ("bootstrap", *HONEST)
+        dropped = [each for name in reducers for each in swarm.peers[name].events("contribution-dropped", since=began)]
+        print(f"\n  {liar} told {told}; {len(dropped)} lines, such as {[each.text for each in dropped[:1]]}")
+        assert dropped
+        assert all(f"{liar}: its contribution points against" in each.text for each in dropped), dropped
+        check_honest(swarm, before, [liar])
 
 
 @pytest.mark.parametrize("lie", ["huge-entries", "huge-contributions", "longest-entries"])

@@ -153,7 +153,7 @@ def test_a_peer_that_absorbed_an_entry_of_a_superseded_roster_recovers() -> None
             owner,
             span=span,
             round=last + 1,
-            median_weight=1000.0,
+            median_weight=head.median_weight,
             payload=bytes([n] * PAYLOAD_BYTES),
         )
         for n in range(256)

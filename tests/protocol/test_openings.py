@@ -238,7 +238,7 @@ def test_a_single_contribution_of_norm_0_leaves_the_next_round_its_limit() -> No
     assert isinstance(orders[0], ReduceSpan)
     entry = rounds.span_reduced(orders[0], frozenset({BOB}), b"mean")
     assert isinstance(entry, Entry)
-    assert (entry.weights, entry.median_norm) == ((100.0,), 0.5)
+    assert (entry.weights, entry.median_norm) == ((10.0,), 0.5)
 
 
 BOOT = peer_id("boot")

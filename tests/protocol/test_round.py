@@ -174,8 +174,8 @@ def test_a_contribution_on_a_minority_parent_is_in_no_mean() -> None:
 def test_a_newcomer_has_weight_if_no_other_contribution_arrived() -> None:
     found = collection(A, newcomers=(A,))
     found.openings[B] = opening()
-    result = gathered(found, replace(HEAD, median_weight=500.0))
-    assert [part.weight for part in result.reduce.parts] == [500.0]
+    result = gathered(found, replace(HEAD, median_weight=50.0))
+    assert [part.weight for part in result.reduce.parts] == [50.0]
 
 
 @given(
@@ -289,15 +289,15 @@ def test_a_contribution_on_another_parent_is_left_out() -> None:
     assert {part.peer for part in gathered(found).reduce.parts} == {A, B}
 
 
-def test_weights_are_quantity_times_quality_clipped_for_newcomers_at_the_median() -> None:
+def test_weights_are_tokens_clipped_for_newcomers_at_the_median() -> None:
     found = collection(A, B, C, newcomers=(C,))
     found.openings[B] = found.openings[C] = opening(tokens=1000)
-    result = gathered(found, replace(HEAD, median_weight=1000.0))
-    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 1000.0, B: 4000.0, C: 1000.0}
-    result = gathered(found, replace(HEAD, median_weight=100.0))
-    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 400.0, B: 400.0, C: 100.0}
-    fresh = gathered(collection(A, B, newcomers=(A, B)), replace(HEAD, median_weight=100.0))
-    assert [part.weight for part in fresh.reduce.parts] == [100.0, 100.0], "also in a row that has no others"
+    result = gathered(found, replace(HEAD, median_weight=200.0))
+    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 100.0, B: 800.0, C: 200.0}
+    result = gathered(found, replace(HEAD, median_weight=20.0))
+    assert {part.peer: part.weight for part in result.reduce.parts} == {A: 80.0, B: 80.0, C: 20.0}
+    fresh = gathered(collection(A, B, newcomers=(A, B)), replace(HEAD, median_weight=20.0))
+    assert [part.weight for part in fresh.reduce.parts] == [20.0, 20.0], "also in a row that has no others"
 
 
 def test_exaggerated_weights_cannot_make_the_owner_fail() -> None:

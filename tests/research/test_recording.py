@@ -54,7 +54,7 @@ def test_a_run_of_the_version_before_is_refused_with_what_to_do(tmp_path: Path) 
     for folder in stage.folders().values():
         for manifest in folder.rglob(MANIFEST_FILE):
             manifest.write_bytes(as_format_3(manifest.read_bytes()))
-    with pytest.raises(StateError, match=r"manifest\.json is of format 3, and this version .* reads format 4; use the"):
+    with pytest.raises(StateError, match=r"manifest\.json is of format 3, and this version .* reads format 5; use the"):
         read_recording(stage.folders())
 
 

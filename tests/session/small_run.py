@@ -52,7 +52,7 @@ def small_manifest(values: Mapping[str, Any] | None = None) -> RunManifest:
 
 def as_format_3(encoded: bytes) -> bytes:
     """Return a signed manifest as the version before wrote it: another format number, and keys that are gone."""
-    return encoded.replace(b'"format":4,', b'"format":3,').replace(b'"membership":', b'"limits":{},"membership":')
+    return encoded.replace(b'"format":5,', b'"format":3,').replace(b'"membership":', b'"limits":{},"membership":')
 
 
 def small_plan(values: Mapping[str, Any] | None = None) -> RunPlan:

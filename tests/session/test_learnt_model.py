@@ -165,7 +165,7 @@ def test_the_error_for_a_manifest_that_is_missing_old_or_broken_tells_what_to_do
     with pytest.raises(StateError, match=r"has no manifest, which describes the model; start its peer once more"):
         load_learnt_model(tmp_path)
     folder.write(MANIFEST_FILE, as_format_3(PLAN.manifest.sign(ORGANISER).encode()))
-    with pytest.raises(StateError, match=r"manifest.json is of format 3, and this version .* reads format 4; use"):
+    with pytest.raises(StateError, match=r"manifest.json is of format 3, and this version .* reads format 5; use"):
         load_learnt_model(tmp_path)
     folder.write(MANIFEST_FILE, b"x" * 100)
     with pytest.raises(StateError, match=r"manifest.json is broken \(a manifest that this version cannot read"):

@@ -272,7 +272,7 @@ async def test_a_state_folder_of_the_version_before_is_refused_with_what_to_do_a
     with pytest.raises(StateError) as caught:
         await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
     assert str(caught.value) == (
-        f"{folder.path / MANIFEST_FILE} is of format 3, and this version of p2p-diloco reads format 4; use the "
+        f"{folder.path / MANIFEST_FILE} is of format 3, and this version of p2p-diloco reads format 5; use the "
         "version that made the run, or make a new run with `p2p-diloco new`"
     )
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == kept

@@ -143,7 +143,13 @@ def reduce(
     codecs: Codecs = CODECS,
 ) -> Any:  # fmt: skip
     action = ReduceSpan(
-        round=4, span=SpanId(0, 0), stage=stage, parts=tuple(parts), norm_limit=norm_limit, rounding_seed=b"seed"
+        round=4,
+        span=SpanId(0, 0),
+        stage=stage,
+        parts=tuple(parts),
+        norm_limit=norm_limit,
+        rounding_seed=b"seed",
+        levels=False,
     )
     at_once = reduce_parts(action, codecs, elements)
     with numpy_alone():

@@ -53,9 +53,12 @@ def part(peer: PeerId, values: Vector, weight: float = 1.0) -> Part:
     return Part(peer=peer, payload=FLOAT32.encode(values), weight=weight, norm=1.0)
 
 
-def reduce(*parts: Part, norm_limit: float = float("inf"), seed: bytes = b"seed") -> ReduceSpan:
+def reduce(
+    *parts: Part, norm_limit: float = float("inf"), seed: bytes = b"seed", stage: Stage = Stage.WHOLE,
+    levels: bool = True,
+) -> ReduceSpan:  # fmt: skip
     return ReduceSpan(
-        round=4, span=SpanId(0, 0), stage=Stage.WHOLE, parts=parts, norm_limit=norm_limit, rounding_seed=seed
+        round=4, span=SpanId(0, 0), stage=stage, parts=parts, norm_limit=norm_limit, rounding_seed=seed, levels=levels
     )
 
 
@@ -71,7 +74,7 @@ def span_state(anchor_N: Vector, momentum_N: Vector) -> SpanState:
 
 
 def test_the_mean_is_weighted_and_its_norm_exact() -> None:
-    result = reduced(reduce(part(ANN, vector(1.0), weight=3.0), part(BEN, vector(5.0), weight=1.0)))
+    result = reduced(reduce(part(ANN, vector(1.0), weight=3.0), part(BEN, vector(5.0), weight=1.0), levels=False))
     assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [2.0] * ELEMENTS
     assert result.norm == FLOAT32.norm(result.payload, ELEMENTS) == 16.0
     assert result.sound == {ANN, BEN}
@@ -92,6 +95,47 @@ def test_an_unsound_part_is_dropped_with_a_reason_and_the_others_are_averaged(pa
     ((peer, reason),) = result.dropped
     assert peer == BEN
     assert says in reason
+
+
+def test_among_strangers_no_part_counts_for_more_than_most() -> None:
+    parts = [part(ANN, vector(1.0), weight=300.0), part(BEN, vector(5.0)), part(CLEO, vector(3.0))]
+    assert FLOAT32.decode(reduced(reduce(*parts)).payload, ELEMENTS).tolist() == [3.0] * ELEMENTS
+
+
+def opposite(*vectors: Vector, stage: Stage = Stage.WHOLE, levels: bool = True) -> set[int]:
+    """Return the places of the parts that are left out of the mean of these vectors."""
+    peers = [PeerId(sha256(bytes([number]))) for number in range(len(vectors))]
+    action = reduce(*map(part, peers, vectors), stage=stage, levels=levels)
+    result = reduced(action)
+    assert result.sound == set(peers) - {peer for peer, _ in result.dropped}
+    assert all("points against what the others have learnt" in reason for _, reason in result.dropped)
+    return {peers.index(peer) for peer, _ in result.dropped}
+
+
+def test_among_strangers_a_part_that_points_against_the_others_is_left_out() -> None:
+    honest, other, liar = vector(1.0, 0.5), vector(1.0, -0.5), vector(-40.0, 0.0)
+    assert opposite(honest, other, liar) == {2}
+    assert opposite(honest, other, liar / np.float32(1e6)) == {2}, "its length does not matter"
+    assert opposite(honest, other, honest, -honest, -other) == {3, 4}, "two of five"
+    assert opposite(honest, other, vector(0.0)) == set(), "who has learnt nothing does no harm"
+    assert opposite(honest, other, vector(0.0, 1.0)) == set(), "nor who has learnt something else"
+
+
+@pytest.mark.parametrize(
+    ("stage", "levels", "count"),
+    [(Stage.WHOLE, False, 3), (Stage.FINISH, True, 3), (Stage.WHOLE, True, 2)],
+    ids=["among acquaintances", "of the means of rows", "of two nobody knows who lies"],
+)
+def test_otherwise_directions_are_not_compared(stage: Stage, levels: bool, count: int) -> None:
+    vectors = [vector(-1.0), vector(1.0), vector(1.0)][:count]
+    assert opposite(*vectors, stage=stage, levels=levels) == set()
+
+
+@pytest.mark.parametrize("count", range(3, 9))
+def test_fewer_than_half_are_left_out_whatever_they_send(count: int) -> None:
+    for seed in range(20):
+        vectors_PN = np.random.default_rng(seed).standard_normal((count, ELEMENTS)).astype(np.float32)
+        assert len(opposite(*vectors_PN)) <= (count - 1) // 2
 
 
 def test_without_a_sound_part_the_reason_names_all_senders() -> None:

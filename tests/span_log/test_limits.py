@@ -14,10 +14,10 @@ from p2p_diloco.span_log import (
     RADIUS_MOVED,
     WEIGHT_BOUNDS,
     as_float32,
-    balanced,
     contribution_weight,
     counted_norm,
     founding_radius,
+    levelled,
     lower_median,
     median_around,
     weight_limit,
@@ -25,18 +25,9 @@ from p2p_diloco.span_log import (
 )
 
 
-def test_a_weight_is_quantity_times_quality() -> None:
-    assert contribution_weight(1024, 4) == 262_144.0
-
-
-@pytest.mark.parametrize("steps", [0, -1])
-def test_an_island_without_steps_has_weight_zero(steps: int) -> None:
-    assert contribution_weight(10, steps) == 0.0
-
-
-@pytest.mark.parametrize(("tokens", "steps"), [(0, 4), (1, 1 << 63), (1 << 63, 1)])
-def test_a_weight_is_within_bounds_for_any_claim(tokens: int, steps: int) -> None:
-    assert WEIGHT_BOUNDS[0] <= contribution_weight(tokens, steps) <= WEIGHT_BOUNDS[1]
+@pytest.mark.parametrize(("tokens", "weight"), [(1024, 1024.0), (0, 0.0), (-1, 0.0), (1 << 80, WEIGHT_BOUNDS[1])])
+def test_a_weight_is_the_number_of_tokens_within_bounds(tokens: int, weight: float) -> None:
+    assert contribution_weight(tokens) == weight
 
 
 @pytest.mark.parametrize(
@@ -44,7 +35,7 @@ def test_a_weight_is_within_bounds_for_any_claim(tokens: int, steps: int) -> Non
 )
 def test_a_weight_is_at_most_a_multiple_of_the_last_median(last_median: float, ratio: float, limit: float) -> None:
     assert weight_limit(last_median, ratio) == limit
-    assert contribution_weight(1 << 62, 1, limit) == limit
+    assert contribution_weight(1 << 70, limit) == limit
 
 
 @pytest.mark.parametrize(
@@ -110,9 +101,20 @@ def test_of_two_norms_in_the_middle_the_nearer_to_the_last_radius_is_the_median(
     assert median_around(values, last) == median
 
 
-def test_no_weight_of_three_exceeds_the_sum_of_the_others() -> None:
-    assert balanced([1.0, 2.0, 9.0]) == (1.0, 2.0, 3.0)
-    assert balanced([1.0, 9.0]) == (1.0, 9.0), "with two, the smaller one would decide alone"
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [([1.0, 2.0, 9.0], (1.0, 2.0, 2.0)), ([1.0, 9.0], (1.0, 1.0)), ([9.0], (9.0,)), ([0.0, 5.0, 7.0], (0.0, 5.0, 5.0))],
+    ids=["three", "two", "one", "without those that have no weight"],
+)
+def test_among_strangers_no_weight_exceeds_the_lower_median(weights: list[float], expected: tuple[float, ...]) -> None:
+    assert levelled(weights) == expected
+    assert levelled(expected) == expected
+
+
+@given(st.lists(st.floats(1, 2.0**64, width=32), min_size=1, max_size=9), st.floats(1, 2.0**64, width=32))
+def test_among_strangers_no_claim_gets_more_than_one_share_of_more_than_half(others: list[float], claim: float) -> None:
+    found = levelled([*others, claim])
+    assert found[-1] <= math.fsum(found) / (len(found) // 2 + 1) * (1 + 1e-12)
 
 
 @given(st.integers(1, 1 << 40))

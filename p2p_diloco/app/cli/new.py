@@ -89,6 +89,7 @@ def make_run(path: Path, options: NewRunOptions, around: CommandContext) -> int:
     settings = load_settings(flags=flags, environment=around.environment)
     if sys.stdin.isatty() and sys.stdout.isatty() and start is None:
         options = _ask_for_more(options, given)
+        described |= _ask_about_trust(described)
     values, of_rounds = _with_rounds(draft, described, options, settings)
     notes = (*notes, *of_rounds, _traffic_of(values))
     write_new_run(path, key_path, now_seconds=time.time(), values=values, start=start)
@@ -151,6 +152,14 @@ def _ask_for_more(options: NewRunOptions, given: Document) -> NewRunOptions:
     return replace(options, **answers)
 
 
+def _ask_about_trust(given: Document) -> Document:
+    """Ask whether what members report about themselves may count; return the values that follow."""
+    if "trust.weights" in given or "trust.peers" in given:
+        return {}
+    knows = _ask("do you know everybody who will join, so that each counts by the tokens it reports?", "no", _read_yes)
+    return {"trust.weights": "tokens"} if knows else {}
+
+
 def _ask(question: str, otherwise: str, read: Callable[[str], Any]) -> Any:
     """Ask until the answer is valid; return None for an empty answer."""
     while True:
@@ -174,6 +183,12 @@ def _read_islands(text: str) -> int:
 def _read_uplink(text: str) -> str:
     parse_rate(text, "it")
     return text
+
+
+def _read_yes(text: str) -> bool:
+    if text.lower() not in ("y", "yes", "n", "no"):
+        raise ConfigError(f"{text!r} is not an answer; expected yes or no")
+    return text.lower().startswith("y")
 
 
 def _read_hours(text: str) -> float:

@@ -25,9 +25,9 @@ from p2p_diloco.span_log import (
     WEIGHT_BOUNDS,
     SpanHead,
     as_float32,
-    balanced,
     contribution_weight,
     counted_norm,
+    levelled,
     lower_median,
     weight_limit,
 )
@@ -194,7 +194,7 @@ class MeanInputs:
     def inclusion_of(self, sound: frozenset[PeerId], measured: Mapping[PeerId, float] = NOTHING_MEASURED) -> Inclusion:
         """Return the members in the mean of the sound parts. All that named the parent count as present.
 
-        The weights are balanced within a row, as they are for the mean itself. The owner's rows are balanced already.
+        Among strangers the weights are levelled within a row, as for the mean itself. The owner's rows are so already.
 
         Args:
             sound: senders whose parts the codec found sound.
@@ -204,7 +204,9 @@ class MeanInputs:
             self._believed(inclusion, measured.get(peer)) if peer in sound else inclusion.left_out()
             for peer, inclusion in self.inclusions.items()
         )
-        return joined if self.reduce.stage is Stage.FINISH else replace(joined, weights=balanced(joined.weights))
+        if self.reduce.stage is Stage.FINISH or not self.reduce.levels:
+            return joined
+        return replace(joined, weights=levelled(joined.weights))
 
     def _believed(self, inclusion: Inclusion, measured: float | None) -> Inclusion:
         if measured is None or self.reduce.stage is Stage.FINISH:
@@ -247,6 +249,7 @@ def gather_contributions(
             ),
             norm_limit=_norm_limit(head, parent, rules, [offer.norm for _, _, offer in came.values()]),
             rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
+            levels=rules.has_strangers,
         ),
         inclusions={
             peer: _inclusion(place, opening, offer, weights[peer]) if peer in came else only_present((place,))
@@ -315,7 +318,7 @@ def _weights(
     head: SpanHead | None,
     rules: RunRules,
 ) -> dict[PeerId, float]:
-    """Return weights: quantity times quality of this cycle, clipped.
+    """Return weights: the tokens of this cycle, clipped.
 
     Newcomers get at most the published median: one that comes back after a while may have trained for long without the
     others. If this peer lacks the parent (`head` is None), all weights are equal: it knows no median that would limit
@@ -324,7 +327,7 @@ def _weights(
     most = WEIGHT_BOUNDS[1] if head is None else weight_limit(head.median_weight, rules.weight_clip)
     most_of_new = most if head is None else weight_limit(head.median_weight, 1.0)
     weights = {
-        peer: contribution_weight(opening.tokens, opening.steps, most_of_new if peer in newcomers else most)
+        peer: contribution_weight(opening.tokens, most_of_new if peer in newcomers else most)
         for peer, (_, opening, _) in offers.items()
     }
     if weights and head is None:
@@ -399,9 +402,7 @@ class OwnerRound:
         if head is None or head.digest != parent:
             return "the others follow a different parent than this owner"
         agreeing = {row[0].row: row for row in rows if row[0].parent == parent}
-        inclusions = _bound_weights(
-            {row: inclusion for row, (_, inclusion) in agreeing.items()}, head, rules.weight_clip
-        )
+        inclusions = _bound_weights({row: inclusion for row, (_, inclusion) in agreeing.items()}, head, rules)
         parts = tuple(
             Part(
                 peer=collection.grid.reducer(span, row),
@@ -423,16 +424,18 @@ class OwnerRound:
                 parts=parts,
                 norm_limit=head.norm_limit(ROW_MEAN_SLACK * rules.contribution_limit),
                 rounding_seed=rounding_seed(collection.roster.run, collection.round, span),
+                levels=rules.has_strangers,
             ),
             inclusions={collection.grid.reducer(span, row): inclusions[row] for row in agreeing},
         )
 
 
-def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, weight_clip: float) -> dict[int, Inclusion]:
+def _bound_weights(inclusions: Mapping[int, Inclusion], head: SpanHead, rules: RunRules) -> dict[int, Inclusion]:
     """Limit the weights of rows to what an entry may have. Honest reducers that are up to date already keep to that."""
-    limit = as_float32(weight_limit(head.median_weight, weight_clip))
+    limit = as_float32(weight_limit(head.median_weight, rules.weight_clip))
+    bounded = {row: [min(weight, limit) for weight in each.weights] for row, each in inclusions.items()}
     return {
-        row: replace(each, weights=balanced([min(weight, limit) for weight in each.weights]))
+        row: replace(each, weights=levelled(bounded[row]) if rules.has_strangers else tuple(bounded[row]))
         for row, each in inclusions.items()
     }
 

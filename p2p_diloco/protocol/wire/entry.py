@@ -38,7 +38,7 @@ from p2p_diloco.span_log import (
     as_float32,
     lower_median,
     median_around,
-    rest_of_row,
+    most_among_strangers,
     weight_limit,
     within_reach,
 )
@@ -322,11 +322,13 @@ def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, ru
     largest = max(entry.weights)
     if largest > limit * _ROUNDING:
         return f"has a weight of {largest:.4g}, beyond the limit {limit:.4g}"
+    if not rules.has_strangers:
+        return None
     rows: dict[int, list[float]] = {}
     for place, weight in zip(included_places(entry), entry.weights, strict=True):
         rows.setdefault(grid.row_of[roster.members[place].peer], []).append(weight)
     for weights in rows.values():
-        rest = rest_of_row(weights)
-        if max(weights) > rest * _ROUNDING:
-            return f"has a weight of {max(weights):.4g}, more than the rest of its row together, which is {rest:.4g}"
+        most = most_among_strangers(weights)
+        if max(weights) > most:
+            return f"has a weight of {max(weights):.4g}, more than the median of its row, which is {most:.4g}"
     return None
