@@ -38,7 +38,8 @@ def make_app() -> App:
         Parameters
         ----------
         name
-            tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, norms, late or in-rows
+            tune, primary, falling, waiting, means, cycles, few-bits, one-machine, lost, slow, norms, late, in-rows,
+            mixed or lies
         """
         from research.experiment import run_named_experiment
 

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from research.rows import (
     CYCLE,
+    LIES_OF_ONE,
     Values,
     as_tuned,
     every,
@@ -74,6 +75,20 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
             *under("half-slow-at-2", _OURS),
             *(row for name in _SERVERS for row in (*under("half-slow", name), name)),
         ),
+    ),
+    "mixed": (
+        "what do islands of different speeds cost (--speeds), at as many tokens of all together?",
+        (
+            *under("mixed", _OURS),
+            _OURS,
+            *under("mixed", "alone", *_SERVERS),
+            *under("mixed-batches", _OURS),
+            *under("mixed-strangers", _OURS),
+        ),
+    ),
+    "lies": (
+        "what can one liar do by what it sends, where no island counts for more than the median?",
+        under("strangers", _OURS) + tuple(f"{_OURS}/strangers-{lie}" for lie in LIES_OF_ONE),
     ),
     "norms": (
         "what can an island do to the others with the norms that it claims?",

@@ -77,9 +77,11 @@ def _scope(options: ExperimentOptions, stage: Stage) -> Scope:
         steps = whole_cycles(tokens * shape.num_parameters / (options.windows * shape.context))
     if steps < LONGEST_CYCLE or steps % LONGEST_CYCLE:
         raise ConfigError(f"--steps is {steps}; expected a multiple of {LONGEST_CYCLE}")
+    speeds = _speeds_of(options)
     return Scope(
         size=options.size,
-        islands=options.islands,
+        islands=len(speeds) or options.islands,
+        speeds=speeds,
         ticks=steps,
         optimizer=options.optimizer,
         inner_rate=options.inner_rate,
@@ -89,6 +91,18 @@ def _scope(options: ExperimentOptions, stage: Stage) -> Scope:
         is_quick=options.quick,
         stage=stage,
     )
+
+
+def _speeds_of(options: ExperimentOptions) -> tuple[float, ...]:
+    if options.speeds is None:
+        return ()
+    try:
+        speeds = tuple(map(float, options.speeds.split(",")))
+    except ValueError:
+        speeds = ()
+    if len(speeds) < 2 or not all(0.0 < speed < math.inf for speed in speeds):
+        raise ConfigError(f"--speeds is {options.speeds!r}; expected a number for each island, such as 1,1,1,1,16")
+    return speeds
 
 
 def whole_cycles(steps: float) -> int:

@@ -26,6 +26,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import Digest, PeerId, sha256
 from p2p_diloco.island.parameters import LocalParameters, sizes
 from p2p_diloco.outer.fragments import Fragment, plan_fragments
+from research.pace import Pace
 
 MICRO = ModelShape(layers=2, width=64, heads=2, feed_forward=176, context=64)
 """Shape with 133 thousand parameters, for large sets of experiments on small machines."""
@@ -115,6 +116,7 @@ class TextLearners:
         seed: seed of the initial parameters and of all streams.
         gradients: number of islands that share the batch of each learner, and how the gradient of an island is
             rounded; None: whole gradients.
+        paces: batch and inner rate of each learner; empty: all have `windows`.
     """
 
     def __init__(
@@ -129,14 +131,22 @@ class TextLearners:
         seed: int,
         device: str = "cpu",
         gradients: tuple[int, Callable[[Vector], Vector]] | None = None,
+        paces: Sequence[Pace] = (),
     ) -> None:
-        self._rule = replace(rule, batch=windows)
         self.plan = plan_of(shape, num_fragments)
         self.fragments = fragment_borders(self.plan)
         self.tensors = tensor_positions(self.plan)
         self._loops = []
-        for stream in streams_of(corpus, shape, seed, num_learners, windows):
-            self._loops.append(InnerLoop(build_model(shape, seed), stream, self._rule, device))
+        paces = paces or [Pace(windows=windows, steps=1.0, rate=1.0)] * num_learners
+        batches = [pace.windows for pace in paces]
+        for stream, pace in zip(streams_of(corpus, shape, seed, batches), paces, strict=True):
+            own = replace(
+                rule,
+                batch=pace.windows,
+                learning_rate=rule.learning_rate * pace.rate,
+                warmup_steps=max(1, round(rule.warmup_steps * pace.steps)),
+            )
+            self._loops.append(InnerLoop(build_model(shape, seed), stream, own, device))
             if gradients is not None:
                 round_gradients(self._loops[-1], *gradients)
         self._parameters = [LocalParameters(loop.model, self.plan) for loop in self._loops]
@@ -170,8 +180,8 @@ class TextLearners:
         self._parameters[learner].write(fragment, 0, len(local_N), local_N)
 
 
-def streams_of(corpus: Corpus, shape: ModelShape, seed: int, num_learners: int, windows: int) -> list[BatchStream]:
-    """Return the batches of each learner of a trial."""
+def streams_of(corpus: Corpus, shape: ModelShape, seed: int, batches: Sequence[int]) -> list[BatchStream]:
+    """Return the batches of each learner of a trial, of so many windows."""
     run = Digest(sha256(b"experiment", seed.to_bytes(8, "little")))
     return [
         BatchStream(
@@ -181,7 +191,7 @@ def streams_of(corpus: Corpus, shape: ModelShape, seed: int, num_learners: int, 
             batch=windows,
             context=shape.context,
         )
-        for learner in range(num_learners)
+        for learner, windows in enumerate(batches)
     ]
 
 

@@ -19,6 +19,8 @@ class ExperimentOptions:
         quick: use two seeds, and two tokens per parameter
         size: size of the model: micro, tiny, small or base
         islands: number of islands
+        speeds: for mixed: windows that each island trains on in the time of a planned step, relative to the planned
+            ones, such as 1,1,1,1,16; sets the number of islands
         steps: inner steps of each island; default as many as 20 tokens per parameter take
         tokens_per_parameter: length of a trial in place of steps: tokens of all islands for each parameter of the model
         optimizer: inner optimizer of all rows: adamw or muon
@@ -37,6 +39,7 @@ class ExperimentOptions:
     quick: bool = False
     size: str = "micro"
     islands: int = 4
+    speeds: str | None = None
     steps: int | None = None
     tokens_per_parameter: float | None = None
     optimizer: Literal["adamw", "muon"] = "muon"

@@ -34,9 +34,17 @@ from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.span.fused import encode_contribution
 from p2p_diloco.span.reduce import Codecs, reduce_parts
-from p2p_diloco.span_log import MAX_NORM_RATIO, balanced, contribution_weight, counted_norm, weight_limit
+from p2p_diloco.span_log import (
+    MAX_NORM_RATIO,
+    MAX_WEIGHT_RATIO,
+    contribution_weight,
+    counted_norm,
+    levelled,
+    weight_limit,
+)
 from research.algorithm import Algorithm, Model
 from research.learners import Learners
+from research.lies import Liar
 
 RUN = sha256(b"a run on the bench of learning")
 
@@ -56,6 +64,8 @@ class OurRule:
         away_share: share of cycles in which a learner is away.
         radius_factor: largest norm of a contribution, as a multiple of the radius (κ).
         weight_clip: largest weight, as a multiple of the last median.
+        has_strangers: no weight is above the median.
+        lie: what the last learner sends in place of its contributions (research/lies.py); empty: nobody lies.
         claimed_norm: norm that the first learner claims for each contribution; 0: the true one.
     """
 
@@ -69,7 +79,9 @@ class OurRule:
     lost_share: float = 0.0
     away_share: float = 0.0
     radius_factor: float = MAX_NORM_RATIO
-    weight_clip: float = 4.0
+    weight_clip: float = MAX_WEIGHT_RATIO
+    has_strangers: bool = False
+    lie: str = ""
     claimed_norm: float = 0.0
 
 
@@ -107,6 +119,8 @@ class OurSwarm(Algorithm):
         self._states: list[SpanState] = start
         self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
         self._away: frozenset[int] = frozenset()
+        self._honest: dict[int, list[Vector]] = {}
+        self._liar = Liar(rule.lie, self._honest)
         self._told = [[(0, 0)] * num_fragments for _ in range(len(learners))]
         self._under_way: list[tuple[int, Entry]] = []
         self.entries: list[Entry] = []
@@ -156,6 +170,7 @@ class OurSwarm(Algorithm):
 
     def _begin_round(self, round_index: int, tick: int) -> None:
         fragment = self._clock.fragment(round_index)
+        self._honest[fragment] = []
         sent = {}
         for learner in range(len(self.learners)):
             contribution = None if self.is_away(learner) else self._contribute(learner, fragment, round_index)
@@ -187,18 +202,22 @@ class OurSwarm(Algorithm):
             return None
         prepared, payload = encode_contribution(codec, prepared)
         decoded_N = codec.decode(payload, len(local_N))
+        norm, claims = prepared.norm, 1
         advance = record_contribution(span, round_index=round_index, sent=decoded_N)
         self._in_flight[learner][fragment] = advance.in_flight
         if advance.local_N is not local_N:
             learners.write(learner, fragment, advance.local_N)
         self._told[learner][fragment] = (tokens, steps)
+        if rule.lie and learner == len(learners) - 1:
+            lying_N = self._liar.instead_of(decoded_N, fragment, state.head.norm_limit(rule.radius_factor))
+            payload, norm, claims = codec.encode(lying_N), 0.0, self._liar.claims
+        if rule.claimed_norm and not learner:
+            norm = rule.claimed_norm
+        self._honest.setdefault(fragment, []).append(decoded_N)
         return _Sent(
             payload=payload,
-            norm=counted_norm(
-                rule.claimed_norm if rule.claimed_norm and not learner else prepared.norm,
-                codec.norm(payload, len(local_N)),
-            ),
-            tokens=tokens - told_tokens,
+            norm=counted_norm(norm, codec.norm(payload, len(local_N))),
+            tokens=claims * (tokens - told_tokens),
             steps=steps - told_steps,
             is_lost=self._rng.random() < rule.lost_share,
         )
@@ -216,7 +235,8 @@ class OurSwarm(Algorithm):
             stage = Stage.WHOLE if num_rows == 1 else Stage.ROW
             mean = self._average(parts, stage, fragment, round_index) if parts else None
             if mean is not None:
-                weights |= dict(zip(here, balanced([part.weight for part in parts]), strict=True))
+                own = [part.weight for part in parts]
+                weights |= dict(zip(here, levelled(own) if self._rule.has_strangers else own, strict=True))
                 weight = sum(weights[learner] for learner in here)
                 means.append(Part(peer=_peer(min(here)), payload=mean, weight=weight, norm=0.0))
         if not means:
@@ -253,8 +273,9 @@ class OurSwarm(Algorithm):
             parts=parts,
             norm_limit=slack * self._rule.radius_factor * self._states[fragment].head.radius,
             rounding_seed=rounding_seed(RUN, round_index, span),
+            levels=self._rule.has_strangers,
         )
-        reduced = reduce_parts(action, self._codecs, self.elements(fragment))
+        reduced = reduce_parts(action, self._codecs, self.elements(fragment), action.rounding_seed)
         return None if isinstance(reduced, str) else reduced.payload
 
     def _radial_blocks(self) -> dict[SpanId, RadialBlocks]:
@@ -268,7 +289,7 @@ class OurSwarm(Algorithm):
         if not self._rule.weights_by_tokens:
             return 1.0
         most = weight_limit(self._states[fragment].head.median_weight, self._rule.weight_clip)
-        return contribution_weight(sent.tokens, sent.steps, most)
+        return contribution_weight(sent.tokens, most)
 
     def _absorb_due(self, tick: int) -> None:
         while self._under_way and self._under_way[0][0] <= tick:

@@ -221,6 +221,7 @@ class Replay:
             parts=parts,
             norm_limit=float("inf"),
             rounding_seed=rounding_seed(plan.rules.run, entry.round, entry.span),
+            levels=False,  # the entry has the weights of the mean
         )
         reduced = reduce_parts(action, plan.codecs, plan.rules.span_elements[entry.span])
         if isinstance(reduced, str):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from p2p_diloco.config.rounds import FINAL_SHARE, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.protocol.rules import LIMITS_OF_TOKENS
+from research.lies import LIES
 from research.scope import LONGEST_CYCLE, Scope
 from research.setting import OURS, Setting
 
@@ -110,6 +113,7 @@ ROWS: dict[str, Row] = {
     ),
     "noloco": Row(system="noloco", exchange="blocking", values=_NOLOCO),
     "data-parallel": Row(system="data-parallel", exchange="steps", inner=_INNER_ALONE),
+    "alone": Row(system="data-parallel", exchange="steps", inner=_INNER_ALONE, changes={"islands": 1}),
     "data-parallel-int4": Row(system="data-parallel-int4", exchange="steps", inner=_INNER_ALONE),
     "data-parallel-accumulated": Row(
         system="data-parallel", exchange="steps", inner=_INNER_ALONE, changes={"accumulate": CYCLE}
@@ -122,6 +126,18 @@ ROWS: dict[str, Row] = {
     "one-island": Row(system="one-island", exchange="blocking", values=_nesterov(0.7, 0.5)),
 }
 """Rows by name, without the cycle."""
+LIES_OF_ONE = (*LIES, "flip+claim")
+
+
+def _strangers(setting: Setting) -> Setting:
+    """Return the setting of a run in which no island counts for more than the median."""
+    return replace(setting, has_strangers=True)
+
+
+def _lying(lie: str, setting: Setting) -> Setting:
+    return replace(_strangers(setting), lie=lie)
+
+
 CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
     "quarter-lost": lambda setting: replace(setting, lost_share=0.25),
     "quarter-absent": lambda setting: replace(setting, away_share=0.25),
@@ -133,12 +149,47 @@ CIRCUMSTANCES: dict[str, Callable[[Setting], Setting]] = {
     "four-rows": lambda setting: replace(setting, rows=4),
     "late": lambda setting: replace(setting, delay=3 * setting.sync_every // 8),
     "waiting": lambda setting: replace(setting, delay=0),
+    "strangers": _strangers,
+    **{f"strangers-{lie}": partial(_lying, lie) for lie in LIES_OF_ONE},
 }
 """Circumstances of a row, such as `p2p-diloco-every-8/quarter-lost`: a quarter of contributions never arrive; each
 island is away for a quarter of the cycles; half of the islands take four times as long for a step, with the norm limit
 of a manifest or with 2, as it was; one island claims that its contributions have a norm of 1e-30, or of 1e30, before
 they are clipped; means in rows; entries that come three eighths of a cycle late, or before the next
-step, as if islands waited for them. A row is tuned without them."""
+step, as if islands waited for them; none counts for more than the median, and perhaps the last one lies
+(research/lies.py). A row is tuned without them."""
+MIXED_CYCLE = 8
+"""Ticks to which the length of a trial of mixed islands is rounded."""
+
+
+def _mixed(setting: Setting, scope: Scope) -> Setting:
+    """Return the setting with islands of different speeds, and as many tokens of all together as without."""
+    speeds = scope.speeds if setting.islands > 1 else (max(scope.speeds),)
+    cycles = setting.ticks * scope.islands / (sum(scope.speeds) * MIXED_CYCLE)
+    return replace(setting, speeds=speeds, ticks=max(1, round(cycles)) * MIXED_CYCLE)
+
+
+def _known(setting: Setting) -> Setting:
+    """Return the setting with the limits of a run in which islands count by their tokens."""
+    limits = LIMITS_OF_TOKENS
+    return replace(
+        setting,
+        norm_ratio=limits["contribution_limit"],
+        weight_ratio=limits["weight_clip"],
+        weights_by_tokens=True,
+    )
+
+
+MIXED: dict[str, Callable[[Setting, Scope], Setting]] = {
+    "mixed": lambda setting, scope: _known(_mixed(setting, scope)),
+    "mixed-strangers": lambda setting, scope: _strangers(_mixed(setting, scope)),
+    "mixed-batches": lambda setting, scope: replace(
+        _known(_mixed(setting, scope)), largest_batch=4.0, smallest_batch=1.0 / 64.0, rate_power=0.5
+    ),
+}
+"""Circumstances of a row with islands of different speeds, at as many tokens of all together as without: islands count
+by their tokens; or none counts for more than the median; or their batches follow their speed, up to four times the
+planned one, with an inner rate that follows its root."""
 DILOCO_LIKE = (
     "textbook-diloco",
     "textbook-diloco-int4",
@@ -178,8 +229,9 @@ def row_named(name: str) -> tuple[Row, int | None]:
         ConfigError: the row is unknown, or its cycle is missing, superfluous or too short.
     """
     name, _, circumstance = name.partition("/")
-    if circumstance not in ("", *CIRCUMSTANCES):
-        raise ConfigError(f"unknown circumstance {circumstance!r}; expected one of {', '.join(CIRCUMSTANCES)}")
+    if circumstance not in ("", *CIRCUMSTANCES, *MIXED):
+        known = ", ".join((*CIRCUMSTANCES, *MIXED))
+        raise ConfigError(f"unknown circumstance {circumstance!r}; expected one of {known}")
     system, _, cycle = name.partition("-every-")
     row = ROWS.get(system)
     if row is None:
@@ -216,6 +268,10 @@ def setting_of(name: str, scope: Scope, values: Values | None = None) -> Setting
         base = replace(base, outer_final_share=FINAL_SHARE)
     setting = replace(base, **row.changes, **(values if values is not None else first_tries(name, scope)[0]))  # type: ignore[arg-type]
     circumstance = name.partition("/")[2]
+    if circumstance in MIXED:
+        if not scope.speeds:
+            raise ConfigError(f"row {name!r} needs --speeds, a number for each island, such as 1,1,1,1,16")
+        return MIXED[circumstance](setting, scope)
     return CIRCUMSTANCES[circumstance](setting) if circumstance else setting
 
 

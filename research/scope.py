@@ -30,6 +30,7 @@ class Scope:
         optimizer: inner optimiser of all rows.
         inner_rate: inner learning rate of all rows; None: tuned for the size and the optimiser.
         windows: windows per step of all islands together, so that more islands do not mean more tokens.
+        speeds: for islands of mixed hardware, the windows that each trains on in a tick, relative to the planned ones.
         seeds: trials of each row; None: the experiment's default.
         is_quick: few seeds.
         stage: stage of evidence, see research/stages.py.
@@ -42,6 +43,7 @@ class Scope:
     optimizer: OptimizerName = "muon"
     inner_rate: float | None = None
     windows: int = 32
+    speeds: tuple[float, ...] = ()
     seeds: int | None = None
     is_quick: bool = False
     stage: Stage = "test"

@@ -19,7 +19,7 @@ from p2p_diloco.config.inner_rule import InnerRule, Schedule
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.outer.outer_step import OuterRule
 from p2p_diloco.span.reduce import Codecs
-from p2p_diloco.span_log import MAX_NORM_RATIO
+from p2p_diloco.span_log import MAX_NORM_RATIO, MAX_WEIGHT_RATIO
 from p2p_diloco.storage.corpus_files import list_corpus_files
 from research import baselines
 from research.algorithm import Algorithm
@@ -33,6 +33,7 @@ from research.baselines import (
 )
 from research.learners import Judge, Learners, LoadedFiles, TextLearners, shape_named, streams_of
 from research.ours import OurRule, OurSwarm
+from research.pace import Pace, pace_of
 from research.stack import Crew, Stack
 from research.stages import JUDGED_TOKENS, Stage, check_seed, held_out_blocks
 
@@ -71,9 +72,16 @@ class Setting:
         norm_ratio: largest norm of a contribution, as a multiple of the last median, for p2p_diloco only.
         is_radial: for systems with a server: average directions and norms separately, for each tensor.
         mean: for p2p_diloco only: plain, or radial (directions and lengths separately, for each block).
-        weights_by_tokens: weigh contributions by quantity times quality.
+        weights_by_tokens: weigh contributions by tokens, or for systems with a server by quantity times quality.
+        weight_ratio: largest weight, as a multiple of the last median, for p2p_diloco only.
+        has_strangers: no weight is above the median, for p2p_diloco only.
+        lie: what the last island sends in place of its contributions (research/lies.py), for p2p_diloco only.
         claimed_norm: norm that the first island claims for each contribution, for p2p_diloco only; 0: the true one.
         slow: number of islands that make one step in `SLOWNESS` ticks.
+        speeds: windows that each island trains on in a tick, relative to the planned ones; empty: all as planned.
+        largest_batch, smallest_batch: limits of an island's batch, relative to the planned one; 1 and 1: all take the
+            planned batch, and their speed is in the number of steps (research/pace.py).
+        rate_power: an island's inner rate is multiplied by its relative batch to this power.
         rows: rows of islands whose means are averaged once more, for p2p_diloco only.
         lost_share: share of contributions that never arrive, for p2p_diloco and for systems with a server.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
@@ -106,8 +114,15 @@ class Setting:
     is_radial: bool = False
     mean: Literal["plain", "radial"] = "plain"
     weights_by_tokens: bool = True
+    weight_ratio: float = MAX_WEIGHT_RATIO
+    has_strangers: bool = False
+    lie: str = ""
     claimed_norm: float = 0.0
     slow: int = 0
+    speeds: tuple[float, ...] = ()
+    largest_batch: float = 1.0
+    smallest_batch: float = 1.0
+    rate_power: float = 0.0
     rows: int = 1
     lost_share: float = 0.0
     away_share: float = 0.0
@@ -199,7 +214,7 @@ def run_together(trials: Sequence[tuple[Setting, int]], text: str | None = None,
         Crew(
             rule=_rule(setting),
             seed=seed,
-            streams=streams_of(within.corpus, within.shape, seed, _num_learners(setting), _windows(setting)),
+            streams=streams_of(within.corpus, within.shape, seed, [_windows(setting)] * _num_learners(setting)),
         )
         for setting, seed in trials
     ]
@@ -223,7 +238,7 @@ def together_with(setting: Setting) -> Setting | None:
     Their learners have models of one shape, and batches of one size. They may differ in the inner rate, and in all that
     happens between steps.
     """
-    if setting.system == "data-parallel-int4":  # the gradient of each island is rounded
+    if setting.system == "data-parallel-int4" or setting.speeds:  # gradients are rounded, or batches differ
         return None
     return Setting(
         name="",
@@ -250,15 +265,23 @@ class _Trial:
         self._algorithm = make_algorithm(setting, learners, seed)
         pieces = held_out_blocks(within.corpus, setting.stage)
         self._judge = partial(Judge, within.shape, pieces, _fragments(setting), setting.judged_tokens, device)
+        self._paces = _paces(setting)
 
     def steps(self, tick: int) -> None:
-        """Have each learner make its step, or mark it for the step of its stack."""
+        """Have each learner make its steps, or mark it for the step of its stack."""
         setting, learners = self._setting, self._learners
         learners.progress((tick - 1) / setting.ticks)
         for learner in range(len(learners)):
-            is_its_turn = tick % (SLOWNESS if learner < setting.slow else setting.accumulate) == 0
-            if is_its_turn and not self._algorithm.is_away(learner):
-                learners.step(learner)
+            if not self._algorithm.is_away(learner):
+                for _ in range(self._due(learner, tick)):
+                    learners.step(learner)
+
+    def _due(self, learner: int, tick: int) -> int:
+        """Return the number of steps that a learner makes in a tick."""
+        if self._paces:
+            steps = self._paces[learner].steps
+            return int(steps * tick) - int(steps * (tick - 1))
+        return int(tick % (SLOWNESS if learner < self._setting.slow else self._setting.accumulate) == 0)
 
     def border(self, tick: int) -> None:
         """Do what is due after the steps of a tick."""
@@ -288,6 +311,20 @@ def _circumstances(setting: Setting, text: str | None) -> Circumstances:
     return Circumstances(shape=shape_named(setting.size), rule=_rule(setting), corpus=corpus)
 
 
+def _paces(setting: Setting) -> tuple[Pace, ...]:
+    """Return the pace of each learner; none if all have the planned one."""
+    return tuple(
+        pace_of(
+            speed,
+            _windows(setting),
+            largest=setting.largest_batch,
+            smallest=setting.smallest_batch,
+            power=setting.rate_power,
+        )
+        for speed in setting.speeds
+    )
+
+
 def _rule(setting: Setting) -> InnerRule:
     warmup = max(1, int(WARMUP_SHARE * setting.ticks / setting.accumulate))
     return InnerRule(
@@ -309,6 +346,7 @@ def _learners(setting: Setting, seed: int, within: Circumstances, device: str) -
         seed=seed,
         device=device,
         gradients=(setting.islands, baselines.as_int4) if setting.system == "data-parallel-int4" else None,
+        paces=_paces(setting),
     )
 
 
@@ -349,6 +387,9 @@ def _ours(setting: Setting, learners: Learners, seed: int) -> Algorithm:
         outer=_outer(setting),
         codecs=codecs,
         weights_by_tokens=setting.weights_by_tokens,
+        weight_clip=setting.weight_ratio,
+        has_strangers=setting.has_strangers,
+        lie=setting.lie,
         is_radial=setting.mean == "radial",
         rows=setting.rows,
         lost_share=setting.lost_share,

@@ -82,7 +82,7 @@ def test_fewer_tokens_weigh_less_and_four_bits_cost_an_eighth() -> None:
             learners.step(1)
         ours.border(tick)
     entry = ours.entries[0]
-    assert entry.weights == (400.0, 100.0)
+    assert entry.weights == (40.0, 10.0)
     assert anchor(ours)[0] == pytest.approx(-(400 * 4 + 100 * 1) / 500, rel=0.1)
     assert ours.sent_bytes == pytest.approx(2 * 0.5 * INT4.encoded_bytes(256))
     alike = ScriptedLearners([-1.0, -1.0])

@@ -12,6 +12,7 @@ from p2p_diloco.errors import ConfigError
 from research.rows import (
     CIRCUMSTANCES,
     CYCLE,
+    MIXED,
     ROWS,
     TRIES,
     as_tuned,
@@ -49,6 +50,27 @@ def test_all_systems_with_an_outer_nesterov_step_are_tried_with_the_same_pairs()
     assert len(set(pairs.values())) == 1
 
 
+MIXED_SCOPE = Scope(ticks=320, islands=5, windows=40, speeds=(1.0, 1.0, 1.0, 1.0, 16.0))
+
+
+@pytest.mark.parametrize("circumstance", MIXED)
+def test_mixed_islands_train_on_as_many_tokens_as_without(circumstance: str) -> None:
+    setting = setting_of(f"p2p-diloco-every-8/{circumstance}", MIXED_SCOPE)
+    assert setting.speeds == MIXED_SCOPE.speeds
+    assert setting.ticks * sum(setting.speeds) == setting_of("p2p-diloco-every-8", MIXED_SCOPE).ticks * 5
+
+
+def test_the_fastest_island_alone_takes_as_long_as_the_mixed_run() -> None:
+    alone, mixed = (setting_of(name, MIXED_SCOPE) for name in ("alone/mixed", "p2p-diloco-every-8/mixed"))
+    assert (alone.islands, alone.speeds, alone.batch) == (1, (16.0,), mixed.batch)
+    assert alone.ticks == mixed.ticks
+
+
+def test_mixed_islands_need_their_speeds() -> None:
+    with pytest.raises(ConfigError, match="needs --speeds, a number for each island, such as 1,1,1,1,16"):
+        setting_of("p2p-diloco-every-8/mixed", SCOPE)
+
+
 def test_noloco_is_tried_within_its_paper_s_condition() -> None:
     for one in ROWS["noloco"].values:
         assert one["momentum"] < one["gamma"] < math.sqrt(2 + one["momentum"] ** 2)
@@ -59,7 +81,8 @@ def test_noloco_is_tried_within_its_paper_s_condition() -> None:
 def test_settings_fit_their_system(name: str, islands: int) -> None:
     setting = setting_of(name, Scope(islands=islands, ticks=64))
     assert setting.system in SYSTEMS
-    assert (setting.name, setting.stage, setting.islands * setting.batch) == (name, "test", 32)
+    assert (setting.name, setting.stage, islands * setting.batch) == (name, "test", 32)
+    assert setting.islands == (1 if name == "alone" else islands)
     assert setting.sync_every % setting.fragments == 0
     assert 0 <= setting.delay < setting.sync_every
     assert setting.judged_tokens == 131_072
@@ -116,7 +139,8 @@ def test_rows_that_make_no_sense_are_refused(name: str, text: str) -> None:
 def test_what_happens_to_a_row_changes_one_thing_and_nothing_that_is_tuned(circumstance: str) -> None:
     (name,) = under(circumstance, "p2p-diloco-every-8")
     assert as_tuned(name) == "p2p-diloco-every-8"
-    changed, plain = asdict(setting_of(name, SCOPE)), asdict(setting_of(as_tuned(name), SCOPE))
+    beside = f"{as_tuned(name)}/strangers" if circumstance.startswith("strangers-") else as_tuned(name)
+    changed, plain = asdict(setting_of(name, SCOPE)), asdict(setting_of(beside, SCOPE))
     different = {field for field in plain if changed[field] != plain[field]} - {"name"}
     assert len(different) == 1
     assert not different & {"learning_rate", "outer_rate", "momentum"}

@@ -34,6 +34,24 @@ def test_slow_islands_make_a_quarter_of_the_steps(text: str) -> None:
     assert run_trial(replace(SMALL, slow=1), 0, text).tokens == (16 + 4) * 64
 
 
+def test_islands_of_different_speed_train_on_as_many_windows_as_their_speed_says(text: str) -> None:
+    mixed = replace(SMALL, speeds=(1.0, 4.0), batch=2)
+    assert run_trial(mixed, 0, text).tokens == (1 + 4) * 16 * 2 * 64
+    larger = replace(mixed, largest_batch=4.0, rate_power=0.5)
+    assert run_trial(larger, 0, text).tokens == (1 + 4) * 16 * 2 * 64
+    assert run_trial(larger, 0, text).loss != run_trial(mixed, 0, text).loss, "fewer, larger steps"
+    assert run_trial(replace(SMALL, speeds=(1.0, 0.25)), 0, text).tokens == (16 + 4) * 64
+
+
+def test_a_liar_is_heard_only_as_far_as_the_rule_lets_it(text: str) -> None:
+    five = replace(SMALL, islands=5, ticks=32)
+    honest, tokens, equal = (
+        run_trial(replace(five, lie=lie, has_strangers=strangers, weight_ratio=256.0), 0, text).loss
+        for lie, strangers in (("", True), ("flip+claim", False), ("flip+claim", True))
+    )
+    assert honest < equal < tokens, "what it claims counts only by tokens"
+
+
 def test_a_trial_may_end_before_its_last_entries_arrive(text: str) -> None:
     settled, cut_short = run_trial(SMALL, 0, text), run_trial(SMALL, 0, text, settles=False)
     assert cut_short.tokens == settled.tokens
