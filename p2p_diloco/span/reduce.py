@@ -24,6 +24,8 @@ from p2p_diloco.span_log import levelled
 
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
+_COMPARED_OF_EACH = 1 << 12
+"""Elements of each contribution that are compared with the others: their cosine is then known to about 0.02."""
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
 _NORM_SLACK = 1.0 + 1e-6
 """Tolerance for norms: both ends multiply the same float32 numbers, but a shrunk one may end one rounding too high."""
@@ -94,7 +96,7 @@ def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secre
     if not action.levels or action.stage is Stage.FINISH or num_parts < 3:
         return {}
     source, _ = codecs.of(action.stage)
-    compared = _compared(elements, int.from_bytes(secret[:8], "little"))
+    compared = _compared(elements, int.from_bytes(secret[:8], "little"), _COMPARED_OF_EACH)
     directions_PN = np.stack([_direction_of(part, source, elements, compared) for part in action.parts])
     products_PP = directions_PN @ directions_PN.T
     np.fill_diagonal(products_PP, 0.0)
@@ -228,9 +230,9 @@ def agreement_of(
     return Agreement(products / length if length else 0.0, 1, 1 / sum(here.stop - here.start for here in compared))
 
 
-def _compared(elements: int, number: int) -> list[slice]:
-    if elements <= _COMPARED:
+def _compared(elements: int, number: int, most: int = _COMPARED) -> list[slice]:
+    if elements <= most:
         return [slice(0, elements)]
-    length, apart = _COMPARED // _COMPARED_PIECES, elements // _COMPARED_PIECES // BLOCK * BLOCK
+    length, apart = most // _COMPARED_PIECES, elements // _COMPARED_PIECES // BLOCK * BLOCK
     first = number % ((apart - length) // BLOCK + 1) * BLOCK
     return [slice(first + place * apart, first + place * apart + length) for place in range(_COMPARED_PIECES)]
