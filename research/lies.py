@@ -1,4 +1,4 @@
-"""What a lying island sends in place of its contributions (SECURITY.md: the content of a valid contribution)."""
+"""Lies of an island: what it sends in place of its contributions (SECURITY.md, "What is not defended")."""
 
 from __future__ import annotations
 

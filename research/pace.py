@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How one island trains.
+    """The training of one island.
 
     Attributes:
         windows: windows of a step.

@@ -18,7 +18,7 @@ from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
 from p2p_diloco.outer.mean import mark_radial
 from p2p_diloco.outer.state import SpanState, content_digest, genesis_state
 from p2p_diloco.protocol.clock import RoundClock
-from p2p_diloco.protocol.rules import LIMITS_OF_TOKENS, RunRules
+from p2p_diloco.protocol.rules import RunRules
 from p2p_diloco.protocol.wire.member import NO_PLACE, Member, ReachProof
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, founding_roster, founding_statement
 from p2p_diloco.signing import SigningKey
@@ -79,14 +79,15 @@ def run_rules(
     heartbeat_seconds: float = 1.0,
     round_seconds: float = ROUND_SECONDS,
     span_elements: int = SPAN_ELEMENTS,
-    counts_tokens: bool = False,
+    has_strangers: bool = False,
 ) -> RunRules:
     """Return the rules of a run, with the limits of a new one.
 
     Args:
         num_spans: number of spans of each fragment.
         codecs: determine the payload sizes; 4 bits unless given.
-        counts_tokens: whether each peer counts by the tokens that it reports.
+        has_strangers: whether members are strangers. What simulated peers learn has no common direction, so some
+            contributions are then left out in most rounds.
     """
     codecs = codecs if codecs is not None else codecs_of("int4")
     spans = [SpanId(fragment, index) for fragment, count in enumerate(num_spans) for index in range(count)]
@@ -104,7 +105,7 @@ def run_rules(
         heartbeat_seconds=heartbeat_seconds,
         retained_cycles=16,
         scrub_cycles=scrub_cycles,
-        **(LIMITS_OF_TOKENS if counts_tokens else {}),
+        has_strangers=has_strangers,
     )
 
 

@@ -335,7 +335,7 @@ async def _play(scenario: Scenario, trace: Trace | None) -> tuple[Simulation, Vi
         stalled_cycles=scenario.stalled_cycles,
         scrub_cycles=scenario.scrub_cycles,
         heartbeat_seconds=scenario.heartbeat_seconds,
-        counts_tokens=scenario.seed % 2 == 1,
+        has_strangers=scenario.seed % 2 == 0,
     )
     swarm = Simulation(seed=scenario.seed, codecs=codecs, rules=rules, trace=trace, as_bytes=scenario.as_bytes)
     broken: Violated | None = None
