@@ -11,6 +11,7 @@ from p2p_diloco.errors import ConfigError
 OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["constant", "cosine"]
 AgreedPrecision = Literal["float32", "bfloat16"]
+BatchRate = Literal["none", "root"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class InnerRule:
         weight_decay: decoupled, for matrices only.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        batch: windows per step.
+        batch: planned windows per step; an island may choose others, see `island/batch_size.py`.
+        batch_rate: "root" multiplies the rate by the square root of the windows of a step over the planned ones.
         warmup_steps: steps over which the rate rises linearly, counted from the start of this island's optimiser.
         schedule: "constant", or "cosine" down to `final_share` as the run's progress goes from 0 to 1.
         final_share: share of the rate left at progress 1.
@@ -41,6 +43,7 @@ class InnerRule:
     beta1: float = 0.9
     beta2: float = 0.98
     batch: int = 4
+    batch_rate: BatchRate = "none"
     warmup_steps: int = 40
     schedule: Schedule = "constant"
     final_share: float = 0.1
@@ -56,6 +59,7 @@ class InnerRule:
             "beta1": 0.0 <= self.beta1 < 1.0,
             "beta2": 0.0 <= self.beta2 < 1.0,
             "batch": self.batch >= 1,
+            "batch_rate": self.batch_rate in ("none", "root"),
             "warmup_steps": self.warmup_steps >= 0,
             "schedule": self.schedule in ("constant", "cosine"),
             "final_share": 0.0 <= self.final_share <= 1.0,

@@ -299,6 +299,9 @@ class InnerSection(Section):
     step_tokens: Annotated[int, Field(ge=1, le=2**30)] = Field(
         256, description="predicted tokens of an inner step: a multiple of the context"
     )
+    batch_rate: Literal["none", "root"] = Field(
+        "none", description="none | root: multiply the learning rate of an island by √(its tokens of a step / planned)"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(40, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="constant | cosine over rounds.planned_cycles, down to a tenth of the rate"
@@ -441,6 +444,8 @@ class RunManifest(Section):
         document = self.model_dump(mode="json")
         if self.model.start is None:
             del document["model"]["start"]  # so runs of versions without this key keep their id
+        if self.inner.batch_rate == "none":
+            del document["inner"]["batch_rate"]  # likewise
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     def digest(self) -> Digest:

@@ -81,10 +81,12 @@ def test_the_canonical_form_is_pinned() -> None:
 
 
 def test_the_canonical_form_includes_every_value() -> None:
-    started = changed(model={"start": "ab" * 32})
+    started = changed(model={"start": "ab" * 32}, inner={"batch_rate": "root"})
     assert set(known_keys(RunManifest)) == set(given_keys(json.loads(started.canonical_bytes())))
     own = set(given_keys(json.loads(MANIFEST.canonical_bytes())))
-    assert set(known_keys(RunManifest)) - own == {"model.start"}, "runs from before this key keep their id"
+    newer = {"model.start", "inner.batch_rate"}
+    assert set(known_keys(RunManifest)) - own == newer, "runs from before these keys keep their id"
+    assert decode_signed_manifest(started.sign(ORGANISER).encode()).manifest == started
 
 
 def test_equal_manifests_have_equal_digests_however_they_were_written() -> None:

@@ -154,7 +154,7 @@ class Batches(Protocol):
     """The source of an island's batches.
 
     Attributes:
-        batch: windows per batch; of an island of several ranks, each gets a part.
+        batch: windows of the next batch, which may be set; of an island of several ranks, each gets a part.
         context: predicted tokens in a window.
     """
 
@@ -173,6 +173,7 @@ class BatchStream:
 
     Attributes:
         position: number of windows drawn so far; set it to continue from a checkpoint.
+        batch: windows of the next batch.
     """
 
     def __init__(self, corpus: Text, run: Digest, peer: PeerId, *, batch: int, context: int, position: int = 0) -> None:

@@ -113,7 +113,7 @@ class ArrivingText:
         open_whole: opens the text in the folder of the files, of which some may have gaps.
         stream_of: returns a stream over a text, from a position on.
         opened: called once with the text.
-        batch, context: windows per batch, and predicted tokens in a window.
+        batch, context: windows of the first batch, and predicted tokens in a window.
         position: windows drawn by earlier starts.
         is_tokens: whether the text is a folder of shards of tokens.
         needs_all: wait for the whole text, if it is one of bytes.
@@ -170,6 +170,7 @@ class ArrivingText:
     def next_batch(self) -> Tensor:
         """Return the next batch; call it only when `is_ready`."""
         assert self._stream is not None, "asked before"
+        self._stream.batch = self.batch
         batch = self._stream.next_batch()
         self.position = self._stream.position
         return batch

@@ -278,10 +278,11 @@ class InnerLoop:
         """Learning rate of the matrices in the next step."""
         rule = self.rule
         warmup = min(1.0, (self._optimizer_steps + 1) / max(1, rule.warmup_steps))
+        rate = rule.learning_rate * (math.sqrt(self.stream.batch / rule.batch) if rule.batch_rate == "root" else 1.0)
         if rule.schedule == "constant":
-            return rule.learning_rate * warmup
+            return rate * warmup
         cosine = 0.5 * (1.0 + math.cos(math.pi * self._progress))
-        return rule.learning_rate * warmup * (rule.final_share + (1.0 - rule.final_share) * cosine)
+        return rate * warmup * (rule.final_share + (1.0 - rule.final_share) * cosine)
 
     def set_progress(self, fraction: float) -> None:
         """Set the progress of the run, clamped to 0 to 1: entries applied over entries planned, not wall time."""
