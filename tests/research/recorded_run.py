@@ -1,4 +1,4 @@
-"""A run in virtual time whose peers keep traces: one joins late, dies, and returns."""
+"""A run in virtual time whose peers keep traces and change their batch: one joins late, dies, and returns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +15,28 @@ import pytest
 from session_stage import SessionStage, Watcher, run_stage
 from small_run import ORGANISER, peer_key
 
+from p2p_diloco.app.training import built_in
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.session.ending import StopRequest
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 
 LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")
-SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10}
+SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10, "rounds.planned_steps": 8}
 """A learning rate that follows the run's cycle, so a returning island must know the cycle."""
+
+
+class EveryThird:
+    """A stand-in for the choice of a batch, which changes it after every third step."""
+
+    def __init__(self, sizes: Sequence[int], **_: object) -> None:
+        self.sizes, self.size, self.planned_steps, self.cycle_steps = sizes, 2, 8, 8.0
+        self._steps = 0
+
+    def stepped(self, size: float, seconds: float) -> int:
+        self._steps += 1
+        self.size = self.sizes[self._steps // 3 % len(self.sizes)]
+        return self.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +93,7 @@ def _play(folder: Path) -> Recorded:
         )
 
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(built_in, "BatchChoice", EveryThird)
         run_stage(monkeypatch, scene)
     (stage,) = stages
     for name in TRAINERS:

@@ -98,6 +98,7 @@ class HandDrivenIsland:
         kind: type[LocalSpans] = LocalSpans,
         contributes_between: bool = False,
         in_loop: Callable[[Callable[[], None]], None] = lambda call: call(),
+        report: Callable[[str, str], None] = lambda topic, text: None,
     ) -> None:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
@@ -113,6 +114,7 @@ class HandDrivenIsland:
             in_loop=in_loop,
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
+            report=report,
         )
         self.state = TrainedState(
             host,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -83,7 +84,7 @@ def test_each_size_is_at_most_twice_the_one_before_and_can_be_shared_out(
     sizes = batch_sizes(planned, ranks=ranks, has_shards=has_shards)
     assert planned in sizes
     assert (sizes[0], sizes[-1]) == (ranks, LARGEST_BATCH * planned)
-    assert all(size < larger <= 2 * size for size, larger in zip(sizes, sizes[1:], strict=False))
+    assert all(size < larger <= 2 * size for size, larger in pairwise(sizes))
     assert not has_shards or not any(size % ranks for size in sizes)
 
 

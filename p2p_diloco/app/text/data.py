@@ -199,6 +199,11 @@ class BatchStream:
         block = 0 if self._block_windows is None else (self.position + num_windows) // self._block_windows
         return self._corpus.parts_of_block(self._seed, block)
 
+    def parts_of_next(self, num_windows: int) -> NDArray[np.int64]:
+        """Return the stretches of all blocks of the next windows."""
+        places = range(0, num_windows, self._block_windows or num_windows)
+        return np.concatenate([self.parts_ahead(place) for place in (*places, num_windows - 1)])
+
     def block_ahead(self) -> NDArray[np.int64]:
         return self.parts_ahead(self._block_windows or 0)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from p2p_diloco.app.text.data import BatchStream, Corpus, Text, open_corpus
@@ -198,8 +197,7 @@ class ArrivingText:
 
     def _look_for_shards(self, layout: TokenText) -> None:
         stream = self._stream = self._stream or self._stream_of(layout, self.position)
-        # A batch may begin in one block and end in the next.
-        needed = layout.files_of(np.concatenate([stream.parts_ahead(0), stream.parts_ahead(self.batch - 1)]))
+        needed = layout.files_of(stream.parts_of_next(self.batch))
         self._has_batch = self._text.has(needed)
         ahead = layout.files_of(stream.block_ahead())
         self._text.want((*needed, *ahead, *self._held_out) if self._has_batch else needed)

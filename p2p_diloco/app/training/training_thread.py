@@ -20,7 +20,6 @@ from p2p_diloco.island.ranks import RankLost
 from p2p_diloco.rate import counted
 from p2p_diloco.session.trained_state import IDLE_SECONDS, TrainedState
 from p2p_diloco.session.training import Pace
-from p2p_diloco.wording import format_count
 
 MANY_NOT_APPLIED = 32
 """Steps in a row with infinite gradients after which the peer counts as not stepping, and begins again from φ."""
@@ -153,7 +152,8 @@ class StepRunner:
         if before < choice.size and steps < planned_steps:
             why = f"steps of {counted(before, 'window')} are hardly shorter"
         else:
-            why = f"{format_count(steps)} steps of {before} fit into a cycle, {planned_steps} are planned"
+            number = f"{steps:,.0f}" if steps >= 10.0 else f"{steps:.2g}"
+            why = f"{number} steps of {before} fit into a cycle, {planned_steps} are planned"
         return f"a step takes {counted(choice.size, 'window')} from now on, {ratio}: {why}"
 
     def use_batch(self, windows: int) -> None:
