@@ -7,13 +7,12 @@ import atexit
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from session_stage import SessionStage, Watcher, run_stage
-from small_run import ORGANISER, peer_key
+from small_run import ORGANISER, EveryThird, peer_key
 
 from p2p_diloco.app.training import built_in
 from p2p_diloco.ids import Digest, PeerId
@@ -24,19 +23,6 @@ LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")
 SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10, "rounds.planned_steps": 8}
 """A learning rate that follows the run's cycle, so a returning island must know the cycle."""
-
-
-class EveryThird:
-    """A stand-in for the choice of a batch, which changes it after every third step."""
-
-    def __init__(self, sizes: Sequence[int], **_: object) -> None:
-        self.sizes, self.size, self.planned_steps, self.cycle_steps = sizes, 2, 8, 8.0
-        self._steps = 0
-
-    def stepped(self, size: float, seconds: float) -> int:
-        self._steps += 1
-        self.size = self.sizes[self._steps // 3 % len(self.sizes)]
-        return self.size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,19 @@ def peer_key(name: str) -> SigningKey:
 def start_states(plan: RunPlan, model: nn.Module | None = None) -> dict[SpanId, SpanState]:
     start = make_start(plan) if model is None else start_from(plan, LocalParameters(model, plan.fragments))
     return {span: genesis_state(anchor_N, ROSTER) for span, anchor_N in start.items()}
+
+
+class EveryThird:
+    """A stand-in for the choice of a batch, which changes it after every third step."""
+
+    def __init__(self, sizes: Sequence[int], *, planned: int, planned_steps: int, cycle_seconds: float) -> None:
+        self.sizes, self.size, self.planned_steps, self.cycle_steps = sizes, planned, planned_steps, 20.0
+        self._steps = 0
+
+    def stepped(self, size: float, seconds: float) -> int:
+        self._steps += 1
+        self.size = self.sizes[self._steps // 3 % len(self.sizes)]
+        return self.size
 
 
 OPEN: list[HeldState] = []
