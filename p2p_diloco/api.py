@@ -407,6 +407,16 @@ class Swarm:
         return float(self._together("progress", lambda: self._held().fraction))
 
     @property
+    def batch_scale(self) -> float:
+        """Advice: the multiple of this loop's first batch with which a cycle has about the planned steps.
+
+        A power of two, from 1/256 to 4; 1.0 at first, and in a run without `rounds.planned_steps`. It follows from the
+        times between calls of `step`, and changes seldom. Nothing is applied: a loop may take larger or smaller batches
+        accordingly, at once or after its next start, from which on its batch then counts as 1.0.
+        """
+        return float(self._together("batch_scale", lambda: self._own.batch_scale, when_over=1.0))
+
+    @property
     def seed(self) -> int:
         """A seed unique to this rank and this start of this peer, for sampling its own data."""
         text = str(self._together("seed", self._source_of_seed))
@@ -450,7 +460,7 @@ class Swarm:
 
     # -- internal
 
-    def _together(self, name: str, work: Callable[[], Any], *, when_over: bool | None = None) -> Any:
+    def _together(self, name: str, work: Callable[[], Any], *, when_over: float | None = None) -> Any:
         """Return what `work` returns on rank 0; if the island has several ranks, all of them make this call.
 
         Args:

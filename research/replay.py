@@ -304,6 +304,10 @@ class _Life:
             case "loaded":
                 heads = {SpanId(f, i): Digest(bytes.fromhex(head)) for f, i, head in line["heads"]}
                 return self._go_on_from(line.get("kept")) and self._load(heads)
+            case "batch":
+                self._step_to(line["steps"])
+                self.island.use_batch(line["windows"])
+                return True
             case "kept":
                 self._step_to(line["steps"])
                 self._replay.keep(self._peer, line["label"], self.island.loop.state_dict())

@@ -24,7 +24,7 @@ class InnerRule:
         weight_decay: decoupled, for matrices only.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        batch: windows per step.
+        batch: planned windows per step; an island may choose others, see `island/batch_size.py`.
         warmup_steps: steps over which the rate rises linearly, counted from the start of this island's optimiser.
         schedule: "constant", or "cosine" down to `final_share` as the run's progress goes from 0 to 1.
         final_share: share of the rate left at progress 1.

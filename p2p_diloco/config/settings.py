@@ -221,6 +221,10 @@ class PeerSettings(BaseModel):
     windows_at_once: Annotated[int, Field(ge=1, le=2**20), _Number] | None = Field(
         None, description="windows of a step that pass through the model at a time [default: as many as fit]"
     )
+    batch: Literal["auto", "planned"] = Field(
+        "auto",
+        description="windows of a step: auto (suited to the planned steps of a cycle) or planned (as the run says)",
+    )
     recompute: Literal["auto", "always", "never"] = Field(
         "auto", description="recompute activations to save memory: auto (if one window does not fit), always or never"
     )

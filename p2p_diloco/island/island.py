@@ -29,7 +29,7 @@ from p2p_diloco.outer.fragments import Fragment, TensorSlot
 _Built = TypeVar("_Built")
 
 LEAVE, TURN = "leave", "turn"
-CALLS = ("step", "ready", "progress", "seed", "anchor", "save", "export", LEAVE, "wait", "new_run", TURN)
+CALLS = ("step", "ready", "progress", "seed", "anchor", "save", "export", LEAVE, "wait", "new_run", TURN, "batch_scale")
 THE_END = "end"
 """The result of the last turn of the built-in trainer in a session."""
 HURRY_SECONDS = 5.0

@@ -18,6 +18,7 @@ from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import sha256
+from p2p_diloco.island.batch_size import BatchAdvice
 from p2p_diloco.island.inner_state import InnerState, Stateful
 from p2p_diloco.island.island import Island, RankInner, RankModels, described, plan_text
 from p2p_diloco.island.local_spans import describe_device, spans_for
@@ -238,6 +239,7 @@ class OwnModel(Training):
         if self._buffers.tensors():
             self._kept["the buffers"] = self._buffers
         self._hooks = [optimizer.register_step_post_hook(self._count) for optimizer in optimizers]
+        self._advice: BatchAdvice | None = None
         self._rested_at: float | None = None
         self._waiting_tokens = 0
         self._thread: int | None = None
@@ -278,7 +280,14 @@ class OwnModel(Training):
         if device.type != "cpu":
             host.report_soon("device", describe_device(device, local))
         self.state = TrainedState(host, local, inner=inner)
+        if (planned_steps := plan.manifest.rounds.planned_steps) is not None:
+            self._advice = BatchAdvice(planned_steps=planned_steps, cycle_seconds=plan.rules.cycle_seconds)
         return self.state
+
+    @property
+    def batch_scale(self) -> float:
+        """The multiple of the loop's first batch with which a cycle has about the planned steps."""
+        return self._advice.scale if self._advice is not None else 1.0
 
     def seconds_to_rest(self) -> float:
         """Return the pause after the step that has just ended, to keep to the share of the time."""
@@ -411,6 +420,8 @@ class OwnModel(Training):
             self.state.undo(broken, loss)
         else:
             self._check_probe()
+            if self._advice is not None:
+                self._advice.stepped(self._waiting_tokens, self.state.meter.seconds_since_step())
             self.state.meter.stepped(self._waiting_tokens, loss)
         self._waiting_tokens = self._steps = 0
 

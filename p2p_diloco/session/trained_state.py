@@ -287,6 +287,11 @@ class TrainedState(HeldState):
                 self._trace.loaded(heads, kept)
         return self._is_loaded
 
+    def note_batch(self, windows: int) -> None:
+        """Record for the trace that a step takes that many windows from now on."""
+        if self._trace is not None:
+            self._trace.batch(self.counts.steps, windows)
+
     def undo(self, broken: str, loss: float | None = None) -> None:
         """Let the next border set θ := φ, instead of counting the step that has left a tensor not finite."""
         of_loss = "" if loss is None else f" (loss {loss:g})"

@@ -56,6 +56,7 @@ TOPICS = {
     "loops": "numba's compiled loops are not available; NumPy is used instead",
     "majority": "number of voters that have named the state that this peer waits for",
     "manifest": "the manifest was verified",
+    "batch": "the windows of a step change, so that a cycle has about the planned steps",
     "memory": "windows of a step that fit into the memory of the device; activations that are recomputed",
     "missing": "contributions missing from a mean",
     "not-finite": "a step that left parameters not finite was undone",

@@ -168,7 +168,7 @@ class StatusReporter:
         """Publish the current status, and report when trouble or pace changes."""
         if text := self._trouble.look(engine, self._failed_dials, self._counts.entries_at, now):
             self.report("trouble", text)
-        if text := self._pace.look(engine, manifest, now):
+        if text := self._pace.look(engine, manifest, self.latest, now):
             self.report("pace", text, cycle_steps=self._pace.cycle_steps or 0.0)
         self.latest = self.status(engine, node, manifest, num_parameters, now)
         self._observer.status(self.latest)

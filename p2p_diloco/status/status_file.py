@@ -95,6 +95,15 @@ class PeerStatus:
     ] = 0
     cycle_steps: Annotated[float | None, "recent optimiser steps per cycle; None until known"] = None
     planned_steps: Annotated[int | None, "steps per cycle planned by the manifest; None if it plans none"] = None
+    step_windows: Annotated[
+        int | None,
+        "windows of a step here, chosen to suit the planned steps; None for a training loop of your own",
+    ] = None
+    planned_windows: Annotated[int | None, "windows of a step planned by the manifest; likewise"] = None
+    fewest_windows: Annotated[int | None, "fewest windows that a step here may take; likewise"] = None
+    most_windows: Annotated[
+        int | None, "most windows that a step here may take: the same as the fewest if their number is fixed"
+    ] = None
     tokens: Annotated[int, "tokens of these steps"] = 0
     tokens_per_second: Annotated[float, "recent rate"] = 0.0
     loss: Annotated[float | None, "last training loss in nats per token"] = None

@@ -11,6 +11,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.clock import RoundClock
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.rate import counted, format_part
+from p2p_diloco.status.status_file import PeerStatus
 
 PACE_SECONDS = 10.0
 """Minimum time over which inner steps are counted; at least one cycle, too."""
@@ -121,8 +122,8 @@ class PaceWatch:
         self.cycle_steps: float | None = None
         self._counted: tuple[float, int] | None = None
 
-    def look(self, engine: PeerEngine, manifest: RunManifest, now: float) -> str:
-        """Count; return what to report, if a warning begins."""
+    def look(self, engine: PeerEngine, manifest: RunManifest, status: PeerStatus, now: float) -> str:
+        """Count; return what to report, if a warning begins. `status` has the windows of a step."""
         steps, cycle_seconds = engine.conditions.progress.steps, engine.rules.cycle_seconds
         if self._counted is None or not engine.ready or not steps or engine.conditions.is_paused:
             self._counted = (now, steps)
@@ -134,18 +135,31 @@ class PaceWatch:
         self.cycle_steps = (steps - before) * cycle_seconds / (now - since)
         had_warned, self.sentence = bool(self.sentence), ""
         if (planned := manifest.rounds.planned_steps) is not None:
-            own_model = manifest.model.is_own_loop
-            self.sentence = _explain_pace(self.cycle_steps, planned, engine.rules.clock, own_model=own_model)
+            self.sentence = _explain_pace(self.cycle_steps, planned, engine.rules.clock, manifest, status)
         return "" if had_warned else self.sentence
 
 
-def _explain_pace(cycle_steps: float, planned_steps: int, clock: RoundClock, *, own_model: bool) -> str:
-    """Return what is wrong with the number of steps in a cycle, and what to do; empty if nothing is."""
+def _explain_pace(
+    cycle_steps: float, planned_steps: int, clock: RoundClock, manifest: RunManifest, status: PeerStatus
+) -> str:
+    """Return what is wrong with the number of steps in a cycle, and what to do; empty if nothing is.
+
+    While a larger or smaller batch may still help, the island tries it by itself.
+    """
+    own_model = manifest.model.is_own_loop
+    windows, fewest, most = status.step_windows or 0, status.fewest_windows or 0, status.most_windows or 0
+    is_fast, is_slow = cycle_steps > MOST_OF_PLAN * planned_steps, MOST_OF_PLAN * cycle_steps < planned_steps
+    if (is_fast and windows < most) or (is_slow and windows > fewest):
+        return ""
     found = f"a cycle has {cycle_steps:.2g} inner steps here, {planned_steps} were planned"
+    if fewest < most and (is_fast or is_slow):
+        found += f", although a step takes {counted(windows, 'window')}, the {'most' if is_fast else 'fewest'} possible"
     step_seconds = clock.round_seconds * clock.num_fragments / max(cycle_steps, 0.1)
     new = f"new_run(step_seconds={step_seconds:.2g})" if own_model else f"new --step-seconds {step_seconds:.2g}"
     remedy = f"if most islands are like this one, create the next run with {new}"
-    if cycle_steps > MOST_OF_PLAN * planned_steps:
+    if own_model:
+        remedy = f"multiply the batch by swarm.batch_scale, or {remedy}"
+    if is_fast:
         return f"{found}, and longer cycles learn less; {remedy}"
     if cycle_steps < FEWEST_IN_ROUND * clock.num_fragments:
         return f"{found}; contributions are due in the first half of a round, so many arrive late; {remedy}"

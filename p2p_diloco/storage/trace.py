@@ -31,6 +31,10 @@ class Trace:
         inner = {} if kept is None else {"kept": kept}
         self._write("loaded", heads=[[*span, digest.hex()] for span, digest in sorted(heads.items())], **inner)
 
+    def batch(self, steps: int, windows: int) -> None:
+        """Record that a step takes that many windows from now on, after `steps` steps."""
+        self._write("batch", steps=steps, windows=windows)
+
     def kept(self, steps: int, label: str) -> None:
         """Record that the optimiser's state was saved after `steps` steps."""
         self._write("kept", steps=steps, label=label)

@@ -188,7 +188,8 @@ def play(*more: str) -> PlayedRun:
         last_round = math.ceil((began + STARTING_SECONDS + SECONDS - rounds.clock_start) / rounds.round_seconds)
         ending = ("--until-round", str(last_round))
         swarm.start("bootstrap", "bootstrap", "run.toml", *ending, program=PROGRAM)
-        joining = ("join", swarm.invite(), "--max-upload", UPLINK, "--keep-trace", "--evaluate-seconds", "0")
+        same = ("--evaluate-seconds", "0", "--batch", "planned")
+        joining = ("join", swarm.invite(), "--max-upload", UPLINK, "--keep-trace", *same)
         for name in names:
             swarm.start(name, *joining, *ending, program=PACED_PROGRAM)
         swarm.wait(f"there are {ISLANDS} members", lambda: swarm.num_members(names) == ISLANDS, STARTING_SECONDS)

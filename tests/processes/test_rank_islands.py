@@ -26,6 +26,8 @@ RUN = [
     *("--step-seconds", "0.1"),
     *("--rounds.round_seconds", str(ROUND_SECONDS), "--rounds.fragments", "2"),
 ]
+SAME_BATCH = ["--batch", "planned"]
+"""Steps of equally many tokens, from which the weights of an entry can be computed again."""
 ISLANDS = {
     "plain": [],
     "copies": ["--ranks", "2", "--shards", "never"],
@@ -59,7 +61,7 @@ def follows_from_tokens(entry: Entry) -> bool:
 def test_four_kinds_of_islands_train_one_run_to_the_same_bytes(machines: Machines) -> None:
     """A plain island, one of copies, one of shards and a slow one; the shards lose a rank in the middle."""
     last = int(SECONDS / ROUND_SECONDS)
-    flags = ["--evaluate-seconds", "10", "--until-round", str(last)]
+    flags = ["--evaluate-seconds", "10", "--until-round", str(last), *SAME_BATCH]
     machines.start("boot", "bootstrap", "run.toml", "--until-round", str(last))
     invite = machines.invite("boot")
     for name, own in ISLANDS.items():

@@ -1,4 +1,4 @@
-"""A run in virtual time whose peers keep traces: one joins late, dies, and returns."""
+"""A run in virtual time whose peers keep traces and change their batch: one joins late, dies, and returns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 from session_stage import SessionStage, Watcher, run_stage
-from small_run import ORGANISER, peer_key
+from small_run import ORGANISER, EveryThird, peer_key
 
+from p2p_diloco.app.training import built_in
 from p2p_diloco.ids import Digest, PeerId
 from p2p_diloco.session.ending import StopRequest
 from p2p_diloco.storage.run_folder import MANIFEST_FILE, RunFolder
 
 LAST_ROUND = 16
 TRAINERS = ("ada", "ben", "cleo")
-SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10}
+SCHEDULE = {"inner.schedule": "cosine", "rounds.planned_cycles": 10, "rounds.planned_steps": 8}
 """A learning rate that follows the run's cycle, so a returning island must know the cycle."""
 
 
@@ -78,6 +79,7 @@ def _play(folder: Path) -> Recorded:
         )
 
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(built_in, "BatchChoice", EveryThird)
         run_stage(monkeypatch, scene)
     (stage,) = stages
     for name in TRAINERS:

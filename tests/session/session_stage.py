@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 from small_run import CLOCK_START, ORGANISER, peer_key, small_manifest, write_text
@@ -157,6 +157,7 @@ class SessionStage:
         data: str | None = None,
         known: dict[PeerId, tuple[str, ...]] | None = None,
         keep_trace: bool = False,
+        batch: Literal["auto", "planned"] = "auto",
         exports: ExportPlan | None = None,
         clocks: Clocks | None = None,
     ) -> None:
@@ -179,6 +180,7 @@ class SessionStage:
                     device="cpu",
                     threads=1,
                     keep_trace=keep_trace,
+                    batch=batch,
                 ),
                 source=source,
                 training=training,

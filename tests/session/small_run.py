@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,19 @@ def start_states(plan: RunPlan, model: nn.Module | None = None) -> dict[SpanId, 
     return {span: genesis_state(anchor_N, ROSTER) for span, anchor_N in start.items()}
 
 
+class EveryThird:
+    """A stand-in for the choice of a batch, which changes it after every third step."""
+
+    def __init__(self, sizes: Sequence[int], *, planned: int, planned_steps: int, cycle_seconds: float) -> None:
+        self.sizes, self.size, self.planned_steps, self.cycle_steps = sizes, planned, planned_steps, 20.0
+        self._steps = 0
+
+    def stepped(self, size: float, seconds: float) -> int:
+        self._steps += 1
+        self.size = self.sizes[self._steps // 3 % len(self.sizes)]
+        return self.size
+
+
 OPEN: list[HeldState] = []
 """States made in a test; their threads are closed after it."""
 
@@ -98,6 +111,7 @@ class HandDrivenIsland:
         kind: type[LocalSpans] = LocalSpans,
         contributes_between: bool = False,
         in_loop: Callable[[Callable[[], None]], None] = lambda call: call(),
+        report: Callable[[str, str], None] = lambda topic, text: None,
     ) -> None:
         self.plan = plan
         self.now = plan.rules.clock.begin(0)
@@ -113,6 +127,7 @@ class HandDrivenIsland:
             in_loop=in_loop,
             died=self.failures.append,
             damaged=lambda span, reason: self.damaged.append((span, reason)),
+            report=report,
         )
         self.state = TrainedState(
             host,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +27,7 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.inner_state import INNER_FILE
+from p2p_diloco.session import trained_state
 from p2p_diloco.session.founding import start_from
 from p2p_diloco.session.learnt_model import learnt_model
 from p2p_diloco.session.own_model import OwnModel, check_model, describe_model
@@ -300,6 +303,24 @@ def test_without_an_optimiser_every_call_is_a_step(hold: Callable[..., None]) ->
         own.stepped(10, 2.0)
     progress = own.state.progress()
     assert (progress.steps, progress.tokens, progress.loss) == (3, 30, 2.0)
+
+
+@pytest.mark.parametrize(("planned_steps", "scale"), [(8, 2.0), (64, 0.25), (None, 1.0)])
+def test_a_loop_is_advised_by_its_own_step_times_and_nothing_is_applied(
+    monkeypatch: pytest.MonkeyPatch, hold: Callable[..., None], planned_steps: int | None, scale: float
+) -> None:
+    """A cycle has 16 s."""
+    model, manifest, now = small(), manifest_for(small()), [0.0]
+    rounds = manifest.rounds.model_copy(update={"planned_steps": planned_steps})
+    plan = plan_run(manifest.model_copy(update={"rounds": rounds}))
+    monkeypatch.setattr(trained_state, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    own = opened(model, plan)
+    hold(own, plan, model)
+    assert own.batch_scale == 1.0
+    for _ in range(30):
+        now[0] += 1.0
+        own.stepped(10, 2.0)
+    assert own.batch_scale == scale
 
 
 class Stubborn(torch.optim.Optimizer):

@@ -14,7 +14,7 @@ import pytest
 import session_stage
 import torch
 from session_stage import LoopTraining, SessionStage, Watcher, run_stage
-from small_run import CLOCK_START, peer_key
+from small_run import CLOCK_START, EveryThird, peer_key
 
 from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.data import BatchStream
@@ -103,6 +103,24 @@ async def test_a_founder_that_trains_continues_alone(tmp_path: Path) -> None:
     await SessionStage(tmp_path).play("ada", watcher, StopRequest(), founds=True, until_round=5)
     assert watcher.last.entries_absorbed == watcher.last.spans_closed > 0
     assert watcher.last.num_members == 1
+
+
+@pytest.mark.parametrize(
+    ("planned_steps", "batch", "limits"), [(8, "auto", (1, 8)), (8, "planned", (2, 2)), (None, "auto", (2, 2))]
+)
+async def test_the_batch_changes_only_in_a_run_that_plans_steps_and_unless_its_owner_forbids_it(
+    tmp_path: Path, monkeypatch: Patch, planned_steps: int | None, batch: Any, limits: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(built_in, "BatchChoice", EveryThird)
+    watcher = Watcher()
+    stage = SessionStage(tmp_path, **{"rounds.planned_steps": planned_steps})
+    await stage.play("ada", watcher, StopRequest(), founds=True, until_round=5, batch=batch)
+    last = watcher.last
+    assert (last.planned_windows, last.fewest_windows, last.most_windows) == (2, *limits)
+    changes = limits != (2, 2)
+    assert bool(watcher.texts("batch")) == changes
+    assert {status.step_windows for status in watcher.statuses if status.inner_steps} >= ({1, 2, 8} if changes else {2})
+    assert (last.tokens != 24 * last.inner_steps) == changes
 
 
 async def test_a_leaving_peer_finishes_the_round_and_resumes_after_a_restart(tmp_path: Path) -> None:

@@ -256,7 +256,8 @@ def test_of_a_text_of_tokens_only_the_shards_of_the_next_windows_are_fetched(tmp
     assert stream.is_ready()
     own = stream_at(TokenText(tokens.root), 0)
     waited = 0
-    for _ in range(20):
+    for turn in range(20):
+        stream.batch = own.batch = (BATCH, 8 * BATCH, 1)[turn % 3]
         while not stream.is_ready():
             assert tokens.wanted_arrive()
             waited += 1

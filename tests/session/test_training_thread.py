@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -12,13 +13,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from small_run import HandDrivenIsland, entry_payload, small_corpus, small_plan, start_states, update_of
+from small_run import HandDrivenIsland, entry_payload, peer_key, small_corpus, small_plan, start_states, update_of
 
-from p2p_diloco.app.text.data import Corpus
+from p2p_diloco.app.text.data import BatchStream, Corpus
 from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.app.training.training_thread import MANY_NOT_APPLIED, StepRunner, Steps, TrainingThread
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
+from p2p_diloco.island.batch_size import BatchChoice
 from p2p_diloco.session.trained_state import MOST_UNDONE
 from p2p_diloco.session.training import Pace
 
@@ -244,3 +246,109 @@ def test_the_windows_that_fit_are_found_after_the_first_step(
     assert loop.made == [1, used]
     text = f"{found} of the 64 windows of a step fit into the memory of cuda; using {used} at a time, with the same "
     assert said == ([] if found is None else [f"{text}gradients"])
+
+
+@pytest.mark.parametrize(
+    ("fitting", "device", "at_once", "made"),
+    [
+        (100, "cuda", None, [1, 64, 64, 90, 90, 90]),  # 128 do not fit; then 32 of 90 at a time are one part
+        (40, "cuda", None, [1, 36, 36, 36, 36, 36]),  # what fits is known
+        (200, "cuda", None, [1, 64, 64, 128, 128, 128]),
+        (200, "cuda", 48, [48] * 6),
+        (200, "cpu", None, [64, 64, 128, 128, 128, 64]),
+        (200, "cpu", 48, [48] * 6),
+    ],
+)
+def test_a_larger_batch_is_taken_in_parts_that_fit_into_memory(
+    fitting: int, device: str, at_once: int | None, made: list[int]
+) -> None:
+    """In the first step of a larger batch, as many at a time as before."""
+    loop = LittleMemory(fitting, fitting)
+    loop.device = torch.device(device)
+    steps = Steps(cast(InnerLoop, loop), windows_at_once=at_once)
+    for batch in (64, 64, 128, 128, 32, 64):
+        steps.use_batch(batch)
+        steps.make()
+    assert loop.made == made
+
+
+class Script:
+    """A stand-in for the choice of a batch that is known in advance, step by step."""
+
+    planned_steps, cycle_steps = 16, 61.4
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes, self.size, self._left = sizes, PLAN.inner.batch, list(sizes)
+
+    def stepped(self, size: float, seconds: float) -> int:
+        assert size == self.size
+        assert seconds >= 0.0
+        self.size = self._left.pop(0) if self._left else self.size
+        return self.size
+
+
+def test_the_batch_of_a_step_is_known_when_the_text_is_asked_for_it_and_no_step_is_lost(corpus: Corpus) -> None:
+    """Text that arrives must hold all windows of the step that is made next."""
+    island, seen, changed = HandDrivenIsland(PLAN, corpus), list[int](), list[int]()
+    sizes, stream = (2, 8, 8, 1, 2), island.loop.stream
+    choice = cast(BatchChoice, Script(*sizes))
+    runner = StepRunner(Steps(island.loop), island.state, choice=choice, changed=changed.append)
+
+    def can_step() -> bool:
+        seen.append(stream.batch)
+        return len(seen) <= 1 + len(sizes)
+
+    thread = TrainingThread(state=island.state, step=runner.step, can_step=can_step)
+    island.hold(start_states(PLAN))
+    thread.start()
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while len(seen) <= 1 + len(sizes) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    thread.stop()
+    assert thread.join(PATIENCE_SECONDS)
+    assert seen[:6] == [2, *sizes]
+    assert changed == [8, 1, 2]
+    assert (island.state.counts.steps, island.state.counts.tokens) == (6, (2 + sum(sizes)) * PLAN.shape.context)
+    assert stream.position == 2 + sum(sizes)
+
+
+def test_a_change_of_the_batch_is_reported_with_its_reason(corpus: Corpus) -> None:
+    texts: list[tuple[str, str]] = []
+    island = HandDrivenIsland(PLAN, corpus, report=lambda topic, text: texts.append((topic, text)))
+    island.hold(start_states(PLAN))
+    choice = Script(8, 1, 2)
+    runner = StepRunner(Steps(island.loop), island.state, choice=cast(BatchChoice, choice))
+    for cycle_steps in (61.4, 3.04, 3.05):
+        choice.cycle_steps = cycle_steps
+        runner.step()
+    assert texts == [
+        (
+            "batch",
+            "a step takes 8 windows from now on, 4 times the planned 2: 61 steps of 2 fit into a cycle, 16 are planned",
+        ),
+        (
+            "batch",
+            "a step takes 1 window from now on, 0.5 times the planned 2: 3 steps of 8 fit into a cycle, 16 are planned",
+        ),
+        ("batch", "a step takes 2 windows from now on, as planned: steps of 1 window are hardly shorter"),
+    ]
+
+
+def test_a_step_after_a_change_is_that_of_a_loop_with_this_batch_from_the_start(corpus: Corpus) -> None:
+    island = HandDrivenIsland(PLAN, corpus)
+    island.hold(start_states(PLAN))
+    steps = Steps(island.loop)
+    steps.make()
+    other = HandDrivenIsland(small_plan({"inner.step_tokens": 8 * PLAN.shape.context}), corpus)
+    position = island.loop.stream.position
+    peer, context = peer_key("ada").peer, PLAN.shape.context
+    other.loop.stream = BatchStream(corpus, PLAN.rules.run, peer, batch=8, context=context, position=position)
+    other.loop.model.load_state_dict(island.loop.model.state_dict())
+    other.loop.load_state_dict(copy.deepcopy(island.loop.state_dict()))
+    steps.use_batch(8)
+    for _ in range(3):
+        ours, theirs = steps.make(), Steps(other.loop).make()
+        assert ours == theirs
+        assert ours.tokens == 8 * context
+    for name, tensor in island.loop.model.state_dict().items():
+        assert torch.equal(tensor, other.loop.model.state_dict()[name])

@@ -331,6 +331,36 @@ def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_onc
     )
 
 
+@pytest.mark.parametrize(
+    ("steps", "windows", "limits", "said"),
+    [
+        (210, 16, (1, 32), None),
+        (210, 32, (1, 32), "although a step takes 32 windows, the most possible, and longer cycles learn less"),
+        (210, 8, (8, 8), "a cycle has 21 inner steps here, 10 were planned, and longer cycles learn less"),
+        (30, 2, (1, 32), None),
+        (30, 1, (1, 32), "although a step takes 1 window, the fewest possible; contributions are due in the first"),
+        (30, 8, (8, 8), "a cycle has 3 inner steps here, 10 were planned; contributions are due in the first half"),
+        (60, 2, (1, 32), None),
+    ],
+)
+def test_a_pace_that_another_batch_may_mend_is_no_trouble(
+    steps: int, windows: int, limits: tuple[int, int], said: str | None
+) -> None:
+    count, watcher = reporter()
+    peer = engine()
+    peer.membership.local.set_ready(True)
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
+    count.note(step_windows=windows, planned_windows=8, fewest_windows=limits[0], most_windows=limits[1])
+    for index in (1, 2):
+        peer.set_conditions(
+            Conditions(progress=Progress(tokens=1, steps=steps * index, tokens_per_second=1.0, loss=1.0))
+        )
+        manifest = small_manifest({"rounds.planned_steps": 10})
+        count.publish(peer, node, manifest, 1000, NOW + 10.0 * index * PLAN.rules.cycle_seconds)
+    assert (said or "") in watcher.last.pace
+    assert bool(watcher.last.pace) == (said is not None)
+
+
 def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     count, watcher = reporter()
     peer = engine()

@@ -7,6 +7,7 @@ Each rank writes what it has found to `said-RANK.json` beside its order.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
@@ -18,7 +19,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,17 +31,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 import p2p_diloco
 from p2p_diloco.app.models.model import build_model, token_loss
+from p2p_diloco.app.models.run_model import build_run_model
 from p2p_diloco.app.models.text_model import TextModel, decoder_text_model
+from p2p_diloco.app.training import built_in
 from p2p_diloco.app.training.inner_loop import InnerLoop
 from p2p_diloco.app.training.rank_steps import RankBatches, RankSteps
 from p2p_diloco.config.decoder import ModelShape
 from p2p_diloco.config.inner_rule import InnerRule
+from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.island.island import Island, plan_text
 from p2p_diloco.island.parameters import LocalParameters, sizes, trained
 from p2p_diloco.island.rank_parameters import RankParameters
 from p2p_diloco.island.ranks import Ranks
 from p2p_diloco.island.shards import local_part, reshard
 from p2p_diloco.outer.fragments import plan_fragments
+from tests.session.small_run import ORGANISER, EveryThird, small_plan, start_states, write_text
 
 HOME = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "no_port_mapping": True}
 
@@ -316,10 +322,62 @@ def steps(order: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
+class SharedOut(RankBatches):
+    """Batches that note how many windows this rank got in each step."""
+
+    windows: ClassVar[list[int]] = []
+
+    def next_batch(self) -> torch.Tensor:
+        batch = super().next_batch()
+        self.windows.append(len(batch))
+        return batch
+
+
+def turns(order: dict[str, Any]) -> dict[str, Any]:
+    """Train a small run with the built-in trainer, whose batch changes after every third step."""
+    ranks, folder, models = Ranks(), Path(order["folder"]), list[TextModel]()
+    island = Island(ranks)
+
+    def build(*values: Any, **named: Any) -> TextModel:
+        models.append(build_run_model(*values, **named))
+        return models[-1]
+
+    vars(built_in).update(RankBatches=SharedOut, BatchChoice=EveryThird, build_run_model=build)
+    settings = PeerSettings(device="cpu", state_directory=folder / f"state-{ranks.rank}", shards=order["shards"])
+    if not ranks.leads:
+        built_in.follow_rank_0(island, settings)
+    else:
+        lead_turns(island, settings.model_copy(update={"data": str(write_text(folder))}), order["steps"])
+    return {"windows": SharedOut.windows, "digest": digest_of(models[0].module)}
+
+
+def lead_turns(island: Island, settings: PeerSettings, num_steps: int) -> None:
+    """Make that many steps as rank 0, and let the others end."""
+    plan = small_plan({"rounds.planned_steps": 8})
+    settings.state_directory.mkdir()
+    host: Any = SimpleNamespace(
+        plan=plan, settings=settings, peer=ORGANISER.peer, incarnation=1, folder=settings.state_directory, text=None,
+        now=lambda: 0.0, in_loop=lambda call: call(), report=lambda topic, text: None,
+        report_soon=lambda topic, text: None, died=print, damaged=print,
+        reporter=SimpleNamespace(note=lambda **facts: None),
+    )  # fmt: skip
+    training = built_in.BuiltInTraining(evaluate_seconds=0.0, founds=True, island=island)
+    state = training.open(host)
+    for span, start in start_states(plan).items():
+        state.replace(span, start)
+    until = time.monotonic() + 60.0
+    while state.counts.steps < num_steps and time.monotonic() < until:
+        time.sleep(0.01)
+    asyncio.run(training.end())
+    state.close()
+    island.close()
+
+
 TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "parameters": parameters,
     "loop": loop,
     "steps": steps,
+    "turns": turns,
 }
 
 

@@ -89,6 +89,16 @@ def test_steps_of_two_ranks_are_those_of_one_process(tmp_path: Path) -> None:
         assert sum(held) == whole if case["has_shards"] else held == [whole] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", ["never", "always"])
+def test_all_ranks_change_the_batch_before_the_same_step_and_stay_equal(tmp_path: Path, shards: str) -> None:
+    with rank_processes(tmp_path / "island", 2, "turns", shards=shards, steps=14) as island:
+        first, second = island.said()
+    assert first["windows"] == second["windows"]
+    assert first["windows"][:14] == [1, 1, 1, 2, 2, 2, 4, 4, 4, 1, 1, 1, 2, 2]
+    assert first["digest"] == second["digest"]
+
+
 LAYOUTS = {"alone": None, "copies": False, "shards": True}
 
 

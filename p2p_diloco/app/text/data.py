@@ -154,7 +154,7 @@ class Batches(Protocol):
     """The source of an island's batches.
 
     Attributes:
-        batch: windows per batch; of an island of several ranks, each gets a part.
+        batch: windows of the next batch, which may be set; of an island of several ranks, each gets a part.
         context: predicted tokens in a window.
     """
 
@@ -173,6 +173,7 @@ class BatchStream:
 
     Attributes:
         position: number of windows drawn so far; set it to continue from a checkpoint.
+        batch: windows of the next batch.
     """
 
     def __init__(self, corpus: Text, run: Digest, peer: PeerId, *, batch: int, context: int, position: int = 0) -> None:
@@ -197,6 +198,11 @@ class BatchStream:
         """Return the stretches, as (start, stop), of the block of the window that is `num_windows` ahead."""
         block = 0 if self._block_windows is None else (self.position + num_windows) // self._block_windows
         return self._corpus.parts_of_block(self._seed, block)
+
+    def parts_of_next(self, num_windows: int) -> NDArray[np.int64]:
+        """Return the stretches of all blocks of the next windows."""
+        places = range(0, num_windows, self._block_windows or num_windows)
+        return np.concatenate([self.parts_ahead(place) for place in (*places, num_windows - 1)])
 
     def block_ahead(self) -> NDArray[np.int64]:
         return self.parts_ahead(self._block_windows or 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from p2p_diloco.app.text.data import BatchStream, Corpus, Text, open_corpus
@@ -113,7 +112,7 @@ class ArrivingText:
         open_whole: opens the text in the folder of the files, of which some may have gaps.
         stream_of: returns a stream over a text, from a position on.
         opened: called once with the text.
-        batch, context: windows per batch, and predicted tokens in a window.
+        batch, context: windows of the first batch, and predicted tokens in a window.
         position: windows drawn by earlier starts.
         is_tokens: whether the text is a folder of shards of tokens.
         needs_all: wait for the whole text, if it is one of bytes.
@@ -170,6 +169,7 @@ class ArrivingText:
     def next_batch(self) -> Tensor:
         """Return the next batch; call it only when `is_ready`."""
         assert self._stream is not None, "asked before"
+        self._stream.batch = self.batch
         batch = self._stream.next_batch()
         self.position = self._stream.position
         return batch
@@ -197,8 +197,7 @@ class ArrivingText:
 
     def _look_for_shards(self, layout: TokenText) -> None:
         stream = self._stream = self._stream or self._stream_of(layout, self.position)
-        # A batch may begin in one block and end in the next.
-        needed = layout.files_of(np.concatenate([stream.parts_ahead(0), stream.parts_ahead(self.batch - 1)]))
+        needed = layout.files_of(stream.parts_of_next(self.batch))
         self._has_batch = self._text.has(needed)
         ahead = layout.files_of(stream.block_ahead())
         self._text.want((*needed, *ahead, *self._held_out) if self._has_batch else needed)

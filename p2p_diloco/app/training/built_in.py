@@ -33,6 +33,7 @@ from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.config.run_plan import RunPlan, plan_run
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.island.batch_size import BatchChoice, batch_sizes
 from p2p_diloco.island.inner_state import InnerState
 from p2p_diloco.island.island import THE_END, TURN, Island, RankInner, plan_text
 from p2p_diloco.island.local_spans import LocalSpans, describe_device, spans_for
@@ -121,13 +122,14 @@ class BuiltInTraining(Training):
             inner=self._inner_of(plan, host.folder, loop),
             call_before_update=loop.call_before_update if self._island is None and loop.device.type == "cpu" else None,
         )
-        self._steps = StepRunner(built, self.state)
+        self._steps = self._runner_of(host, built, self.state)
         self._thread = TrainingThread(
             state=self.state,
             step=self._steps.step,
             pace=self.pace,
             can_step=self._has_text,
             island=self._island,
+            windows=lambda: loop.stream.batch,
         )
         if self._island is not None:
             self._thread.start()  # the other ranks wait for its turns
@@ -151,6 +153,27 @@ class BuiltInTraining(Training):
         self._island.order_training(order.to_json())
         self._ranks = together
         return self._island.build(lambda: build_steps(plan, settings, model, own, ranks=together, report=report_memory))
+
+    def _runner_of(self, host: TrainingHost, built: Steps, state: TrainedState) -> StepRunner:
+        """Return what makes the steps; it chooses their windows if the run plans steps and the settings allow it."""
+        planned, planned_steps = host.plan.inner.batch, host.plan.manifest.rounds.planned_steps
+        choice = None
+        if planned_steps is not None and host.settings.batch == "auto":
+            ranks, has_shards = (1, False) if self._ranks is None else (self._ranks.count, self._ranks.has_shards)
+            choice = BatchChoice(
+                batch_sizes(planned, ranks=ranks, has_shards=has_shards),
+                planned=planned,
+                planned_steps=planned_steps,
+                cycle_seconds=host.plan.rules.cycle_seconds,
+            )
+
+        def note_windows(windows: int) -> None:
+            sizes = (planned,) if choice is None else choice.sizes
+            facts = {"planned_windows": planned, "fewest_windows": sizes[0], "most_windows": sizes[-1]}
+            host.in_loop(lambda: host.reporter.note(step_windows=windows, **facts))
+
+        note_windows(planned)
+        return StepRunner(built, state, choice=choice, changed=note_windows)
 
     def _parameters_of(self, plan: RunPlan, model: TextModel) -> LocalParameters:
         if self._island is None:
@@ -298,9 +321,11 @@ def follow_rank_0(island: Island, settings: PeerSettings) -> None:
             steps = island.build(lambda: _build(island, RankOrder(**json.loads(order)), settings))
         except P2PDilocoError as error:
             raise KnownError(str(error)) from error
-        while (progress := island.call(TURN, lambda reports: None)) != THE_END and not island.is_over:
-            if progress is not None:
+        while (turn := island.call(TURN, lambda reports: None)) != THE_END and not island.is_over:
+            if turn is not None:
+                progress, windows = turn
                 steps.loop.set_progress(progress)
+                steps.use_batch(windows)
                 with island.exchanging():
                     steps.make()
 

@@ -1,9 +1,9 @@
 """Fit steps into the memory of a device: windows in several parts, and blocks that recompute their activations.
 
-A step trains on the same windows on every device; `config/inner_rule.py` has their number. A device with little memory
-takes them in several parts, whose gradients are added. The activations of a block are what its forward pass keeps for
-its backward pass. A block that recomputes them keeps only its inputs, and runs its forward pass again in the backward
-pass: the same gradients, for about a third more work.
+A step trains on a number of windows that `island/batch_size.py` chooses. A device with little memory takes them in
+several parts, whose gradients are added. The activations of a block are what its forward pass keeps for its backward
+pass. A block that recomputes them keeps only its inputs, and runs its forward pass again in the backward pass: the
+same gradients, for about a third more work.
 """
 
 from __future__ import annotations

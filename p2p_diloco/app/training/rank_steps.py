@@ -45,7 +45,7 @@ class RankBatches:
 
     Args:
         source: the island's batches, on rank 0.
-        batch, context: windows per batch of the island, and predicted tokens in a window.
+        batch, context: windows of the island's first batch, and predicted tokens in a window.
     Raises:
         ConfigError: there are fewer windows than ranks.
     """
@@ -56,10 +56,21 @@ class RankBatches:
                 f"a step of this run has {batch} windows, too few for the {ranks.count} ranks of this island; start "
                 f"at most {batch}, with --ranks {batch}"
             )
-        self.batch, self.context = batch, context
+        self.context = context
         self._ranks = ranks
         self._source = source
-        self._parts = parts_of_batch(batch, ranks.count)
+        self.batch = batch
+
+    @property
+    def batch(self) -> int:
+        """Windows of the island's next batch; all ranks set it before the same batch."""
+        return self._batch
+
+    @batch.setter
+    def batch(self, windows: int) -> None:
+        self._batch, self._parts = windows, parts_of_batch(windows, self._ranks.count)
+        if self._source is not None:
+            self._source.batch = windows
 
     def next_batch(self) -> Tensor:
         """Return this rank's windows of the next batch; all ranks call this."""

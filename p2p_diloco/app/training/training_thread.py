@@ -14,8 +14,10 @@ from contextlib import nullcontext
 from p2p_diloco.app.training.inner_loop import InnerLoop, StepResult
 from p2p_diloco.app.training.micro_batch import most_windows, with_margin
 from p2p_diloco.app.training.rank_steps import RankSteps
+from p2p_diloco.island.batch_size import BatchChoice
 from p2p_diloco.island.island import THE_END, TURN, Island
 from p2p_diloco.island.ranks import RankLost
+from p2p_diloco.rate import counted
 from p2p_diloco.session.trained_state import IDLE_SECONDS, TrainedState
 from p2p_diloco.session.training import Pace
 
@@ -44,13 +46,15 @@ class Steps:
         self.loop = loop
         self._report = report
         self._ranks = ranks
-        self._searches = windows_at_once is None and loop.device.type != "cpu" and loop.stream.batch > 1
-        if self._searches:
+        self._is_accelerator = loop.device.type != "cpu"
+        self._takes_all = windows_at_once is None
+        # Of shards, all ranks need each other in each try, also the one that has run out of memory.
+        self._can_search = self._takes_all and self._is_accelerator and (ranks is None or not ranks.has_shards)
+        self._searches = self._can_search and loop.stream.batch > 1
+        if windows_at_once is not None:
+            loop.use_windows(windows_at_once)
+        elif self._is_accelerator:
             loop.use_windows(1)
-            # Of shards, all ranks need each other in each try, also the one that has run out of memory.
-            self._searches = ranks is None or not ranks.has_shards
-        elif windows_at_once is not None:
-            loop.use_windows(min(windows_at_once, loop.stream.batch))
 
     def make(self) -> StepResult:
         step = self.loop.step()
@@ -58,6 +62,16 @@ class Steps:
             self._searches = False
             self._fill_memory()
         return step
+
+    def use_batch(self, windows: int) -> None:
+        """Let each step take that many windows from now on; of several ranks, all call this before the same step."""
+        loop = self.loop
+        took_all = self._takes_all and loop.windows_at_once >= self._windows_of_rank()
+        grows, loop.stream.batch = windows > loop.stream.batch, windows
+        if took_all and grows and not self._is_accelerator:
+            loop.use_windows(windows)
+        # If not all fitted before, the number that does is known.
+        self._searches = self._searches or (took_all and grows and self._can_search)
 
     def _fill_memory(self) -> None:
         """Find the number of windows that fit into memory now that the optimisers' moments are there."""
@@ -86,13 +100,26 @@ class StepRunner:
 
     Attributes:
         num_not_applied: number of the latest steps in a row whose loss or gradient was not finite.
+
+    Args:
+        choice: chooses the windows of each step; None: they never change.
+        changed: called with their number when it changes.
     """
 
-    def __init__(self, steps: Steps, state: TrainedState) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        state: TrainedState,
+        *,
+        choice: BatchChoice | None = None,
+        changed: Callable[[int], None] = lambda windows: None,
+    ) -> None:
         self.loop = steps.loop
         self.state = state
         self.num_not_applied = 0
         self._steps = steps
+        self._choice = choice
+        self._changed = changed
 
     def step(self) -> None:
         self.loop.set_progress(self.state.fraction)
@@ -101,12 +128,38 @@ class StepRunner:
         if step.broken:
             self.state.undo(step.broken, step.loss)
         elif step.applied:
+            seconds = self.state.meter.seconds_since_step()
             self.state.meter.stepped(step.tokens, step.loss)
+            if self._choice is not None:
+                self._choose_batch(self._choice, seconds)
         elif self.num_not_applied % MANY_NOT_APPLIED:
             why = f"a step had a loss ({step.loss:g}) or a gradient that is not finite, and changed nothing"
             self.state.meter.failed(why)
         else:
             self.state.begin_again(f"the last {MANY_NOT_APPLIED} steps had losses or gradients that are not finite")
+
+    def _choose_batch(self, choice: BatchChoice, seconds: float) -> None:
+        before = self.loop.stream.batch
+        windows = choice.stepped(before, seconds)
+        if windows != before:
+            self.use_batch(windows)
+            self.state.host.report_soon("batch", self._explain(choice, before))
+            self._changed(windows)
+
+    def _explain(self, choice: BatchChoice, before: int) -> str:
+        planned, planned_steps, steps = self.loop.rule.batch, choice.planned_steps, choice.cycle_steps or 0.0
+        ratio = "as planned" if choice.size == planned else f"{choice.size / planned:.3g} times the planned {planned}"
+        if before < choice.size and steps < planned_steps:
+            why = f"steps of {counted(before, 'window')} are hardly shorter"
+        else:
+            number = f"{steps:,.0f}" if steps >= 10.0 else f"{steps:.2g}"
+            why = f"{number} steps of {before} fit into a cycle, {planned_steps} are planned"
+        return f"a step takes {counted(choice.size, 'window')} from now on, {ratio}: {why}"
+
+    def use_batch(self, windows: int) -> None:
+        """Let each step take that many windows from now on."""
+        self._steps.use_batch(windows)
+        self.state.note_batch(windows)
 
 
 class TrainingThread:
@@ -117,6 +170,7 @@ class TrainingThread:
         pace: how the machine's owner limits steps; None: not at all.
         can_step: returns whether a step can be made, for a text that has yet to arrive.
         island: the ranks that make the steps together, of which this is rank 0; None: only this process.
+        windows: returns the windows of the next step, for the other ranks.
     """
 
     def __init__(
@@ -127,9 +181,11 @@ class TrainingThread:
         can_step: Callable[[], bool] = lambda: True,
         pace: Pace | None = None,
         island: Island | None = None,
+        windows: Callable[[], int] = lambda: 0,
     ) -> None:
         self.state = state
         self._island = island
+        self._windows = windows
         self._rests_until = float("-inf")
         self._step = step
         self._can_step = can_step
@@ -186,14 +242,14 @@ class TrainingThread:
         if self._island is None:
             return self._turn_here()
         result = self._island.call(TURN, lambda reports: self._turn_of_ranks(is_last))
-        return isinstance(result, float)
+        return isinstance(result, tuple)
 
-    def _turn_of_ranks(self, is_last: bool) -> float | str | None:
-        """Return the progress of the run if a step follows, and `THE_END` in the last turn."""
+    def _turn_of_ranks(self, is_last: bool) -> tuple[float, int] | str | None:
+        """Return the progress of the run and the windows of the step if one follows, and `THE_END` in the last turn."""
         if is_last:
             self.state.border()
             return THE_END
-        return float(self.state.fraction) if self._turn_here() else None
+        return (float(self.state.fraction), self._windows()) if self._turn_here() else None
 
     def _turn_here(self) -> bool:
         self._woken.clear()
