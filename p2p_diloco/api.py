@@ -410,7 +410,7 @@ class Swarm:
     def batch_scale(self) -> float:
         """Advice: the multiple of this loop's first batch with which a cycle has about the planned steps.
 
-        A power of two, from 1/256 to 4; 1.0 at first, and in a run without `rounds.planned_steps`. It follows from the
+        A power of two, from 1/256 to 2; 1.0 at first, and in a run without `rounds.planned_steps`. It follows from the
         times between calls of `step`, and changes seldom. Nothing is applied: a loop may take larger or smaller batches
         accordingly, at once or after its next start, from which on its batch then counts as 1.0.
         """

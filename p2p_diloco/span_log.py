@@ -41,10 +41,8 @@ It is longer than most honest first contributions, and an entry of a few times a
 but does not ruin it. It suits every run, because each entry can change the radius by half (docs/decisions/0028).
 """
 FOUNDING_WEIGHT = 2.0**16
-"""A span's median weight at its founding: that of one step of the smallest model that `new` offers.
-
-If all contributions exceed the limit that follows from it, all have the same weight until the median has caught up.
-"""
+"""A span's median weight at its founding. If all contributions exceed the limit that follows from it, all have the same
+weight until the median has caught up."""
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
 

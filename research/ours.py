@@ -33,7 +33,7 @@ from p2p_diloco.protocol.wire.entry import Entry, Inclusion, build_entry
 from p2p_diloco.protocol.wire.member import Member
 from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.span.fused import encode_contribution
-from p2p_diloco.span.reduce import Codecs, reduce_parts
+from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
 from p2p_diloco.span_log import (
     MAX_NORM_RATIO,
     MAX_WEIGHT_RATIO,
@@ -235,10 +235,11 @@ class OurSwarm(Algorithm):
             stage = Stage.WHOLE if num_rows == 1 else Stage.ROW
             mean = self._average(parts, stage, fragment, round_index) if parts else None
             if mean is not None:
-                own = [part.weight for part in parts]
-                weights |= dict(zip(here, levelled(own) if self._rule.has_strangers else own, strict=True))
-                weight = sum(weights[learner] for learner in here)
-                means.append(Part(peer=_peer(min(here)), payload=mean, weight=weight, norm=0.0))
+                sound = [learner for learner in here if _peer(learner) in mean.sound]
+                own = [part.weight for part in parts if part.peer in mean.sound]
+                weights |= dict(zip(sound, levelled(own) if self._rule.has_strangers else own, strict=True))
+                weight = sum(weights[learner] for learner in sound)
+                means.append(Part(peer=_peer(min(sound)), payload=mean.payload, weight=weight, norm=0.0))
         if not means:
             return None
         weights = dict(sorted(weights.items()))
@@ -247,7 +248,7 @@ class OurSwarm(Algorithm):
             finished = self._average(tuple(means), Stage.FINISH, fragment, round_index)
             if finished is None:
                 return None
-            payload = finished
+            payload = finished.payload
         inclusion = Inclusion(
             present=tuple(range(len(self._places))),  # present even if its vectors are lost
             places=tuple(self._places.index(learner) for learner in weights),
@@ -261,10 +262,8 @@ class OurSwarm(Algorithm):
         )
         return entry if isinstance(entry, Entry) else None
 
-    def _average(
-        self, parts: tuple[Part, ...], stage: Stage, fragment: int, round_index: int
-    ) -> bytes | memoryview | None:
-        """Return the encoded mean of parts, as a reducer or an owner computes it; None if there is none."""
+    def _average(self, parts: tuple[Part, ...], stage: Stage, fragment: int, round_index: int) -> EncodedMean | None:
+        """Return the mean of parts, as a reducer or an owner computes it; None if there is none."""
         span, slack = SpanId(fragment, 0), ROW_MEAN_SLACK if stage is Stage.FINISH else 1.0
         action = ReduceSpan(
             round=round_index,
@@ -276,7 +275,7 @@ class OurSwarm(Algorithm):
             levels=self._rule.has_strangers,
         )
         reduced = reduce_parts(action, self._codecs, self.elements(fragment), action.rounding_seed)
-        return None if isinstance(reduced, str) else reduced.payload
+        return None if isinstance(reduced, str) else reduced
 
     def _radial_blocks(self) -> dict[SpanId, RadialBlocks]:
         rows = [

@@ -381,7 +381,7 @@ class MembershipSection(Section):
 
 
 class TrustSection(Section):
-    """Access to the run."""
+    """Access to the run, and what counts of what its members report."""
 
     mode: Literal["open", "listed"] = Field(
         "open", description="open = anyone with the invite; listed = only the peers listed here"

@@ -203,6 +203,8 @@ def continued_values(old: RunManifest, given: Mapping[str, Any], chosen_anew: Co
         without |= {"data.fingerprint", "data.tokenizer"}
     if given.keys() & {"data.path", "data.share"}:
         without.add("data.files")
+    if given.keys() & {"trust.mode", "trust.peers"}:
+        without.add("trust.weights")
     taken = {key: value for key, value in _leaves(old.model_dump(mode="json")) if value is not None}
     for key, value in given.items():
         if key.startswith("model.") and key not in _OF_ONE_RUN and value != taken.get(key):

@@ -110,7 +110,8 @@ class BatchChoice:
         self._clear()
         wanted = self._suited(cycle_steps / self.planned_steps, is_first=is_first)
         (size_before, steps_before), self._before = self._before, (size, cycle_steps)
-        if size < size_before and cycle_steps < steps_before * WORTH ** math.log2(size_before / size):
+        is_left = size_before in self.sizes
+        if size < size_before and is_left and cycle_steps < steps_before * WORTH ** math.log2(size_before / size):
             wanted = size_before
             self.sizes = self.sizes[self.sizes.index(wanted) :]
         elif wanted < size > size_before:

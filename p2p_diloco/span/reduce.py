@@ -24,8 +24,10 @@ from p2p_diloco.span_log import levelled
 
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
-_COMPARED_OF_EACH = 1 << 12
-"""Elements of each contribution that are compared with the others: their cosine is then known to about 0.02."""
+_COMPARED_OF_EACH, _PIECES_OF_EACH = 1 << 12, 16
+"""Likewise of each contribution, for the comparison with the others."""
+_DEVIATIONS = 3.0
+"""Standard deviations of chance by which a contribution must point against the others."""
 _ALL_PLAIN: RadialBlocks = np.empty(0, np.bool_)
 _NORM_SLACK = 1.0 + 1e-6
 """Tolerance for norms: both ends multiply the same float32 numbers, but a shrunk one may end one rounding too high."""
@@ -89,37 +91,53 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: byte
 def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes) -> dict[PeerId, str]:
     """Return which of three or more strangers' contributions point against the sum of the others, with the reason.
 
-    Only directions count. They are left out one by one, the worst first, and never as many as half. Whoever is left
-    out keeps what it has learnt, and sends it again.
+    Only directions of sound contributions count. No two agree by more than the median of all pairs, so that copies of
+    one contribution do not speak for each other. Those that point against the others by more than chance are left out
+    one by one, the worst first, and never as many as half. Whoever is left out keeps what it has learnt, and sends it
+    again.
     """
-    num_parts = len(action.parts)
-    if not action.levels or action.stage is Stage.FINISH or num_parts < 3:
+    if not action.levels or action.stage is Stage.FINISH or len(action.parts) < 3:
         return {}
     source, _ = codecs.of(action.stage)
-    compared = _compared(elements, int.from_bytes(secret[:8], "little"), _COMPARED_OF_EACH)
-    directions_PN = np.stack([_direction_of(part, source, elements, compared) for part in action.parts])
+    compared = _compared(elements, int.from_bytes(secret[:8], "little"), _COMPARED_OF_EACH, _PIECES_OF_EACH)
+    read = {part.peer: _direction_of(part, action.norm_limit, source, elements, compared) for part in action.parts}
+    directions = {peer: direction_N for peer, direction_N in read.items() if direction_N.any()}
+    count = len(directions)
+    if count < 3:
+        return {}
+    peers, directions_PN = list(directions), np.stack(list(directions.values()))
     products_PP = directions_PN @ directions_PN.T
+    usual = float(np.median(products_PP[np.triu_indices(count, 1)]))
+    products_PP = np.minimum(products_PP, max(usual, 0.0))
     np.fill_diagonal(products_PP, 0.0)
+    # The square of a cosine of vectors that have nothing in common is about one over the elements that carry them.
+    chance_P = _DEVIATIONS * np.sqrt(np.sum(directions_PN**4, axis=1))
     found, agreement_P = dict[PeerId, str](), products_PP.sum(axis=1)
-    while len(found) < (num_parts - 1) // 2 and (worst := int(agreement_P.argmin())) >= 0 and agreement_P[worst] < 0.0:
-        cosine = agreement_P[worst] / (num_parts - 1 - len(found))
-        found[action.parts[worst].peer] = (
-            f"its contribution points against what the others have learnt (a mean cosine of {cosine:.2f})"
+    while len(found) < (count - 1) // 2:
+        others = count - 1 - len(found)
+        excess_P = agreement_P + chance_P * math.sqrt(others)
+        worst = int(excess_P.argmin())
+        if excess_P[worst] >= 0.0:
+            break
+        found[peers[worst]] = (
+            "its contribution points against what the others have learnt (a mean cosine of "
+            f"{agreement_P[worst] / others:.2f})"
         )
         agreement_P -= products_PP[worst]
         agreement_P[worst] = np.inf
     return found
 
 
-def _direction_of(part: Part, codec: Codec, elements: int, compared: Sequence[slice]) -> Wide:
+def _direction_of(part: Part, norm_limit: float, codec: Codec, elements: int, compared: Sequence[slice]) -> Wide:
     """Return pieces of a part, end to end, at length 1; zeros if it is not sound."""
     try:
+        _check_part(part, norm_limit, codec, elements)
         read = codec.reader(part.payload, elements)
         pieces_N = np.concatenate([read(here) for here in compared]).astype(np.float64)
     except PeerError:
-        return np.zeros(sum(here.stop - here.start for here in compared))
+        return np.zeros(1)
     length = math.sqrt(float(pieces_N @ pieces_N))
-    return pieces_N / length if 0.0 < length < math.inf else np.zeros_like(pieces_N)
+    return pieces_N / length if 0.0 < length < math.inf else np.zeros(1)
 
 
 def _reduce_sound(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
@@ -230,9 +248,9 @@ def agreement_of(
     return Agreement(products / length if length else 0.0, 1, 1 / sum(here.stop - here.start for here in compared))
 
 
-def _compared(elements: int, number: int, most: int = _COMPARED) -> list[slice]:
-    if elements <= most:
+def _compared(elements: int, number: int, most: int = _COMPARED, pieces: int = _COMPARED_PIECES) -> list[slice]:
+    length, apart = most // pieces, elements // pieces // BLOCK * BLOCK
+    if elements <= most or apart < length:
         return [slice(0, elements)]
-    length, apart = most // _COMPARED_PIECES, elements // _COMPARED_PIECES // BLOCK * BLOCK
     first = number % ((apart - length) // BLOCK + 1) * BLOCK
-    return [slice(first + place * apart, first + place * apart + length) for place in range(_COMPARED_PIECES)]
+    return [slice(first + place * apart, first + place * apart + length) for place in range(pieces)]

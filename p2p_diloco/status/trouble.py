@@ -153,12 +153,15 @@ def _explain_pace(
         return ""
     found = f"a cycle has {cycle_steps:.2g} inner steps here, {planned_steps} were planned"
     if fewest < most and (is_fast or is_slow):
-        found += f", although a step takes {counted(windows, 'window')}, the {'most' if is_fast else 'fewest'} possible"
+        limit = "most" if is_fast else "fewest"
+        found += f", although a step takes {counted(windows, 'window')}, the {limit} that help here"
     step_seconds = clock.round_seconds * clock.num_fragments / max(cycle_steps, 0.1)
+    if windows and status.planned_windows:  # `new` asks for a step of the planned batch
+        step_seconds *= status.planned_windows / windows
     new = f"new_run(step_seconds={step_seconds:.2g})" if own_model else f"new --step-seconds {step_seconds:.2g}"
     remedy = f"if most islands are like this one, create the next run with {new}"
     if own_model:
-        remedy = f"multiply the batch by swarm.batch_scale, or {remedy}"
+        remedy = f"take swarm.batch_scale times the batch that the loop began with, or {remedy}"
     if is_fast:
         return f"{found}, and longer cycles learn less; {remedy}"
     if cycle_steps < FEWEST_IN_ROUND * clock.num_fragments:

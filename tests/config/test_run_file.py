@@ -15,6 +15,7 @@ from p2p_diloco.config.manifest import SUITED_RATES, RunManifest
 from p2p_diloco.config.run_file import (
     ALIASES,
     EXPLAINED,
+    continued_values,
     draft_manifest,
     format_run_toml,
     manifest_of,
@@ -60,6 +61,12 @@ def test_islands_of_a_new_run_count_by_their_tokens_only_where_people_know_each_
     assert rules.has_strangers == (weights == "equal")
     limits = (rules.weight_clip, rules.contribution_limit, rules.entry_limit)
     assert limits == ((4.0, 4.0, 6.0) if weights == "equal" else (256.0, 64.0, 96.0))
+
+
+def test_a_run_that_continues_another_among_other_people_counts_as_a_new_one_among_them_would() -> None:
+    friends = drafted(**{"trust.mode": "listed", "trust.peers": [format_peer_id(ORGANISER)]})
+    assert drafted(**continued_values(friends, {})).trust.weights == "tokens"
+    assert drafted(**continued_values(friends, {"trust.mode": "open", "trust.peers": ""})).trust.weights == "equal"
 
 
 @pytest.mark.parametrize(

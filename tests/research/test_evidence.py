@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,7 +12,7 @@ import pytest
 from p2p_diloco.errors import ConfigError, StateError
 from research.command import main
 from research.evidence import EVIDENCE, ROWS_OF, evidence_named, rows_to_tune, tune_rows
-from research.rows import TRIES, primary_rows, row_named
+from research.rows import TRIES, as_tuned, primary_rows, row_named
 from research.scope import Scope
 from research.setting import Outcome
 from research.table import Experiment, Table
@@ -74,8 +75,8 @@ def test_a_row_that_is_unknown_is_refused_before_anything_is_played(tmp_path: Pa
 
 @pytest.mark.parametrize("name", EVIDENCE)
 def test_every_experiment_for_evidence_has_rows_that_exist(name: str) -> None:
-    searches = [search(row) for row in ROWS_OF[name][1]]
-    experiment = evidence_named(name, SCOPE, searches)
+    searches = [search(as_tuned(row)) for row in ROWS_OF[name][1]]
+    experiment = evidence_named(name, replace(SCOPE, speeds=(1.0, 1.0, 1.0, 16.0)), searches)
     assert len(set(ROWS_OF[name][1])) == len(experiment.settings) > 1
     assert experiment.question.endswith("?")
     assert {setting.momentum for setting in experiment.settings} == {0.5}

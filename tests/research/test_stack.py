@@ -25,7 +25,7 @@ RULE = InnerRule(learning_rate=0.02, warmup_steps=3, batch=2, schedule="cosine",
 
 
 def in_a_stack(text: str, rules: list[InnerRule], seeds: list[int], device: str = "cpu") -> Stack:
-    streams = [streams_of(open_corpus(text), SHAPE, seed, 2, 2) for seed in seeds]
+    streams = [streams_of(open_corpus(text), SHAPE, seed, [2, 2]) for seed in seeds]
     crews = [Crew(rule=rule, seed=seed, streams=own) for rule, seed, own in zip(rules, seeds, streams, strict=True)]
     return Stack(SHAPE, 2, crews, device)
 

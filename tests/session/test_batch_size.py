@@ -172,6 +172,16 @@ def test_a_game_for_a_minute_changes_nothing_and_one_for_an_hour_only_for_its_ti
         assert since <= begins + seconds + 600.0
 
 
+def test_a_machine_that_slows_down_more_and_more_does_not_take_a_size_that_it_gave_up() -> None:
+    choice = BatchChoice(SIZES, planned=PLANNED, planned_steps=15, cycle_seconds=60.0)
+    for seconds, size in ((1.0, 16), (10.0, 8)):
+        while choice.size != size:
+            choice.stepped(choice.size, seconds)
+    assert choice.sizes == (1, 2, 4, 8)
+    for _ in range(60):
+        assert choice.stepped(choice.size, 9.0) <= 8
+
+
 def test_the_owners_share_of_the_device_may_change() -> None:
     machine = Machine(lambda windows, now: linear(0.0, 4.0 if now > 1000.0 else 1.0)(windows, now)).run()
     assert machine.sizes == [8, 4, 2]

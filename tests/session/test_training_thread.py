@@ -255,7 +255,7 @@ def test_the_windows_that_fit_are_found_after_the_first_step(
         (40, "cuda", None, [1, 36, 36, 36, 36, 36]),  # what fits is known
         (200, "cuda", None, [1, 64, 64, 128, 128, 128]),
         (200, "cuda", 48, [48] * 6),
-        (200, "cpu", None, [64, 64, 128, 128, 128, 64]),
+        (200, "cpu", None, [64] * 6),  # a processor may swap instead of refusing
         (200, "cpu", 48, [48] * 6),
     ],
 )
@@ -346,8 +346,9 @@ def test_a_step_after_a_change_is_that_of_a_loop_with_this_batch_from_the_start(
     other.loop.model.load_state_dict(island.loop.model.state_dict())
     other.loop.load_state_dict(copy.deepcopy(island.loop.state_dict()))
     steps.use_batch(8)
+    at_once = island.loop.windows_at_once
     for _ in range(3):
-        ours, theirs = steps.make(), Steps(other.loop).make()
+        ours, theirs = steps.make(), Steps(other.loop, windows_at_once=at_once).make()
         assert ours == theirs
         assert ours.tokens == 8 * context
     for name, tensor in island.loop.model.state_dict().items():

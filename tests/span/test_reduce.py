@@ -117,8 +117,37 @@ def test_among_strangers_a_part_that_points_against_the_others_is_left_out() -> 
     assert opposite(honest, other, liar) == {2}
     assert opposite(honest, other, liar / np.float32(1e6)) == {2}, "its length does not matter"
     assert opposite(honest, other, honest, -honest, -other) == {3, 4}, "two of five"
-    assert opposite(honest, other, vector(0.0)) == set(), "who has learnt nothing does no harm"
-    assert opposite(honest, other, vector(0.0, 1.0)) == set(), "nor who has learnt something else"
+    assert opposite(honest, other, vector(0.0, 1.0)) == set(), "who has learnt something else does no harm"
+
+
+def test_copies_of_a_lie_do_not_speak_for_each_other() -> None:
+    rng = np.random.default_rng(5)
+    honest = [(0.5 + rng.standard_normal(ELEMENTS)).astype(np.float32) for _ in range(3)]
+    lie = (-np.mean(honest, axis=0)).astype(np.float32)
+    assert opposite(*honest, lie, lie) == {3, 4}
+    assert opposite(lie, lie, *honest) == {0, 1}
+
+
+def test_who_has_learnt_nothing_and_who_is_unsound_is_no_third_one() -> None:
+    honest, liar = vector(1.0), vector(-1.0)
+    assert opposite(honest, liar, vector(0.0)) == set()
+    unsound = [Part(peer=CLEO, payload=payload, weight=1.0, norm=1.0) for payload in (b"", vector(9e9).tobytes())]
+    for third in unsound:
+        result = reduced(reduce(part(ANN, honest), part(BEN, liar), third, norm_limit=80.0))
+        assert result.sound == {ANN, BEN}
+
+
+def test_nobody_is_left_out_by_chance() -> None:
+    codecs, elements = Codecs(contribution=INT4, row_mean=INT4, entry=INT4), 1 << 16
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        parts = [
+            Part(peer=PeerId(sha256(bytes([k]))), payload=INT4.encode(one_N), weight=1.0, norm=1.0)
+            for k, one_N in enumerate(rng.standard_normal((5, elements)).astype(np.float32))
+        ]
+        result = reduce_parts(reduce(*parts), codecs, elements, bytes([seed] * 8))
+        assert isinstance(result, EncodedMean)
+        assert result.dropped == ()
 
 
 @pytest.mark.parametrize(

@@ -335,10 +335,15 @@ def test_inner_steps_per_cycle_are_shown_and_over_twice_the_plan_is_reported_onc
     ("steps", "windows", "limits", "said"),
     [
         (210, 16, (1, 32), None),
-        (210, 32, (1, 32), "although a step takes 32 windows, the most possible, and longer cycles learn less"),
+        (210, 32, (1, 32), "although a step takes 32 windows, the most that help here, and longer cycles learn less"),
         (210, 8, (8, 8), "a cycle has 21 inner steps here, 10 were planned, and longer cycles learn less"),
         (30, 2, (1, 32), None),
-        (30, 1, (1, 32), "although a step takes 1 window, the fewest possible; contributions are due in the first"),
+        (
+            30,
+            1,
+            (1, 32),
+            "although a step takes 1 window, the fewest that help here; contributions are due in",
+        ),
         (30, 8, (8, 8), "a cycle has 3 inner steps here, 10 were planned; contributions are due in the first half"),
         (60, 2, (1, 32), None),
     ],

@@ -68,8 +68,6 @@ class Steps:
         loop = self.loop
         took_all = self._takes_all and loop.windows_at_once >= self._windows_of_rank()
         grows, loop.stream.batch = windows > loop.stream.batch, windows
-        if took_all and grows and not self._is_accelerator:
-            loop.use_windows(windows)
         # If not all fitted before, the number that does is known.
         self._searches = self._searches or (took_all and grows and self._can_search)
 

@@ -184,8 +184,8 @@ class Influence:
                 text = (
                     f"{short_peer_id(peer)} has {share:.1%} of the weight of the mean of {counted(num, 'trainer')}; by "
                     f"its heartbeats it trains {rates.get(peer, 0.0):.3g} tokens/s, the others "
-                    f"{median(others or [0.0]):.3g}: nobody can check how much a machine trains, so keep only one that "
-                    "you know to be so fast"
+                    f"{median(others or [0.0]):.3g}: nobody can check that; where islands count by their tokens, keep "
+                    "only one that you know to be so fast"
                 )
                 found.append((("heavy", peer), text))
         return found

@@ -316,7 +316,7 @@ def _refuse_weights(entry: Entry, head: SpanHead, roster: Roster, grid: Grid, ru
     """Return why an entry's weights are not those that its owner must use, or None.
 
     An entry does not show whether its payload is the mean with these weights, nor whether they follow from the tokens
-    and steps that the contributors trained.
+    that the contributors trained on.
     """
     limit = weight_limit(head.median_weight, rules.weight_clip)
     largest = max(entry.weights)
