@@ -131,6 +131,7 @@ def test_copies_of_a_lie_do_not_speak_for_each_other() -> None:
 def test_who_has_learnt_nothing_and_who_is_unsound_is_no_third_one() -> None:
     honest, liar = vector(1.0), vector(-1.0)
     assert opposite(honest, liar, vector(0.0)) == set()
+    assert opposite(vector(0.0), vector(0.0), vector(0.0)) == set()
     unsound = [Part(peer=CLEO, payload=payload, weight=1.0, norm=1.0) for payload in (b"", vector(9e9).tobytes())]
     for third in unsound:
         result = reduced(reduce(part(ANN, honest), part(BEN, liar), third, norm_limit=80.0))
