@@ -78,7 +78,7 @@ def is_own(node: SwarmNode, message: Message) -> bool:
 
 def huge_payload(node: SwarmNode, entry: Entry) -> bytes:
     elements = node.engine.rules.span_elements[entry.span]
-    return node.codecs.entry.encode(np.full(elements, HUGE, dtype=np.float32), rounding_seed=None)
+    return node.vectors.codecs.entry.encode(np.full(elements, HUGE, dtype=np.float32), rounding_seed=None)
 
 
 def own_round(node: SwarmNode, entry: Entry, first: int) -> int:
@@ -242,7 +242,7 @@ def entries_after_being_dropped(node: SwarmNode) -> Sequence[Message]:
                 tokens=1,
                 median_norm=head.radius,
                 median_weight=head.median_weight,
-                payload=node.codecs.entry.encode(
+                payload=node.vectors.codecs.entry.encode(
                     np.full(engine.rules.span_elements[span], 1e-6, dtype=np.float32), rounding_seed=None
                 ),
                 signature=bytes(64),
@@ -347,7 +347,7 @@ def install(lie: str, folder: Path) -> None:
 
 def huge_contribution(node: SwarmNode, contribution: FragmentContribution) -> FragmentContribution:
     """Contribute elements as large as a float32 can be."""
-    codec, sizes = node.codecs.contribution, node.engine.rules.span_elements
+    codec, sizes = node.vectors.codecs.contribution, node.engine.rules.span_elements
     spans = tuple(
         replace(span, payload=codec.encode(np.full(sizes[span.span], HUGE, dtype=np.float32)), norm=HUGE)
         for span in contribution.spans
@@ -361,7 +361,7 @@ def flipped(node: SwarmNode, contribution: FragmentContribution, *, is_longest: 
     Args:
         is_longest: whether each vector is made as long as is accepted.
     """
-    codec, rules, spans = node.codecs.contribution, node.engine.rules, []
+    codec, rules, spans = node.vectors.codecs.contribution, node.engine.rules, []
     for span in contribution.spans:
         vector_N = -codec.decode(span.payload, rules.span_elements[span.span])
         if is_longest:
