@@ -121,12 +121,14 @@ class PaceWatch:
         self.sentence = ""
         self.cycle_steps: float | None = None
         self._counted: tuple[float, int] | None = None
+        self._windows: int | None = None
 
     def look(self, engine: PeerEngine, manifest: RunManifest, status: PeerStatus, now: float) -> str:
         """Count; return what to report, if a warning begins. `status` has the windows of a step."""
         steps, cycle_seconds = engine.conditions.progress.steps, engine.rules.cycle_seconds
-        if self._counted is None or not engine.ready or not steps or engine.conditions.is_paused:
-            self._counted = (now, steps)
+        is_same = self._windows == status.step_windows
+        if self._counted is None or not engine.ready or not steps or engine.conditions.is_paused or not is_same:
+            self._counted, self._windows = (now, steps), status.step_windows
             return ""
         since, before = self._counted
         if now - since < max(PACE_SECONDS, cycle_seconds):

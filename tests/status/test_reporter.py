@@ -366,6 +366,20 @@ def test_a_pace_that_another_batch_may_mend_is_no_trouble(
     assert bool(watcher.last.pace) == (said is not None)
 
 
+def test_steps_of_another_batch_are_not_counted_as_those_of_the_present_one() -> None:
+    count, watcher = reporter()
+    peer = engine()
+    peer.membership.local.set_ready(True)
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
+    for index, (steps, windows) in enumerate(((1, 8), (2, 8), (3, 1), (103, 1)), 1):
+        count.note(step_windows=windows, planned_windows=8, fewest_windows=1, most_windows=32)
+        peer.set_conditions(Conditions(progress=Progress(tokens=1, steps=steps, tokens_per_second=1.0, loss=1.0)))
+        manifest = small_manifest({"rounds.planned_steps": 10})
+        count.publish(peer, node, manifest, 1000, NOW + 10.0 * index * PLAN.rules.cycle_seconds)
+        assert watcher.last.pace == ""
+    assert watcher.last.cycle_steps == pytest.approx(10.0)
+
+
 def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     count, watcher = reporter()
     peer = engine()
