@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "peer"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
 
 
 @pytest.fixture(scope="session")

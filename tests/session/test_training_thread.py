@@ -216,6 +216,7 @@ class LittleMemory:
         self.device, self.stream, self.windows_at_once = torch.device("cuda"), SimpleNamespace(batch=64), 64
         self.fitting, self._recomputed = fitting, recomputed
         self.made: list[int] = []
+        self.num_searches = 0
 
     def step(self) -> None:
         self.made.append(self.windows_at_once)
@@ -224,6 +225,7 @@ class LittleMemory:
         self.windows_at_once = windows
 
     def try_windows(self, windows: int) -> bool:
+        self.num_searches += windows == 1
         return windows <= self.fitting
 
     def start_recomputing(self) -> bool:
@@ -249,18 +251,18 @@ def test_the_windows_that_fit_are_found_after_the_first_step(
 
 
 @pytest.mark.parametrize(
-    ("fitting", "device", "at_once", "made"),
+    ("fitting", "device", "at_once", "made", "num_searches"),
     [
-        (100, "cuda", None, [1, 64, 64, 90, 90, 90]),  # 128 do not fit; then 32 of 90 at a time are one part
-        (40, "cuda", None, [1, 36, 36, 36, 36, 36]),  # what fits is known
-        (200, "cuda", None, [1, 64, 64, 128, 128, 128]),
-        (200, "cuda", 48, [48] * 6),
-        (200, "cpu", None, [64] * 6),  # a processor may swap instead of refusing
-        (200, "cpu", 48, [48] * 6),
+        (100, "cuda", None, [1, 64, 64, 90, 90, 90], 3),  # 128 do not fit; then 32 of 90 at a time are one part
+        (40, "cuda", None, [1, 36, 36, 36, 36, 36], 2),  # that 36 of 128 fit is known
+        (200, "cuda", None, [1, 64, 64, 128, 128, 128], 3),
+        (200, "cuda", 48, [48] * 6, 0),
+        (200, "cpu", None, [64] * 6, 0),  # a processor may swap instead of refusing
+        (200, "cpu", 48, [48] * 6, 0),
     ],
 )
 def test_a_larger_batch_is_taken_in_parts_that_fit_into_memory(
-    fitting: int, device: str, at_once: int | None, made: list[int]
+    fitting: int, device: str, at_once: int | None, made: list[int], num_searches: int
 ) -> None:
     """In the first step of a larger batch, as many at a time as before."""
     loop = LittleMemory(fitting, fitting)
@@ -269,7 +271,7 @@ def test_a_larger_batch_is_taken_in_parts_that_fit_into_memory(
     for batch in (64, 64, 128, 128, 32, 64):
         steps.use_batch(batch)
         steps.make()
-    assert loop.made == made
+    assert (loop.made, loop.num_searches) == (made, num_searches)
 
 
 class Script:
