@@ -77,7 +77,13 @@ def _averaging(codec: Codec, encoded: bytes, elements: int) -> tuple[ReduceSpan,
     )
     span = SpanId(0, 0)
     order = ReduceSpan(
-        round=0, span=span, stage=Stage.WHOLE, parts=parts, norm_limit=float("inf"), rounding_seed=b"seed"
+        round=0,
+        span=span,
+        stage=Stage.WHOLE,
+        parts=parts,
+        norm_limit=float("inf"),
+        rounding_seed=b"seed",
+        levels=False,
     )
     plain = Codecs(contribution=codec, row_mean=codec, entry=codec, rounds_stochastically=True)
     return order, plain, replace(plain, radial={span: mark_radial(0, elements, ())})
@@ -100,6 +106,7 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
     after_N, _ = apply_outer_step(state.anchor_N, state.momentum_N, decoded_N, rule)
     merge = MergeRule()
     together, plain, radial = _averaging(codec, encoded, elements)
+    of_strangers = replace(together, levels=True)
     return {
         "take the pseudo-gradient": (1, lambda: prepare_contribution(span, round_index=0)),
         "encode it": (1, lambda: codec.encode(prepared.delta_N)),
@@ -109,6 +116,7 @@ def _steps(codec_name: str, elements: int) -> dict[str, tuple[float, Step]]:
         f"add up {PARTS} of them": (1 / PARTS, lambda: _add_up(codec, encoded, elements)),
         f"average {PARTS} of them at once": (0, lambda: reduce_parts(together, plain, elements)),
         f"average {PARTS}, radial": (0, lambda: reduce_parts(together, radial, elements)),
+        f"average {PARTS}, radial, of strangers": (0, lambda: reduce_parts(of_strangers, radial, elements)),
         "encode the entry": (1 / PARTS, lambda: codec.encode(decoded_N, rounding_seed=b"seed")),
         "measure entries": (1, lambda: codec.squared_norm(encoded, elements)),
         "decode entries": (1, lambda: codec.decode(encoded, elements)),

@@ -158,15 +158,13 @@ of a manifest or with 2, as it was; one island claims that its contributions hav
 they are clipped; means in rows; entries that come three eighths of a cycle late, or before the next
 step, as if islands waited for them; none counts for more than the median, and perhaps the last one lies
 (research/lies.py). A row is tuned without them."""
-MIXED_CYCLE = 8
-"""Ticks to which the length of a trial of mixed islands is rounded."""
 
 
 def _mixed(setting: Setting, scope: Scope) -> Setting:
-    """Return the setting with islands of different speeds, and as many tokens of all together as without."""
+    """Return the setting with islands of different speeds, in whole cycles with as many tokens of all together."""
     speeds = scope.speeds if setting.islands > 1 else (max(scope.speeds),)
-    cycles = setting.ticks * scope.islands / (sum(scope.speeds) * MIXED_CYCLE)
-    return replace(setting, speeds=speeds, ticks=max(1, round(cycles)) * MIXED_CYCLE)
+    cycles = setting.ticks * scope.islands / (sum(scope.speeds) * CYCLE)
+    return replace(setting, speeds=speeds, ticks=max(1, round(cycles)) * CYCLE)
 
 
 def _known(setting: Setting) -> Setting:

@@ -391,7 +391,7 @@ class TrustSection(Section):
     )
     weights: Literal["equal", "tokens"] = Field(
         "equal",
-        description="equal = no island counts for more than most: for strangers | tokens = by those it reports",
+        description="equal = none counts for more than most (strangers) | tokens = by tokens reported (friends)",
     )
 
     @model_validator(mode="after")

@@ -462,7 +462,7 @@ def test_at_a_terminal_new_asks_for_missing_values(tmp_path: Path, monkeypatch: 
         "upload rate of the slowest island? [20mbit] ",
         "it is '5'; expected a rate with its unit",
         "planned length of the run in hours? [no planned end] ",
-        "do you know everybody who will join, so that each counts by the tokens it reports? [no] ",
+        "do you know everybody who will join? then machines count by the tokens they report [no] ",
         "'perhaps' is not an answer; expected yes or no",
     ):
         assert part in shown

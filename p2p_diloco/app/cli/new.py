@@ -156,7 +156,7 @@ def _ask_about_trust(given: Document) -> Document:
     """Ask whether what members report about themselves may count; return the values that follow."""
     if "trust.weights" in given or "trust.peers" in given:
         return {}
-    knows = _ask("do you know everybody who will join, so that each counts by the tokens it reports?", "no", _read_yes)
+    knows = _ask("do you know everybody who will join? then machines count by the tokens they report", "no", _read_yes)
     return {"trust.weights": "tokens"} if knows else {}
 
 

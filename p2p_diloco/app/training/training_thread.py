@@ -30,7 +30,7 @@ class Steps:
 
     Args:
         windows_at_once: windows that pass through the model at a time; None: on an accelerator as many as fit, which is
-            tried after the first step; on a processor the whole batch.
+            tried after the first step; on a processor the whole first batch.
         report: called with a sentence once the number is found.
         ranks: the ranks that make the steps together, each with this object; None: only this process.
     """
