@@ -6,7 +6,7 @@ Plain functions for the single worker thread; the event loop never touches a who
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from p2p_diloco.span_log import levelled
 
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
-_COMPARED_OF_EACH, _PIECES_OF_EACH = 1 << 12, 16
+_COMPARED_OF_EACH, _PIECES_OF_EACH = 1 << 12, 8
 """Likewise of each contribution, for the comparison with the others."""
 _DEVIATIONS = 3.0
 """Standard deviations of chance by which a contribution must point against the others."""
@@ -81,17 +81,45 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: byte
         secret: determines which pieces of a long span are compared among strangers; senders must not know it.
     """
     against = _against_the_others(action, codecs, elements, secret)
-    if against:
-        parts = tuple(part for part in action.parts if part.peer not in against)
-        found = _reduce_sound(replace(action, parts=parts), codecs, elements)
-        return found if isinstance(found, str) else replace(found, dropped=(*against.items(), *found.dropped))
-    return _reduce_sound(action, codecs, elements)
+    found = _reduce_at_once(_without(action, against), codecs, elements)
+    if found is not None:
+        return replace(found, dropped=tuple(against.items()))
+    source, target = codecs.of(action.stage)
+    unsound, measured = dict[PeerId, str](), dict[PeerId, float]()
+    for part in action.parts:
+        try:
+            measured[part.peer] = _check_part(part, action.norm_limit, source, elements)
+        except PeerError as error:
+            unsound[part.peer] = str(error)
+    if unsound:
+        against = _against_the_others(_without(action, unsound), codecs, elements, secret)
+    left_out = against | unsound
+    kept, dropped = _without(action, left_out), tuple(left_out.items())
+    if dropped and (found := _reduce_at_once(kept, codecs, elements)) is not None:
+        return replace(found, dropped=dropped)
+    if not kept.parts:
+        return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
+    try:
+        mean_N = _mean_of(kept, source, elements, codecs.radial.get(action.span))
+        payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
+    except (NonFiniteUpdate, RoundError) as error:
+        return str(error)
+    return EncodedMean(
+        measured={part.peer: measured[part.peer] for part in kept.parts},
+        payload=payload,
+        norm=target.norm(payload, elements),
+        dropped=dropped,
+    )
+
+
+def _without(action: ReduceSpan, peers: Collection[PeerId]) -> ReduceSpan:
+    return replace(action, parts=tuple(part for part in action.parts if part.peer not in peers)) if peers else action
 
 
 def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes) -> dict[PeerId, str]:
     """Return which of three or more strangers' contributions point against the sum of the others, with the reason.
 
-    Only directions of sound contributions count. No two agree by more than the median of all pairs, so that copies of
+    Only directions count. No two agree by more than the median of all pairs, so that copies of
     one contribution do not speak for each other. Those that point against the others by more than chance are left out
     one by one, the worst first, and never as many as half. Whoever is left out keeps what it has learnt, and sends it
     again.
@@ -100,7 +128,7 @@ def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secre
         return {}
     source, _ = codecs.of(action.stage)
     compared = _compared(elements, int.from_bytes(secret[:8], "little"), _COMPARED_OF_EACH, _PIECES_OF_EACH)
-    read = {part.peer: _direction_of(part, action.norm_limit, source, elements, compared) for part in action.parts}
+    read = {part.peer: _direction_of(part, source, elements, compared) for part in action.parts}
     directions = {peer: direction_N for peer, direction_N in read.items() if direction_N.any()}
     count = len(directions)
     if count < 3:
@@ -128,45 +156,15 @@ def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secre
     return found
 
 
-def _direction_of(part: Part, norm_limit: float, codec: Codec, elements: int, compared: Sequence[slice]) -> Wide:
-    """Return pieces of a part, end to end, at length 1; zeros if it is not sound."""
+def _direction_of(part: Part, codec: Codec, elements: int, compared: Sequence[slice]) -> Wide:
+    """Return pieces of a part, end to end, at length 1; zeros if it cannot be read or has none."""
     try:
-        _check_part(part, norm_limit, codec, elements)
         read = codec.reader(part.payload, elements)
         pieces_N = np.concatenate([read(here) for here in compared]).astype(np.float64)
     except PeerError:
         return np.zeros(1)
     length = math.sqrt(float(pieces_N @ pieces_N))
     return pieces_N / length if 0.0 < length < math.inf else np.zeros(1)
-
-
-def _reduce_sound(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | str:
-    at_once = _reduce_at_once(action, codecs, elements)
-    if at_once is not None:
-        return at_once
-    source, target = codecs.of(action.stage)
-    kept, dropped, measured = [], [], {}
-    for part in action.parts:
-        try:
-            measured[part.peer] = _check_part(part, action.norm_limit, source, elements)
-            kept.append(part)
-        except PeerError as error:
-            dropped.append((part.peer, str(error)))
-    if dropped and (at_once := _reduce_at_once(replace(action, parts=tuple(kept)), codecs, elements)) is not None:
-        return replace(at_once, dropped=tuple(dropped))
-    if not kept:
-        return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
-    try:
-        mean_N = _mean_of(action, kept, source, elements, codecs.radial.get(action.span))
-        payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
-    except (NonFiniteUpdate, RoundError) as error:
-        return str(error)
-    return EncodedMean(
-        measured=measured,
-        payload=payload,
-        norm=target.norm(payload, elements),
-        dropped=tuple(dropped),
-    )
 
 
 def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | None:
@@ -178,7 +176,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
         return None
     try:
         parts = [source.parts(part.payload, elements) for part in action.parts]
-        shares = shares_of(_weights_of(action, action.parts), len(parts))
+        shares = shares_of(_weights_of(action), len(parts))
     except (PeerError, RoundError):
         return None
     room, scale_bits_B, packed = target.empty_encoding(elements)
@@ -209,17 +207,15 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> f
     return norm
 
 
-def _weights_of(action: ReduceSpan, parts: Sequence[Part]) -> Sequence[float]:
+def _weights_of(action: ReduceSpan) -> Sequence[float]:
     """Return the weights of the parts; those of a row of strangers are levelled, as its entry or row mean states."""
-    weights = [part.weight for part in parts]
+    weights = [part.weight for part in action.parts]
     return levelled(weights) if action.levels and action.stage is not Stage.FINISH else weights
 
 
-def _mean_of(
-    action: ReduceSpan, parts: Sequence[Part], codec: Codec, elements: int, is_radial_B: RadialBlocks | None
-) -> Vector:
+def _mean_of(action: ReduceSpan, codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
     """Return the mean of the decoded parts. No part is in memory as a whole."""
-    weights = _weights_of(action, parts)
+    weights, parts = _weights_of(action), action.parts
     if is_radial_B is not None:
         return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
