@@ -8,6 +8,7 @@ import numpy as np
 
 from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.span_log import LONGEST_BLOCK
 
 VAST_CLAIM = 10**6
 """Factor by which a liar multiplies the tokens that it claims."""
@@ -72,16 +73,18 @@ def _mean(others: Sequence[Vector]) -> Vector:
     return mean_N
 
 
-def _flip_in_blocks(others: Sequence[Vector], limit: float) -> Vector:
-    """Return minus the direction of the others' mean, each block as long as four medians."""
-    flipped_N = -_mean(others)
-    padded = num_blocks(len(flipped_N)) * BLOCK
+def _flip_in_blocks(others: Sequence[Vector], limit: float, *, flipped: int = 1) -> Vector:
+    """Return the direction of the others' mean, each block as long as counts, with minus in each `flipped`-th block."""
+    mean_N = _mean(others)
+    padded = num_blocks(len(mean_N)) * BLOCK
     stacked_PBK = np.stack([np.pad(one_N, (0, padded - len(one_N))).reshape(-1, BLOCK) for one_N in others])
     medians_B = np.sort(np.linalg.norm(stacked_PBK, axis=2), axis=0)[(len(others) - 1) // 2]
-    blocks_BK = np.pad(flipped_N, (0, padded - len(flipped_N))).reshape(-1, BLOCK)
+    blocks_BK = np.pad(mean_N, (0, padded - len(mean_N))).reshape(-1, BLOCK)
     lengths_B = np.linalg.norm(blocks_BK, axis=1)
-    factors_B = np.divide(3.9 * medians_B, lengths_B, out=np.zeros_like(lengths_B), where=lengths_B > 0)
-    long_N: Vector = (blocks_BK * factors_B[:, None]).astype(np.float32).reshape(-1)[: len(flipped_N)]
+    longest_B = _SLACK * LONGEST_BLOCK * medians_B
+    factors_B = np.divide(longest_B, lengths_B, out=np.zeros_like(lengths_B), where=lengths_B > 0)
+    factors_B[::flipped] *= -1.0
+    long_N: Vector = (blocks_BK * factors_B[:, None]).astype(np.float32).reshape(-1)[: len(mean_N)]
     return long_N if float(np.linalg.norm(long_N)) < limit else _at(long_N, limit)
 
 
@@ -95,5 +98,7 @@ LIES: dict[str, Lie] = {
     "copy": lambda honest_N, others, drift_N, limit: others[0],
     "zeros": lambda honest_N, others, drift_N, limit: np.zeros_like(honest_N),
     "flip-in-blocks": lambda honest_N, others, drift_N, limit: _flip_in_blocks(others, limit),
+    "flip-half": lambda honest_N, others, drift_N, limit: _flip_in_blocks(others, limit, flipped=2),
 }
-"""Lies by name. The last one is made for the limit on blocks, and `flip-mean` for equal weights."""
+"""Lies by name. `flip-mean` is made for equal weights, `flip-in-blocks` for the limit on blocks, and `flip-half` for
+that and for the comparison of directions: it agrees with the others in every second block."""

@@ -221,9 +221,9 @@ class Replay:
             parts=parts,
             norm_limit=float("inf"),
             rounding_seed=rounding_seed(plan.rules.run, entry.round, entry.span),
-            levels=False,  # the entry has the weights of the mean
+            levels=plan.rules.has_strangers,
         )
-        reduced = reduce_parts(action, plan.codecs, plan.rules.span_elements[entry.span])
+        reduced = reduce_parts(action, plan.codecs, plan.rules.span_elements[entry.span], secret=None)
         if isinstance(reduced, str):
             raise StateError(f"the entry for {entry.span} of round {entry.round} cannot be recomputed: {reduced}")
         return reduced.payload

@@ -47,7 +47,7 @@ from p2p_diloco.protocol.wire.entry import Entry
 from p2p_diloco.protocol.wire.messages import Opening
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, vote_statement
 from p2p_diloco.span.reduce import Codecs
-from p2p_diloco.span_log import SpanHead
+from p2p_diloco.span_log import LONGEST_BLOCK, SpanHead
 from simulator.maths import SharedMaths, mean_of_span
 from simulator.run import ORGANISER, verify
 
@@ -325,7 +325,8 @@ class Inspector:
             self._broken("I2", f"{where} counts {', '.join(missing)}, which sent nothing", machine)
             return
         vectors = [maths.decode(maths.codecs.contribution, sent) for sent in payloads if sent is not None]
-        mean_N = _mean_of(fold_roster(roster, self._rules.group_size), peers, vectors, entry, maths.codecs)
+        grid, longest = fold_roster(roster, self._rules.group_size), LONGEST_BLOCK if self._rules.has_strangers else 0.0
+        mean_N = _mean_of(grid, peers, vectors, entry, maths.codecs, longest)
         if maths.codecs.entry.encode(mean_N) != entry.payload:
             self._broken("I2", f"{where} is not the mean of what its {len(peers)} members sent", machine)
 
@@ -447,17 +448,24 @@ def _places(bitmap: bytes, roster: Roster) -> list[int]:
     return [place for place in range(len(roster.members)) if bitmap[place // 8] >> place % 8 & 1]
 
 
-def _mean_of(grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], entry: Entry, codecs: Codecs) -> Vector:
-    """Return the mean that an owner should have computed: over all at once, or over each row and then the rows."""
+def _mean_of(
+    grid: Grid, peers: Sequence[PeerId], vectors: Sequence[Vector], entry: Entry, codecs: Codecs, longest: float
+) -> Vector:
+    """Return the mean that an owner should have computed: over all at once, or over each row and then the rows.
+
+    Args:
+        longest: limit on the blocks of contributions, in medians.
+    """
     span, weights = entry.span, entry.weights
     if len(grid.rows) == 1:
-        return mean_of_span(codecs, span, vectors, weights)
+        return mean_of_span(codecs, span, vectors, weights, longest)
     means, row_weights = [], []
     for row in range(len(grid.rows)):
         here = [place for place, peer in enumerate(peers) if grid.row_of[peer] == row]
         weight = sum(weights[place] for place in here)
         if weight > 0:  # a row without contributions has no weight
-            mean_N = mean_of_span(codecs, span, [vectors[place] for place in here], [weights[place] for place in here])
+            own, shares = [vectors[place] for place in here], [weights[place] for place in here]
+            mean_N = mean_of_span(codecs, span, own, shares, longest)
             means.append(codecs.row_mean.decode(codecs.row_mean.encode(mean_N), len(mean_N)))
             row_weights.append(weight)
     return mean_of_span(codecs, span, means, row_weights)

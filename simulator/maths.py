@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2p_diloco.codec.codec import Codec
-from p2p_diloco.codec.vectors import Vector, iterate_blocks, read_only
+from p2p_diloco.codec.vectors import Vector, iterate_blocks, num_blocks, read_only
 from p2p_diloco.errors import RoundError
 from p2p_diloco.ids import Digest, SpanId
 from p2p_diloco.outer.mean import RadialBlocks, check_mean, radial_mean_of, shares_of
@@ -72,12 +72,15 @@ class SharedMaths:
         return found
 
 
-def mean_of_span(codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
+def mean_of_span(
+    codecs: Codecs, span: SpanId, vectors: Sequence[Vector], weights: Sequence[float], longest_medians: float = 0.0
+) -> Vector:
     """Return the mean that a reducer of this span should compute: radial if the run has marks for the span."""
     is_radial_B = codecs.radial.get(span)
-    if is_radial_B is None:
+    if is_radial_B is None and not longest_medians:
         return weighted_mean(vectors, weights)
-    return radial_mean(vectors, weights, is_radial_B)
+    marks_B = np.zeros(num_blocks(len(vectors[0])), np.bool_) if is_radial_B is None else is_radial_B
+    return radial_mean(vectors, weights, marks_B, longest_medians)
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
@@ -108,6 +111,9 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
     return mean_N
 
 
-def radial_mean(vectors: Sequence[Vector], weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
+def radial_mean(
+    vectors: Sequence[Vector], weights: Sequence[float], is_radial_B: RadialBlocks, longest_medians: float = 0.0
+) -> Vector:
     """Return the radial mean of vectors of one length; see `radial_mean_of`."""
-    return radial_mean_of([vector_N.__getitem__ for vector_N in vectors], len(vectors[0]), weights, is_radial_B)
+    parts = [vector_N.__getitem__ for vector_N in vectors]
+    return radial_mean_of(parts, len(vectors[0]), weights, is_radial_B, longest_medians=longest_medians)

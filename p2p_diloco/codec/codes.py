@@ -215,6 +215,7 @@ def average4(
     parts: Sequence[Parts],
     shares: Sequence[np.float32],
     is_radial_B: Marks,
+    longest_medians: float,
     draw_noise: Callable[[], Bits],
     limits: Limits,
     scale_bits_B: Bits,
@@ -225,6 +226,7 @@ def average4(
 
     Args:
         is_radial_B: blocks that use the radial mean (`outer/mean.py`); none if it is empty.
+        longest_medians: limit on the length of a block, likewise; 0: none.
         draw_noise: returns random numbers for rounding; none of them rounds to nearest.
     Returns False for an invalid code or scale, or if a sum is not finite.
     """
@@ -233,6 +235,5 @@ def average4(
         return False
     scales_PB, codes_PN = (np.stack(both) for both in zip(*parts, strict=True))
     into = (scale_bits_B, packed, squares_PB[:-1], squares_PB[-1])
-    return bool(
-        loops.average4(scales_PB, codes_PN, np.array(shares, np.float32), is_radial_B, draw_noise(), limits, *into)
-    )
+    rule = (np.array(shares, np.float32), is_radial_B, longest_medians)
+    return bool(loops.average4(scales_PB, codes_PN, *rule, draw_noise(), limits, *into))

@@ -347,30 +347,59 @@ def _mend_length(direction_K, radius, least, square_K, mean_K):  # type: ignore[
 
 
 @_inlined
-def _radial_block(vectors_PN, shares_P, start, wide_K, direction_K, mean_K):  # type: ignore[no-untyped-def]
-    radius, least_square = 0.0, 0.0
-    for p in range(shares_P.size):
-        vector_K, share = vectors_PN[p, start : start + BLOCK], np.float64(shares_P[p])
+def _longest_of(lengths_P, most, sorted_P):  # type: ignore[no-untyped-def]
+    """Return the length at which parts of a block are cut, as `outer/mean.py` defines it."""
+    count = 0
+    for p in range(lengths_P.size):
+        length, place = lengths_P[p], count
+        if length > 0.0:
+            while place > 0 and sorted_P[place - 1] > length:
+                sorted_P[place] = sorted_P[place - 1]
+                place -= 1
+            sorted_P[place] = length
+            count += 1
+    return most * sorted_P[(count - 1) // 2] if count >= 3 else np.inf
+
+
+@_inlined
+def _find_lengths(vectors_PN, start, wide_K, lengths_P):  # type: ignore[no-untyped-def]
+    for p in range(lengths_P.size):
         for k in range(BLOCK):
-            wide_K[k] = np.float64(vector_K[k]) * np.float64(vector_K[k])
-        length = math.sqrt(sum_of_block(wide_K))
-        radius += share * length
-        least_square += share * share if length > 0.0 else 0.0
-        _add_direction(vector_K, share / length if length > 0.0 else 0.0, p == 0, direction_K)
-    _mend_length(direction_K, radius, least_square, wide_K, mean_K)
+            wide_K[k] = np.float64(vectors_PN[p, start + k]) * np.float64(vectors_PN[p, start + k])
+        lengths_P[p] = math.sqrt(sum_of_block(wide_K))
 
 
-@_compiled(types.void(_input(float32, 2), _VECTOR, _MARKS, _VECTOR_OUT))
-def radial_mean(vectors_PN, shares_P, is_radial_B, mean_N):  # type: ignore[no-untyped-def]
-    wide_K, direction_K = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+@_compiled(types.void(_input(float32, 2), _VECTOR, _MARKS, float64, _VECTOR_OUT))
+def radial_mean(vectors_PN, shares_P, is_radial_B, most, mean_N):  # type: ignore[no-untyped-def]
+    wide_K, direction_K, values_K = (
+        np.empty(BLOCK, np.float64),
+        np.empty(BLOCK, np.float64),
+        np.empty(BLOCK, np.float32),
+    )
+    lengths_P, sorted_P = np.empty(shares_P.size, np.float64), np.empty(shares_P.size, np.float64)
     for b in range(is_radial_B.size):
-        start = b * BLOCK
+        start, is_radial = b * BLOCK, is_radial_B[b]
         mean_K = mean_N[start : start + BLOCK]
-        if is_radial_B[b]:
-            _radial_block(vectors_PN, shares_P, start, wide_K, direction_K, mean_K)
-            continue
+        if is_radial or most > 0.0:
+            _find_lengths(vectors_PN, start, wide_K, lengths_P)
+        longest = _longest_of(lengths_P, most, sorted_P) if most > 0.0 else np.inf
+        radius, least_square = 0.0, 0.0
         for p in range(shares_P.size):
-            _add_block(vectors_PN[p, start : start + BLOCK], shares_P[p], p == 0, mean_K)
+            vector_K, length = vectors_PN[p, start : start + BLOCK], lengths_P[p]
+            if is_radial:
+                share = np.float64(shares_P[p])
+                radius += share * min(length, longest)
+                least_square += share * share if length > 0.0 else 0.0
+                _add_direction(vector_K, share / length if length > 0.0 else 0.0, p == 0, direction_K)
+            elif longest < np.inf and length > longest:
+                factor = np.float32(longest / length)
+                for k in range(BLOCK):
+                    values_K[k] = vector_K[k] * factor
+                _add_block(values_K, shares_P[p], p == 0, mean_K)
+            else:
+                _add_block(vector_K, shares_P[p], p == 0, mean_K)
+        if is_radial:
+            _mend_length(direction_K, radius, least_square, wide_K, mean_K)
 
 
 # -- fused operations on a span of 4-bit codes. They take the same steps in the same order as the loops above, so the
@@ -437,20 +466,27 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
 
 @_compiled(
     boolean(
-        _input(uint16, 2), _input(uint8, 2), _VECTOR, _MARKS, _NOISE, _LIMITS,
+        _input(uint16, 2), _input(uint8, 2), _VECTOR, _MARKS, float64, _NOISE, _LIMITS,
         _SCALES_OUT, _CODES_OUT, int64[:, ::1], _SQUARES_OUT,
     )
 )  # fmt: skip
 def average4(  # type: ignore[no-untyped-def]
-    scales_PB, codes_PN, shares_P, is_radial_B, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
+    scales_PB, codes_PN, shares_P, is_radial_B, most, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
 ):
     values_K, mean_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
     direction_K, square_K = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    lengths_P, sorted_P = np.empty(shares_P.size, np.float64), np.empty(shares_P.size, np.float64)
     largest, least_bits, most_bits = limits
     lowest, least = np.int32(0), np.int32(-largest)
     for b in range(scale_bits_B.size):
         is_radial = is_radial_B.size > 0 and is_radial_B[b]
-        radius, least_square = 0.0, 0.0
+        radius, least_square, longest = 0.0, 0.0, np.inf
+        if most > 0.0:
+            for p in range(shares_P.size):
+                wide = np.float64(float_of(np.uint32(scales_PB[p, b]) << np.uint32(16)))
+                _, total = _squares_of_block4(codes_PN[p, b * HALF : b * HALF + HALF])
+                lengths_P[p] = math.sqrt(wide * wide * np.float64(total))
+            longest = _longest_of(lengths_P, most, sorted_P)
         for p in range(shares_P.size):
             bits, share = np.uint32(scales_PB[p, b]), shares_P[p]
             if not _is_scale(bits, least_bits, most_bits):
@@ -470,10 +506,15 @@ def average4(  # type: ignore[no-untyped-def]
             if is_radial:
                 wide, wide_share = np.float64(scale), np.float64(share)
                 length = math.sqrt(wide * wide * np.float64(total))
-                radius += wide_share * length
+                radius += wide_share * min(length, longest)
                 least_square += wide_share * wide_share if length > 0.0 else 0.0
                 _add_direction(values_K, wide_share / length if length > 0.0 else 0.0, p == 0, direction_K)
-            elif p == 0:  # not `_add_block`: inlined here, it is a third slower
+                continue
+            if longest < np.inf and lengths_P[p] > longest:
+                factor = np.float32(longest / lengths_P[p])
+                for k in range(BLOCK):
+                    values_K[k] = values_K[k] * factor
+            if p == 0:  # not `_add_block`: inlined here, it is a third slower
                 for k in range(BLOCK):
                     mean_K[k] = values_K[k] * share
             else:

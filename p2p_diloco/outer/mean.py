@@ -8,6 +8,9 @@ suits few islands and many. Only the weights determine the influence on the dire
 further than short ones. If contributions agree less than orthogonal ones would, the length is restored only as much as
 for orthogonal ones: opposite contributions cancel, as in a plain mean, and noise is not amplified.
 
+Among strangers a block of a vector counts for at most so many times the median length of that block, so that nobody
+puts all of its length in one place.
+
 A block is the unit that has a codec scale. The model determines which blocks are radial (`peer/run_plan.py`): rows of
 an embedding are rare, and their means are short because most islands have no update for them.
 
@@ -86,7 +89,14 @@ def mark_radial(start: int, stop: int, plain: Sequence[tuple[int, int]]) -> Radi
     return is_radial_B
 
 
-def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float], is_radial_B: RadialBlocks) -> Vector:
+def radial_mean_of(
+    parts: Sequence[Part],
+    elements: int,
+    weights: Sequence[float],
+    is_radial_B: RadialBlocks,
+    *,
+    longest_medians: float = 0.0,
+) -> Vector:
     """Return the mean of vectors: radial in the marked blocks and plain in the others.
 
     Computed in float64, vector by vector in the given order; sums over a block use a fixed order (`sums_of_blocks`), so
@@ -96,6 +106,8 @@ def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float
         parts: for each vector, in roster order, a function that returns the elements of a slice that begins at a block.
         weights: one per vector, finite and not negative.
         is_radial_B: from `mark_radial`.
+        longest_medians: a longer block of a vector is shortened to this multiple of the block's median length, the
+            lower one of those that are not zero; with fewer than three there is no limit. 0: no limits.
     Returns:
         The mean, freshly allocated. No marked block is longer than the mean of its lengths.
     Raises:
@@ -112,32 +124,56 @@ def radial_mean_of(parts: Sequence[Part], elements: int, weights: Sequence[float
         vectors_PN = np.zeros((len(parts), len(whole_N)), np.float32)
         for vector_N, part in zip(vectors_PN, parts, strict=True):
             vector_N[: here.stop - here.start] = part(here)
-        radial_mean(vectors_PN, shares_P, is_radial_B[blocks], whole_N)
+        radial_mean(vectors_PN, shares_P, is_radial_B[blocks], longest_medians, whole_N)
     check_mean(mean_N[:elements], len(parts))
     return mean_N[:elements]
 
 
 @with_loop()
-def radial_mean(vectors_PN: Vector, shares_P: Vector, is_radial_B: RadialBlocks, mean_N: Vector) -> None:
+def radial_mean(
+    vectors_PN: Vector, shares_P: Vector, is_radial_B: RadialBlocks, longest_medians: float, mean_N: Vector
+) -> None:
     """Write the mean: radial in marked blocks; plain, rounded after each step, in the others."""
+    vectors_PBK, mean_BK = vectors_PN.reshape(len(vectors_PN), -1, BLOCK), mean_N.reshape(-1, BLOCK)
+    lengths_PB = np.stack([_lengths_of(vector_BK) for vector_BK in vectors_PBK])
+    longest_B = _longest_of(lengths_PB, longest_medians)
     with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(vectors_PN[0], shares_P[0], out=mean_N)
-        for vector_N, share in zip(vectors_PN[1:], shares_P[1:], strict=True):
-            mean_N += vector_N * share
-        vectors_BK = [vector_N.reshape(-1, BLOCK)[is_radial_B] for vector_N in vectors_PN]
-        mean_N.reshape(-1, BLOCK)[is_radial_B] = _radial(vectors_BK, list(shares_P))
+        for place, (vector_BK, length_B, share) in enumerate(zip(vectors_PBK, lengths_PB, shares_P, strict=True)):
+            is_long_B = length_B > longest_B
+            factor_B = np.divide(longest_B, length_B, out=np.ones_like(length_B), where=is_long_B)
+            addend_BK = vector_BK * factor_B.astype(np.float32)[:, None] * share
+            mean_BK[:] = addend_BK if place == 0 else mean_BK + addend_BK
+        marked_PB = np.minimum(lengths_PB, longest_B)[:, is_radial_B]
+        mean_BK[is_radial_B] = _radial(vectors_PBK[:, is_radial_B], lengths_PB[:, is_radial_B], marked_PB, shares_P)
 
 
-def _radial(vectors_BK: Sequence[Vector], shares: Sequence[np.float32]) -> Vector:
-    direction_BK = np.full(vectors_BK[0].shape, -0.0)  # -0.0 + x is x for every x, including -0.0
+def _lengths_of(vector_BK: Vector) -> Wide:
+    wide_BK = vector_BK.astype(np.float64)
+    lengths_B: Wide = np.sqrt(sums_of_blocks(wide_BK * wide_BK))
+    return lengths_B
+
+
+def _longest_of(lengths_PB: Wide, longest_medians: float) -> Wide:
+    """Return the length at which the vectors are cut in each block; infinity: not."""
+    longest_B = np.full(lengths_PB.shape[1], np.inf)
+    count_B = np.count_nonzero(lengths_PB > 0.0, axis=0)
+    limited_B = (count_B >= 3) & (longest_medians > 0.0)
+    middle_B = len(lengths_PB) - count_B + (count_B - 1) // 2  # zeros are sorted to the front
+    medians_B = np.take_along_axis(np.sort(lengths_PB, axis=0), middle_B.clip(max=len(lengths_PB) - 1)[None], axis=0)[0]
+    longest_B[limited_B] = longest_medians * medians_B[limited_B]
+    return longest_B
+
+
+def _radial(vectors_PBK: Vector, lengths_PB: Wide, counted_PB: Wide, shares_P: Vector) -> Vector:
+    direction_BK = np.full(vectors_PBK.shape[1:], -0.0)  # -0.0 + x is x for every x, including -0.0
     radius_B, least_B = np.zeros(len(direction_BK)), np.zeros(len(direction_BK))
-    for vector_BK, share in zip(vectors_BK, map(float, shares), strict=True):
-        wide_BK = vector_BK.astype(np.float64)
-        length_B = np.sqrt(sums_of_blocks(wide_BK * wide_BK))
+    for vector_BK, length_B, counted_B, share in zip(
+        vectors_PBK, lengths_PB, counted_PB, map(float, shares_P), strict=True
+    ):
         is_there_B = length_B > 0.0
         factor_B = np.divide(share, length_B, out=np.zeros_like(length_B), where=is_there_B)
-        direction_BK += wide_BK * factor_B[:, None]
-        radius_B += share * length_B
+        direction_BK += vector_BK.astype(np.float64) * factor_B[:, None]
+        radius_B += share * counted_B
         least_B += np.where(is_there_B, share * share, 0.0)
     square_B = np.maximum(sums_of_blocks(direction_BK * direction_BK), least_B)
     stretch_B = np.divide(radius_B, np.sqrt(square_B), out=np.zeros_like(radius_B), where=square_B > 0.0)

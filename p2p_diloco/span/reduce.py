@@ -14,13 +14,13 @@ import numpy as np
 
 from p2p_diloco.codec.codec import Codec, Int4Codec, RoundingBits, is_whole
 from p2p_diloco.codec.codes import NO_NOISE, average4
-from p2p_diloco.codec.vectors import BLOCK, Vector, squared_norm_of_bfloat16
+from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.outer.mean import RadialBlocks, Wide, check_mean, radial_mean_of, shares_of
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.influence import Agreement
-from p2p_diloco.span_log import levelled
+from p2p_diloco.span_log import LONGEST_BLOCK, levelled
 
 _COMPARED, _COMPARED_PIECES = 1 << 14, 4
 """Elements of a span that are compared with an entry, and the number of places from which they are taken."""
@@ -74,11 +74,12 @@ class EncodedMean:
         return frozenset(self.measured)
 
 
-def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes = b"") -> EncodedMean | str:
+def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes | None = b"") -> EncodedMean | str:
     """Average the sound parts in roster order and encode the mean, or return the reason why there is none.
 
     Args:
-        secret: determines which pieces of a long span are compared among strangers; senders must not know it.
+        secret: determines which pieces of a long span are compared among strangers; senders must not know it. None:
+            nobody is left out for its direction, as when the mean of an entry is repeated.
     """
     against = _against_the_others(action, codecs, elements, secret)
     found = _reduce_at_once(_without(action, against), codecs, elements)
@@ -116,15 +117,14 @@ def _without(action: ReduceSpan, peers: Collection[PeerId]) -> ReduceSpan:
     return replace(action, parts=tuple(part for part in action.parts if part.peer not in peers)) if peers else action
 
 
-def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes) -> dict[PeerId, str]:
+def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes | None) -> dict[PeerId, str]:
     """Return which of three or more strangers' contributions point against the sum of the others, with the reason.
 
-    Only directions count. No two agree by more than the median of all pairs, so that copies of
-    one contribution do not speak for each other. Those that point against the others by more than chance are left out
-    one by one, the worst first, and never as many as half. Whoever is left out keeps what it has learnt, and sends it
-    again.
+    Only directions count. No two agree by more than the median of all pairs, so that copies of one contribution do not
+    speak for each other. Those that point against the others by more than chance are left out one by one, the worst
+    first, and never as many as half. Whoever is left out keeps what it has learnt, and sends it again.
     """
-    if not action.levels or action.stage is Stage.FINISH or len(action.parts) < 3:
+    if secret is None or not _is_of_strangers(action) or len(action.parts) < 3:
         return {}
     source, _ = codecs.of(action.stage)
     compared = _compared(elements, int.from_bytes(secret[:8], "little"), _COMPARED_OF_EACH, _PIECES_OF_EACH)
@@ -183,7 +183,7 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
     squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
     seed, marks_B, limits = _seed_of(action, codecs), codecs.radial.get(action.span, _ALL_PLAIN), source.loop_limits()
     draw = partial(RoundingBits(seed).draw, elements) if seed is not None else lambda: NO_NOISE
-    if not average4(parts, shares, marks_B, draw, limits, scale_bits_B, packed, squares_PB):
+    if not average4(parts, shares, marks_B, _longest_of(action), draw, limits, scale_bits_B, packed, squares_PB):
         return None
     norms = [
         math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
@@ -207,17 +207,28 @@ def _check_part(part: Part, norm_limit: float, codec: Codec, elements: int) -> f
     return norm
 
 
+def _is_of_strangers(action: ReduceSpan) -> bool:
+    """Return whether the parts are strangers' contributions; means of rows are not."""
+    return action.levels and action.stage is not Stage.FINISH
+
+
 def _weights_of(action: ReduceSpan) -> Sequence[float]:
     """Return the weights of the parts; those of a row of strangers are levelled, as its entry or row mean states."""
     weights = [part.weight for part in action.parts]
-    return levelled(weights) if action.levels and action.stage is not Stage.FINISH else weights
+    return levelled(weights) if _is_of_strangers(action) else weights
+
+
+def _longest_of(action: ReduceSpan) -> float:
+    return LONGEST_BLOCK if _is_of_strangers(action) else 0.0
 
 
 def _mean_of(action: ReduceSpan, codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
     """Return the mean of the decoded parts. No part is in memory as a whole."""
-    weights, parts = _weights_of(action), action.parts
-    if is_radial_B is not None:
-        return radial_mean_of([codec.reader(part.payload, elements) for part in parts], elements, weights, is_radial_B)
+    weights, parts, longest = _weights_of(action), action.parts, _longest_of(action)
+    if is_radial_B is not None or longest:
+        readers, marks_B = [codec.reader(part.payload, elements) for part in parts], is_radial_B
+        marks_B = np.zeros(num_blocks(elements), np.bool_) if marks_B is None else marks_B
+        return radial_mean_of(readers, elements, weights, marks_B, longest_medians=longest)
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
     check_mean(mean_N, len(parts))
     return mean_N

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -186,3 +187,36 @@ def test_a_mean_that_is_not_finite_is_refused() -> None:
     largest_N = np.full(K, np.finfo(np.float32).max)
     with pytest.raises(NonFiniteUpdate):
         radial_mean([largest_N, block(*[float(largest_N[0])] * (K - 1))], [1.0, 1.0], ALL)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "expected"),
+    [
+        ([(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (9.0, 0.0)], 1.1),
+        ([(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (-9.0, 0.0)], 0.5),
+        ([(1.0, 0.0), (1.2, 0.0), (1.4, 0.0)], 1.2),
+        ([(1.0, 0.0), (3.0, 0.0), (3.0, 0.0), (9.0, 0.0)], (1.0 + 3.0 + 3.0 + 4.5) / 4),
+        ([(0.0, 0.0), (1.0, 0.0), (1.0, 0.0), (0.0, 0.0), (9.0, 0.0)], (1.0 + 1.0 + 1.5) / 5),
+        ([(0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (1.0, 0.0), (9.0, 0.0)], 2.0),
+        ([(1.0, 0.0), (9.0, 0.0)], 5.0),
+        ([(0.0, 0.0)] * 5, 0.0),
+    ],
+    ids=["too long", "too long and opposite", "all usual", "of four", "of three", "of two", "two", "nothing"],
+)
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_a_longer_block_counts_for_one_and_a_half_medians_if_three_or_more_are_not_zero(
+    vectors: list[tuple[float, float]], expected: float, by_numpy: bool
+) -> None:
+    blocks = [block(*values) for values in vectors]
+    with numpy_alone() if by_numpy else nullcontext():
+        mean_N = radial_mean(blocks, [1.0] * len(blocks), np.zeros(1, np.bool_), 1.5)
+    assert mean_N[0] == pytest.approx(expected, rel=1e-6)
+    assert not mean_N[1:].any()
+
+
+def test_a_long_block_has_no_more_to_say_on_the_length_of_a_radial_mean() -> None:
+    at_angles = [block(0.0, 1.0), block(0.0, 0.0, 1.0), block(0.0, 0.0, 0.0, 1.0)]
+    usual, long = (radial_mean([*at_angles, block(length)], [1.0] * 4, ALL, 1.5) for length in (1.0, 100.0))
+    assert lengths(usual) == pytest.approx([1.0])
+    assert lengths(long) == pytest.approx([(3.0 + 1.5) / 4])
+    assert long[0] == pytest.approx(long[1]), "its direction has a quarter, as before"

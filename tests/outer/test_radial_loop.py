@@ -28,7 +28,8 @@ def test_a_block_is_summed_by_halves() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_vectors", [1, 2, 7])
 @pytest.mark.parametrize("elements", [64, 100, 64 * 1100 + 5])
-def test_the_loop_and_numpy_agree_in_every_bit(seed: int, num_vectors: int, elements: int) -> None:
+@pytest.mark.parametrize("longest", [0.0, 1.5])
+def test_the_loop_and_numpy_agree_in_every_bit(seed: int, num_vectors: int, elements: int, longest: float) -> None:
     assert compiled_loops() is not None
     rng = np.random.default_rng(seed)
     blocks = -(-elements // 64)
@@ -37,9 +38,9 @@ def test_the_loop_and_numpy_agree_in_every_bit(seed: int, num_vectors: int, elem
     values[:, ::7] = -0.0
     vectors, weights = list(values.astype(np.float32)), list(rng.random(num_vectors) + 0.01)
     is_radial_B = rng.random(blocks) < 0.6
-    compiled_N = radial_mean(vectors, weights, is_radial_B)
+    compiled_N = radial_mean(vectors, weights, is_radial_B, longest)
     with numpy_alone():
-        numpy_N = radial_mean(vectors, weights, is_radial_B)
+        numpy_N = radial_mean(vectors, weights, is_radial_B, longest)
     assert np.array_equal(compiled_N.view(np.uint32), numpy_N.view(np.uint32))
     plain_N, none_B = weighted_mean(vectors, weights), np.zeros(blocks, np.bool_)
     assert np.array_equal(radial_mean(vectors, weights, none_B), plain_N)

@@ -21,7 +21,7 @@ from p2p_diloco.outer.state import InFlight, IslandSpan, PendingContribution, Sp
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.span.fused import contribute_span, follow_span
 from p2p_diloco.span.reduce import Codecs, EncodedMean, reduce_parts
-from p2p_diloco.span_log import AbsorbedEntry, SpanHead
+from p2p_diloco.span_log import LONGEST_BLOCK, AbsorbedEntry, SpanHead
 from simulator.maths import radial_mean
 
 ROSTER = sha256(b"a roster")
@@ -140,7 +140,7 @@ def test_following_at_once_is_following_step_by_step(
 
 def reduce(
     parts: list[Part], elements: int, *, norm_limit: float = float("inf"), stage: Stage = Stage.WHOLE,
-    codecs: Codecs = CODECS,
+    codecs: Codecs = CODECS, levels: bool = False,
 ) -> Any:  # fmt: skip
     action = ReduceSpan(
         round=4,
@@ -149,7 +149,7 @@ def reduce(
         parts=tuple(parts),
         norm_limit=norm_limit,
         rounding_seed=b"seed",
-        levels=False,
+        levels=levels,
     )
     at_once = reduce_parts(action, codecs, elements)
     with numpy_alone():
@@ -171,9 +171,17 @@ def parts_of(seed: int, elements: int, num_parts: int, size: float = 1.0) -> lis
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=SEEDS, elements=SIZES, num_parts=st.integers(1, 6), limit=st.sampled_from([float("inf"), 10.0]))
-def test_averaging_at_once_is_averaging_step_by_step(seed: int, elements: int, num_parts: int, limit: float) -> None:
-    result = reduce(parts_of(seed, elements, num_parts), elements, norm_limit=limit)
+@given(
+    seed=SEEDS,
+    elements=SIZES,
+    num_parts=st.integers(1, 6),
+    limit=st.sampled_from([float("inf"), 10.0]),
+    levels=st.booleans(),
+)
+def test_averaging_at_once_is_averaging_step_by_step(
+    seed: int, elements: int, num_parts: int, limit: float, levels: bool
+) -> None:
+    result = reduce(parts_of(seed, elements, num_parts), elements, norm_limit=limit, levels=levels)
     assert isinstance(result, str) or INT4.squared_norm(result.payload, elements) == pytest.approx(result.norm**2)
 
 
@@ -187,6 +195,30 @@ def test_radial_means_at_once_are_those_of_decoded_vectors(
     result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}))
     decoded = [INT4.decode(part.payload, elements) for part in parts]
     mean_N = radial_mean(decoded, [part.weight for part in parts], marks_B)
+    assert result.payload == INT4.encode(mean_N, rounding_seed=b"seed")
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, num_parts=st.integers(1, 7), share=st.sampled_from([0.0, 0.5, 1.0]))
+def test_among_strangers_long_blocks_count_for_one_and_a_half_medians(seed: int, num_parts: int, share: float) -> None:
+    """The first part is three times as long as the others."""
+    elements, rng = 640, np.random.default_rng(seed)
+    common_N = some(seed, elements)
+    parts = [
+        emptied(
+            replace(part, weight=1.0, payload=INT4.encode((1 + 2 * (place == 0)) * (common_N + vector_N))),
+            elements,
+            rng,
+        )
+        for place, (part, vector_N) in enumerate(
+            (part, INT4.decode(part.payload, elements)) for part in parts_of(seed, elements, num_parts)
+        )
+    ]
+    marks_B = rng.random(num_blocks(elements)) < share
+    result = reduce(parts, elements, codecs=replace(CODECS, radial={SpanId(0, 0): marks_B}), levels=True)
+    kept = [part for part in parts if part.peer in result.sound]
+    decoded = [INT4.decode(part.payload, elements) for part in kept]
+    mean_N = radial_mean(decoded, [1.0] * len(kept), marks_B, LONGEST_BLOCK)
     assert result.payload == INT4.encode(mean_N, rounding_seed=b"seed")
 
 

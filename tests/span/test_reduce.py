@@ -20,7 +20,7 @@ from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_par
 from p2p_diloco.span.serve import content_digests, cut_piece, is_sound_piece, state_bytes, state_from_bytes
 from p2p_diloco.span_log import SpanHead
 
-ANN, BEN, CLEO = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo"))
+ANN, BEN, CLEO, DORA = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo", b"dora"))
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
 EXACT = Codecs(contribution=FLOAT32, row_mean=FLOAT32, entry=FLOAT32, rounds_stochastically=False)
 ELEMENTS = 64
@@ -98,8 +98,26 @@ def test_an_unsound_part_is_dropped_with_a_reason_and_the_others_are_averaged(pa
 
 
 def test_among_strangers_no_part_counts_for_more_than_most() -> None:
-    parts = [part(ANN, vector(1.0), weight=300.0), part(BEN, vector(5.0)), part(CLEO, vector(3.0))]
+    parts = [part(ANN, vector(2.0), weight=300.0), part(BEN, vector(4.0)), part(CLEO, vector(3.0))]
     assert FLOAT32.decode(reduced(reduce(*parts)).payload, ELEMENTS).tolist() == [3.0] * ELEMENTS
+
+
+@pytest.mark.parametrize(
+    ("stage", "levels", "expected"),
+    [(Stage.WHOLE, True, 1.125), (Stage.ROW, True, 1.125), (Stage.FINISH, True, 3.0), (Stage.WHOLE, False, 3.0)],
+    ids=["strangers", "strangers in a row", "means of rows", "acquaintances"],
+)
+@pytest.mark.parametrize("is_radial", [None, False])
+def test_only_among_strangers_nobody_puts_more_than_one_and_a_half_medians_into_a_block(
+    stage: Stage, levels: bool, expected: float, is_radial: bool | None
+) -> None:
+    parts = [
+        part(peer, vector(value)) for peer, value in zip((ANN, BEN, CLEO, DORA), (1.0, 1.0, 1.0, 9.0), strict=True)
+    ]
+    radial = {} if is_radial is None else {SpanId(0, 0): np.zeros(1, np.bool_)}
+    result = reduced(reduce(*parts, stage=stage, levels=levels), dataclasses.replace(EXACT, radial=radial))
+    assert FLOAT32.decode(result.payload, ELEMENTS).tolist() == [expected] * ELEMENTS
+    assert result.measured[DORA] == 72.0, "what is measured, and determines the next radius, is as sent"
 
 
 def opposite(*vectors: Vector, stage: Stage = Stage.WHOLE, levels: bool = True) -> set[int]:
