@@ -6,6 +6,7 @@ state directory (`status.json`, `events.jsonl`). The exit code is 0 only if ever
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -41,16 +42,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train in a swarm on this machine: two peers are killed, one is late.")
     parser.add_argument("--peers", type=int, default=5, help="number of volunteers, at least 3")
     parser.add_argument("--seconds", type=float, default=85.0, help="time from the first join to the last round")
+    parser.add_argument("--duty", default="1", help="share of its time that each volunteer trains, such as 1,0.1,0.1")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     if options.peers < 3 or options.seconds < 30.0:
         parser.error("expected at least 3 peers and 30 seconds")
+    volunteers = [f"volunteer-{number}" for number in range(1, options.peers + 1)]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # like Ctrl-C
-    swarm, code = Swarm(options.seconds), 0
+    swarm, code = (
+        Swarm(options.seconds, dict(zip(volunteers, itertools.cycle(options.duty.split(",")), strict=False))),
+        0,
+    )
     try:
         with contextlib.closing(swarm):
-            play(swarm, [f"volunteer-{number}" for number in range(1, options.peers + 1)])
+            play(swarm, volunteers)
             report(swarm, options.json)
     except DemoError as error:
         print(f"FAILED: {error}; the peers' logs are in {swarm.folder}")
@@ -89,10 +95,10 @@ def play(swarm: "Swarm", volunteers: list[str]) -> None:
 class Swarm:
     """Peers as processes, each with a state directory in a temporary folder. Times are seconds since the beginning."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, duty: dict[str, str]) -> None:
         # The name is short because sockets are inside, and the path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="p2pd-demo-"))
-        self.seconds, self.began, self.joining_began = seconds, time.time(), 0.0
+        self.seconds, self.began, self.joining_began, self.duty = seconds, time.time(), 0.0, duty
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.started: dict[str, float] = {}
         self.killed: dict[str, float] = {}
@@ -121,6 +127,8 @@ class Swarm:
         last_round = str(math.ceil((self.joining_began + shares * self.seconds) / ROUND_SECONDS) - 1)
         line = [sys.executable, "-m", "p2p_diloco", *words, "--state-directory", name, "--until-round", last_round]
         line += ["--evaluate-seconds", "8", "--threads", "1", "--device", "cpu", "--host-maddrs", LOOPBACK]
+        if name in self.duty:
+            line += ["--gpu-duty", self.duty[name]]
         (self.folder / name).mkdir()
         with (self.folder / name / "output.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
@@ -220,15 +228,20 @@ def report(swarm: Swarm, json_path: Path | None) -> None:
         "loss_first": losses[0][1],
         "loss_last": loss,
         "bigram_entropy": bigrams,
+        "planned_steps": peers[survivors[0]]["planned_steps"],
+        "cycle_steps": {name: peer["cycle_steps"] for name, peer in peers.items()},
         "inner_steps": sum(peer["inner_steps"] for peer in peers.values()),
         "megabytes_sent": sent.total() / 1e6,
         "peak_memory_megabytes": swarm.peak_memory / 1e6,
     }
-    print(f"\n{'':14}{'end':18}{'steps':>6}{'own loss':>10}{'included':>10}   final bytes")
+    print(f"\n{'':14}{'end':18}{'steps':>6}{'a cycle':>9}{'own loss':>10}{'included':>10}   final bytes")
     for name, peer in peers.items():
         end = f"killed at {swarm.killed[name]:.0f} s" if name in swarm.killed else peer["phase"]
-        own, share = (peer[key] if peer[key] is not None else math.nan for key in ("local_loss", "participation"))
-        print(f"{name:14}{end:18}{peer['inner_steps']:6}{own:10.2f}{share:10.0%}   {peer['state_digest'][:12]}")
+        keys = ("cycle_steps", "local_loss", "participation")
+        pace, own, share = (peer[key] if peer[key] is not None else math.nan for key in keys)
+        print(
+            f"{name:14}{end:18}{peer['inner_steps']:6}{pace:9.0f}{own:10.2f}{share:10.0%}   {peer['state_digest'][:12]}"
+        )
     moments = {swarm.started[name]: f"{name} starts" for name in [*peers][-1:]}
     moments |= {when: f"{name} is killed" for name, when in swarm.killed.items()}
     print("\nheld-out loss of the shared model, nats per byte", *plot(losses, bigrams, moments), sep="\n")

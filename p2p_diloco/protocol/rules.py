@@ -26,8 +26,8 @@ CLOSED_SECONDS = 5.0
 LIMITS_OF_TOKENS: Mapping[str, Any] = {
     "has_strangers": False,
     "weight_clip": 256.0,
-    "contribution_limit": 64.0,
-    "entry_limit": 96.0,
+    "contribution_limit": 16.0,
+    "entry_limit": 24.0,
 }
 """Rules of a run in which each island counts by the tokens that it reports: limits are for mistakes, not for liars. An
 island that is 64 times as fast as most keeps within them (docs/decisions/0053)."""

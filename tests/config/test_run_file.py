@@ -60,7 +60,7 @@ def test_islands_of_a_new_run_count_by_their_tokens_only_where_people_know_each_
     rules = plan_run(manifest).rules
     assert rules.has_strangers == (weights == "equal")
     limits = (rules.weight_clip, rules.contribution_limit, rules.entry_limit)
-    assert limits == ((4.0, 4.0, 6.0) if weights == "equal" else (256.0, 64.0, 96.0))
+    assert limits == ((4.0, 4.0, 6.0) if weights == "equal" else (256.0, 16.0, 24.0))
 
 
 def test_a_run_that_continues_another_among_other_people_counts_as_a_new_one_among_them_would() -> None:
