@@ -217,6 +217,25 @@ def test_whom_this_peer_leaves_out_of_most_means_in_three_cycles_is_named_with_a
         assert "found the next run without it" in text
 
 
+def test_shares_of_tokens_are_those_that_members_claim_over_the_cycles_of_the_weights() -> None:
+    influence = Influence(ME)
+    for cycle, fast in enumerate((400.0, 400.0, 700.0, 700.0)):
+        saw(influence, {B: EQUAL, C: EQUAL})
+        influence.cycle_over(cycle, PEERS, {A: fast, B: 100.0, C: 200.0, D: -5.0, ME: 1e9})
+    assert influence.shares[A] == pytest.approx(0.2)
+    expected = [(400 / 700 + 2 * 700 / 1000) / 3, (100 / 700 + 0.2) / 3, (200 / 700 + 0.4) / 3, 0.0]
+    assert influence.claimed_shares == pytest.approx(dict(zip((A, B, C, D), expected, strict=True)))
+    influence.cycle_over(4, PEERS, RATES)
+    assert (influence.shares, influence.claimed_shares) == ({}, {}), "no entries, no shares"
+
+
+def test_nobody_has_a_share_of_tokens_while_nobody_trains() -> None:
+    influence = Influence(ME)
+    saw(influence, {B: EQUAL, C: EQUAL})
+    influence.cycle_over(0, PEERS, dict.fromkeys(PEERS, 0.0))
+    assert set(influence.claimed_shares.values()) == {0.0}
+
+
 def test_a_peer_is_named_once_and_forgotten_when_it_is_no_longer_so() -> None:
     influence = Influence(ME)
     for cycle in range(10):

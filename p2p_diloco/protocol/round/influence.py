@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import NamedTuple
@@ -106,9 +106,11 @@ class Influence:
         self._seen = _Seen()
         self._cycles: dict[tuple[str, PeerId], deque[bool]] = {}
         self._named: dict[tuple[str, PeerId], _Named] = {}
-        self._past: deque[tuple[int, Mapping[PeerId, float]]] = deque(maxlen=SHARE_CYCLES)
+        self._past: deque[tuple[int, Mapping[PeerId, float], Mapping[PeerId, float]]] = deque(maxlen=SHARE_CYCLES)
         self.shares: Mapping[PeerId, float] = {}
         """Each member's share of the weight in the last cycles with entries."""
+        self.claimed_shares: Mapping[PeerId, float] = {}
+        """Its share of the members' tokens per second at the ends of these cycles, as each claims its own."""
 
     def named(self) -> tuple[str, ...]:
         """Return what is so at present, as sentences."""
@@ -158,6 +160,7 @@ class Influence:
         """
         seen, self._seen = self._seen, _Seen()
         self._cycles = {key: cycles for key, cycles in self._cycles.items() if key[1] in members}
+        rates = {peer: max(rate, 0.0) for peer, rate in rates.items() if peer in members}
         found = [*self._heavy(seen, cycle, rates), *self._clipped(seen), *self._against(seen), *self._left_out(seen)]
         found = [(key, text) for key, text in found if key[1] in members]
         reports = [Report(topic="influence", text=text) for key, text in found if key not in self._named]
@@ -175,13 +178,15 @@ class Influence:
         """
         accounts = seen.accounts
         if not accounts:
-            self.shares = {}
+            self.shares = self.claimed_shares = {}
             return []
         trusted = [accounts[self._me]] if self._me in accounts else list(accounts.values())
         peers = sorted({peer for account in trusted for peer in account.shares})
-        self._past.append((cycle, {peer: median_low(account.share(peer) for account in trusted) for peer in peers}))
-        past = [shares for seen_in, shares in self._past if seen_in > cycle - SHARE_CYCLES]
-        self.shares = {peer: math.fsum(shares.get(peer, 0.0) for shares in past) / len(past) for peer in peers}
+        weights = {peer: median_low(account.share(peer) for account in trusted) for peer in peers}
+        total = math.fsum(rates.values()) or 1.0
+        self._past.append((cycle, weights, {peer: rate / total for peer, rate in rates.items()}))
+        past = [shares for seen_in, *shares in self._past if seen_in > cycle - SHARE_CYCLES]
+        self.shares, self.claimed_shares = map(_mean_shares, zip(*past, strict=True))
         if len(past) < SHARE_CYCLES or (self._me not in accounts and len(accounts) < 2):
             return []
         num = median_low(size for account in trusted for size in account.sizes.elements())
@@ -269,3 +274,8 @@ class Influence:
         if not any(cycles):
             del self._cycles[key]
         return sum(cycles) >= fewest
+
+
+def _mean_shares(past: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
+    """Return the mean over cycles, the newest last, of the shares of those that have one in the newest."""
+    return {peer: math.fsum(shares.get(peer, 0.0) for shares in past) / len(past) for peer in past[-1]}
