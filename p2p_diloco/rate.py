@@ -129,7 +129,7 @@ def format_rate(bits_per_second: float) -> str:
     return f"{bits_per_second / 1e3:.3g} kbit/s"
 
 
-def count_named(text: str) -> int:
+def count_named(text: str, name: str = "--parameters") -> int:
     """Parse `100M` or `100000000`.
 
     Raises:
@@ -143,5 +143,5 @@ def count_named(text: str) -> int:
     except (ValueError, OverflowError):
         count = 0
     if count < 1_000_000:
-        raise ConfigError(f"--parameters is {text!r}; expected at least 1M, like 100M or 12B")
+        raise ConfigError(f"{name} is {text!r}; expected at least 1M, like 100M or 12B")
     return count

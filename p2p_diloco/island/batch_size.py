@@ -50,6 +50,11 @@ def batch_sizes(planned: int, *, ranks: int = 1, has_shards: bool = False) -> tu
     return (*parts, *doubled)
 
 
+def nearest_size(sizes: Sequence[int], wanted: float) -> int:
+    """Return the size whose ratio to `wanted`, or of `wanted` to it, is the smallest."""
+    return min(sizes, key=lambda size: abs(math.log(size / wanted)))
+
+
 class BatchChoice:
     """Chooses the size of an island's steps from their durations.
 
@@ -122,7 +127,7 @@ class BatchChoice:
     def _suited(self, off: float, *, is_first: bool) -> int:
         """Return the size to try, where a cycle has `off` times the planned steps at the present one."""
         if is_first:  # the time of a step changes less than its windows do, so this never goes too far
-            return min(self.sizes, key=lambda size: abs(math.log(size / (off * self.size))))
+            return nearest_size(self.sizes, off * self.size)
         place = self.sizes.index(self.size)
         if off > MOST_OFF:
             return self.sizes[min(place + 1, len(self.sizes) - 1)]

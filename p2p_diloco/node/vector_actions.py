@@ -403,6 +403,7 @@ class VectorActions:
                 payload=result.payload,
                 payload_norm=result.norm,
                 measured=result.measured,
+                against=result.against,
             )
             self._parts.take(mean)
 

@@ -457,7 +457,8 @@ class PeerEngine:
         order = reduced.order
         if order.stage is not Stage.FINISH:
             for part in order.parts:
-                self.influence.contributed(part.peer, part.norm, order.norm_limit)
+                is_left_out = part.peer in reduced.against
+                self.influence.contributed(part.peer, part.norm, order.norm_limit, is_left_out=is_left_out)
         result = self.exchange.span_reduced(order, reduced.sound, reduced.payload, reduced.measured)
         if isinstance(result, str):
             return [Report(topic="skipped", text=f"skipped {order.span} in round {order.round}: {result}")]

@@ -37,6 +37,7 @@ class SpanReduced:
     Attributes:
         sound: the senders whose parts count; empty if there is no mean.
         measured: norms of the parts of contributors; a norm that one claims counts only as far as they allow.
+        against: senders whose parts are left out because they point against the others.
     """
 
     order: ReduceSpan
@@ -44,6 +45,7 @@ class SpanReduced:
     payload: bytes | memoryview = b""
     payload_norm: float = 0.0
     measured: Mapping[PeerId, float] = field(default_factory=dict)
+    against: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,12 +62,14 @@ class EncodedMean:
 
     Attributes:
         measured: exact norms of the parts that are in it.
+        against: those left out because they point against the others.
     """
 
     measured: Mapping[PeerId, float]
     payload: bytes | memoryview
     norm: float
     dropped: tuple[tuple[PeerId, str], ...]
+    against: frozenset[PeerId] = frozenset()
 
     @property
     def sound(self) -> frozenset[PeerId]:
@@ -84,7 +86,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: byte
     against = _against_the_others(action, codecs, elements, secret)
     found = _reduce_at_once(_without(action, against), codecs, elements)
     if found is not None:
-        return replace(found, dropped=tuple(against.items()))
+        return replace(found, dropped=tuple(against.items()), against=frozenset(against))
     source, target = codecs.of(action.stage)
     unsound, measured = dict[PeerId, str](), dict[PeerId, float]()
     for part in action.parts:
@@ -97,7 +99,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: byte
     left_out = against | unsound
     kept, dropped = _without(action, left_out), tuple(left_out.items())
     if dropped and (found := _reduce_at_once(kept, codecs, elements)) is not None:
-        return replace(found, dropped=dropped)
+        return replace(found, dropped=dropped, against=frozenset(against))
     if not kept.parts:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
@@ -110,6 +112,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: byte
         payload=payload,
         norm=target.norm(payload, elements),
         dropped=dropped,
+        against=frozenset(against),
     )
 
 

@@ -257,6 +257,7 @@ class StatusReporter:
             pace=self._pace.sentence,
             clock=node.clocks.sentence,
             weight=engine.influence.shares.get(engine.me.peer),
+            claimed_token_share=engine.influence.claimed_shares.get(engine.me.peer) if engine.me.trains else None,
             influence=engine.influence.named(),
             own_model=manifest.model.is_own_loop,
         )
@@ -275,6 +276,8 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
     lines = []
     for peer, view in sorted(engine.membership.liveness.views.items()):
         beat = view.heartbeat
+        step_tokens = beat.tokens / beat.steps if beat.steps and beat.tokens else None
+        cycle_tokens = beat.tokens_per_second * engine.rules.cycle_seconds
         lines.append(
             PeerLine(
                 peer=format_peer_id(peer),
@@ -282,11 +285,14 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
                 reachable=beat.can_be_dialled,
                 trains=beat.trains,
                 steps=beat.steps,
+                step_tokens=step_tokens,
+                cycle_steps=cycle_tokens / step_tokens if step_tokens else None,
                 tokens_per_second=beat.tokens_per_second,
                 loss=beat.loss if beat.steps else None,
                 seconds_since_heard=max(now - view.at, 0.0),
                 row=grid.row_of.get(peer) if grid is not None else None,
                 weight=engine.influence.shares.get(peer),
+                claimed_token_share=engine.influence.claimed_shares.get(peer) if beat.trains else None,
             )
         )
     return tuple(lines)

@@ -44,13 +44,19 @@ class PeerLine:
     reachable: Annotated[bool, "whether others have proved that they can dial it"] = False
     trains: Annotated[bool, "False for a bootstrap peer or an archivist"] = True
     steps: Annotated[int, "its optimiser steps"] = 0
-    tokens_per_second: Annotated[float | None, "recent rate"] = None
+    step_tokens: Annotated[float | None, "mean tokens of a step since its start, as it claims"] = None
+    cycle_steps: Annotated[float | None, "steps of this size that its rate makes in a cycle, as it claims"] = None
+    tokens_per_second: Annotated[float | None, "recent rate, as it claims"] = None
     loss: Annotated[float | None, "its last training loss in nats per token"] = None
     seconds_since_heard: Annotated[float | None, "since its last heartbeat"] = None
     row: Annotated[int | None, "its row of the grid, counted from 0; None while it is not a member"] = None
     weight: Annotated[
         float | None,
         "its share of the weight of the means in the last cycles; None if it was in none",
+    ] = None
+    claimed_token_share: Annotated[
+        float | None,
+        "its share of the members' tokens per second in the same cycles, as each of them claims its own",
     ] = None
 
 
@@ -159,6 +165,10 @@ class PeerStatus:
     weight: Annotated[
         float | None,
         "this peer's own share of the weight of the means in the last cycles; None if it was in none",
+    ] = None
+    claimed_token_share: Annotated[
+        float | None,
+        "this peer's own share of the members' tokens per second in the same cycles, as each of them claims its own",
     ] = None
     influence: Annotated[
         tuple[str, ...],

@@ -84,6 +84,80 @@ def test_rounds_beyond_the_manifests_limits_are_reported_with_a_remedy(capsys: p
     assert "give a faster uplink with its unit, such as 20mbit, fewer parameters" in errors
 
 
+MIXED = ["plan", "--parameters", "125M", "--uplink", "20mbit", "--islands"]
+
+
+def test_kinds_of_machines_show_what_each_adds_and_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MIXED, "1xH100, 4xlaptop"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "125,000,000 parameters, 5 islands, 20 Mbit/s up from each, a step in 15.4 s", "a laptop's"
+    begin = next(place for place, line in enumerate(lines) if line.startswith("each of"))
+    _, fast, slow, together, _, *assumed = (" ".join(line.split()) for line in lines[begin : begin + 8])
+    assert fast == "1 x h100 8 7,912 1.9G 99.8 % 20.0 % 156 GB"
+    assert slow == "4 x laptop 4 8 950.3k 0.1 % 20.0 % 156 GB"
+    assert together == "all 1.9G tokens an hour; 2.5G (20 per parameter) take 79.6 min"
+    assert assumed == [
+        "assumed 4 windows of 1,024 tokens in a planned step, 6 operations per parameter and token",
+        "h100 396 TFLOPS, laptop 0.2 TFLOPS: 40 % of the peak",
+        "small models reach far less; give what `status` shows, such as 4x1300tokens/s",
+    ]
+
+
+def test_given_speeds_are_taken_and_nothing_is_assumed_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--tokens", "1B", "--windows", "6", "--context", "512", "--step-seconds", "2"]
+    assert main([*MIXED, "2x1500tokens/s,40TFLOPS", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "3 islands, 20 Mbit/s up from each, a step in 2 s" in printed
+    assert "6 windows of 512 tokens" in printed
+    assert "1.0G take " in printed
+    assert "of the peak" not in printed
+
+
+def test_figures_of_kinds_of_machines_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MIXED, "2x100tokens/s,1000tokens/s,0.03TFLOPS,2x10tokens/s", "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    plan, machines = figures["plan"], figures["machines"]
+    assert figures["question"]["islands"] == 6
+    assert figures["question"]["step_seconds"] == pytest.approx(4096 / 40), "0.03e12 / (6 * 125e6), the middle one's"
+    for share in ("token_share", "equal_share"):
+        assert sum(each["count"] * each[share] for each in machines) == pytest.approx(1.0)
+    slow, fast, middle, slowest = machines
+    assert fast["token_share"] == pytest.approx(10 * slow["token_share"])
+    assert fast["equal_share"] == slow["equal_share"] == middle["equal_share"]
+    assert slowest["equal_share"] == pytest.approx(slow["equal_share"] / 4), "10 of 40"
+    assert [each["windows"] for each in machines] == [8, 8, 4, 1], "at most twice the planned windows, at least one"
+    assert middle["cycle_steps"] == pytest.approx(plan["steps"])
+    for each, speed in zip(machines, (100, 1000, 40, 10), strict=True):
+        assert each["cycle_steps"] * each["windows"] * 1024 == pytest.approx(speed * plan["cycle_seconds"])
+        assert each["hour_tokens"] == pytest.approx(3600 * speed * plan["utilisation"])
+
+
+def test_a_number_of_islands_has_steps_of_a_second_and_no_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MIXED, "4", "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["question"]["islands"], figures["question"]["step_seconds"]) == (4, 1.0)
+    assert "machines" not in figures
+
+
+@pytest.mark.parametrize(
+    ("islands", "answer"),
+    [
+        ("2xlaptob", "--islands names 'laptob'; did you mean laptop? known are h200, h100, "),
+        ("abacus", "--islands names 'abacus'; known are h200, h100, "),
+        ("1.5", "--islands has '1.5'; expected a number of islands, or counts of kinds such as 1xH100,4xlaptop, "),
+        ("1xh100,", "--islands has ''; expected a number of islands"),
+        ("0xh100", "the count of --islands 0xh100 is 0; expected at least 1"),
+        ("2x0TFLOPS", "the speed of --islands 2x0TFLOPS is 0; expected more than 0, such as 40TFLOPS"),
+        ("-3", "--islands is -3; expected at least 1"),
+    ],
+)
+def test_islands_that_cannot_be_read_are_refused_with_what_is_known(
+    islands: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*MIXED[:-1], f"--islands={islands}"]) == 2
+    assert capsys.readouterr().err.startswith(f"p2p-diloco: error: {answer}")
+
+
 @pytest.mark.parametrize("others", [[], ["--parameters", "1M", "--islands", "2"]])
 def test_an_uplink_without_a_unit_is_reported_first(others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--uplink", "20", *others]) == 2

@@ -46,9 +46,31 @@ def test_the_table_shows_peers_round_loss_speed_participation_and_bytes() -> Non
 
 
 def test_nothing_is_cut_on_a_narrow_terminal() -> None:
-    text = shown(replace(STATUS, run_name="night", tokens=123_456_789, inner_steps=99_999), width=80)
+    wide = replace(STATUS.peers[0], reachable=False, ready=False, weight=1.0, claimed_token_share=1.0, loss=2.5)
+    peers = (wide, *STATUS.peers)
+    text = shown(replace(STATUS, run_name="night", tokens=123_456_789, inner_steps=99_999, peers=peers), width=80)
     assert "…" not in text
     assert "participation" in text
+
+
+def test_shares_of_tokens_are_marked_as_claimed_and_stand_beside_shares_of_the_weight() -> None:
+    other = replace(STATUS.peers[0], claimed_token_share=0.05, weight=0.4, cycle_steps=5.25)
+    status = replace(STATUS, claimed_token_share=0.8, weight=0.2, peers=(other,))
+    for shape in (shown, status_line):
+        assert "this peer: tokens 80.0 % (as members claim them), weight 20.0 %" in shape(status)
+        assert "claim them" not in shape(STATUS), "nothing is known"
+    *_, above, header, line = shown(status).splitlines()
+    assert above.split() == ["steps", "claimed"]
+    assert header.split()[2:7] == ["a", "cycle", "tokens/s", "tokens", "weight"]
+    assert line.split()[1:8] == ["ready", "5.2", "–", "5.0", "%", "40.0", "%"]
+
+
+def test_the_row_of_a_peer_is_shown_where_there_are_several() -> None:
+    peers = (replace(STATUS.peers[0], row=1),)
+    assert "row" not in shown(replace(STATUS, run_name="night", peers=peers))
+    header, line = shown(replace(STATUS, run_name="night", peers=peers, grid=(2, 2))).splitlines()[-2:]
+    assert header.split()[2] == "row"
+    assert line.split()[2] == "2"
 
 
 def test_undone_steps_are_noted() -> None:

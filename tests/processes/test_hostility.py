@@ -658,7 +658,7 @@ def test_a_member_that_ruins_the_model_is_named_by_at_least_half_and_nobody_else
 
 
 @pytest.mark.parametrize("lie", ["flipped", "flipped-and-longest"])
-def test_among_strangers_who_contributes_the_opposite_is_left_out_and_does_no_harm(lie: str) -> None:
+def test_among_strangers_who_contributes_the_opposite_is_left_out_and_named_and_does_no_harm(lie: str) -> None:
     with ProcessSwarm(patience_seconds=PATIENCE_SECONDS) as swarm:
         swarm.start("bootstrap", founds=True, trains=False)
         for name in (*HONEST, LIAR):
@@ -670,13 +670,15 @@ def test_among_strangers_who_contributes_the_opposite_is_left_out_and_does_no_ha
         (swarm.peers[LIAR].folder / "lie").touch()
         swarm.wait("the first lie", lambda: lies_of(swarm)["told"], PLACE_SECONDS)
         time.sleep(ATTACK_SECONDS)
-        told = lies_of(swarm)["told"]
+        told, reducers = lies_of(swarm)["told"], ("bootstrap", *HONEST)
+        named = [text for name in reducers for text in swarm.peers[name].status.influence]
         swarm.kill(LIAR)
-        reducers = ("bootstrap", *HONEST)
         dropped = [each for name in reducers for each in swarm.peers[name].events("contribution-dropped", since=began)]
-        print(f"\n  {liar} told {told}; {len(dropped)} lines, such as {[each.text for each in dropped[:1]]}")
+        print(f"\n  {liar} told {told}; {len(dropped)} lines, such as {[each.text for each in dropped[:1]]}; {named}")
         assert dropped
         assert all(f"{liar}: its contribution points against" in each.text for each in dropped), dropped
+        assert named, "before it is gone"
+        assert all(text.startswith(f"{liar} was left out of") for text in named), named
         check_honest(swarm, before, [liar])
 
 

@@ -27,7 +27,7 @@ from made import (
 )
 from swarm_driver import Swarm
 
-from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256
+from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.protocol.actions import (
     Action,
     CompareContent,
@@ -35,6 +35,7 @@ from p2p_diloco.protocol.actions import (
     KeepActivity,
     KeepBallots,
     KeepRoster,
+    Part,
     RebuildSpan,
     ReduceSpan,
     ReplaceSpan,
@@ -46,6 +47,7 @@ from p2p_diloco.protocol.actions import (
 from p2p_diloco.protocol.engine import PeerEngine, SavedState
 from p2p_diloco.protocol.membership.membership import LEAVE_SECONDS
 from p2p_diloco.protocol.results import SpanDamaged, SpanRebuilt, SpanReduced
+from p2p_diloco.protocol.round.influence import LEFT_OUT_CYCLES
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution, contribution_messages
 from p2p_diloco.protocol.wire.ballot import Ballots, Bond
 from p2p_diloco.protocol.wire.entry import Entry, next_head, places_in
@@ -560,6 +562,18 @@ def test_a_mean_that_arrives_too_late_is_skipped() -> None:
     (report,) = engine.take_result(SpanReduced(order=order, sound=frozenset(), payload=b"", payload_norm=1.0), 40.0)
     assert isinstance(report, Report)
     assert "the round was over before its mean was ready" in report.text
+
+
+def test_a_member_whose_contributions_this_peer_leaves_out_cycle_after_cycle_is_named() -> None:
+    engine, (first, second, _) = with_roster(engine_of(), roster_1(3)), ids(3)
+    parts = tuple(Part(peer=peer, payload=b"", weight=1.0, norm=1.0) for peer in (first, second))
+    order = ReduceSpan(round=0, span=SPAN, stage=Stage.WHOLE, parts=parts, norm_limit=9.0, rounding_seed=b"")
+    for cycle in range(1, LEFT_OUT_CYCLES[0] + 1):
+        assert engine.influence.named() == ()
+        engine.take_result(SpanReduced(order=order, against=frozenset({second})), 0.0)
+        engine.tick(engine.rules.clock.begin(cycle * engine.rules.clock.num_fragments))
+    (text,) = engine.influence.named()
+    assert text.startswith(f"{short_peer_id(second)} was left out of 1 of 1 mean that this peer took")
 
 
 def test_a_new_link_receives_a_heartbeat_at_once() -> None:

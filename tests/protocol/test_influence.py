@@ -13,6 +13,7 @@ from p2p_diloco.protocol.round.influence import (
     AGAINST_CYCLES,
     CLIPPED_CYCLES,
     FORGOTTEN_CYCLES,
+    LEFT_OUT_CYCLES,
     SHARE_CYCLES,
     Agreement,
     Influence,
@@ -195,6 +196,44 @@ def test_nobody_is_clipped_where_the_limit_is_unknown() -> None:
         for peer, norm in ((A, 1e30), (B, 1.0)):
             influence.contributed(peer, norm, float("inf"))
         assert said(influence, cycle) == []
+
+
+@pytest.mark.parametrize(
+    ("left_out", "is_named"), [((True, True, True), True), ((True, True, False), True), ((True, False), False)]
+)
+def test_whom_this_peer_leaves_out_of_most_means_in_three_cycles_is_named_with_a_remedy(
+    left_out: tuple[bool, ...], is_named: bool
+) -> None:
+    influence, named = Influence(ME), list[int]()
+    for cycle in range(LEFT_OUT_CYCLES[1]):
+        for peer in (A, B):
+            for here in left_out:
+                influence.contributed(peer, 1.0, 2.0, is_left_out=here and peer == A and cycle % 2 == 0)
+        named += [cycle] * len(said(influence, cycle))
+    assert named == ([4] if is_named else []), "the third time"
+    for text in influence.named():
+        assert text.startswith(f"{short_peer_id(A)} was left out of {sum(left_out)} of 3 means that this peer took")
+        assert "its owner should check its learning rate, text and memory" in text
+        assert "found the next run without it" in text
+
+
+def test_shares_of_tokens_are_those_that_members_claim_over_the_cycles_of_the_weights() -> None:
+    influence = Influence(ME)
+    for cycle, fast in enumerate((400.0, 400.0, 700.0, 700.0)):
+        saw(influence, {B: EQUAL, C: EQUAL})
+        influence.cycle_over(cycle, PEERS, {A: fast, B: 100.0, C: 200.0, D: -5.0, ME: 1e9})
+    assert influence.shares[A] == pytest.approx(0.2)
+    expected = [(400 / 700 + 2 * 700 / 1000) / 3, (100 / 700 + 0.2) / 3, (200 / 700 + 0.4) / 3, 0.0]
+    assert influence.claimed_shares == pytest.approx(dict(zip((A, B, C, D), expected, strict=True)))
+    influence.cycle_over(4, PEERS, RATES)
+    assert (influence.shares, influence.claimed_shares) == ({}, {}), "no entries, no shares"
+
+
+def test_nobody_has_a_share_of_tokens_while_nobody_trains() -> None:
+    influence = Influence(ME)
+    saw(influence, {B: EQUAL, C: EQUAL})
+    influence.cycle_over(0, PEERS, dict.fromkeys(PEERS, 0.0))
+    assert set(influence.claimed_shares.values()) == {0.0}
 
 
 def test_a_peer_is_named_once_and_forgotten_when_it_is_no_longer_so() -> None:

@@ -127,6 +127,7 @@ def opposite(*vectors: Vector, stage: Stage = Stage.WHOLE, levels: bool = True) 
     result = reduced(action)
     assert result.sound == set(peers) - {peer for peer, _ in result.dropped}
     assert all("points against what the others have learnt" in reason for _, reason in result.dropped)
+    assert result.against == {peer for peer, _ in result.dropped}
     return {peers.index(peer) for peer, _ in result.dropped}
 
 
@@ -154,6 +155,20 @@ def test_who_has_learnt_nothing_and_who_is_unsound_is_no_third_one() -> None:
     for third in unsound:
         result = reduced(reduce(part(ANN, honest), part(BEN, liar), third, norm_limit=80.0))
         assert result.sound == {ANN, BEN}
+        assert result.against == set()
+
+
+def test_who_is_unsound_is_not_said_to_point_against_the_others() -> None:
+    peers = [PeerId(sha256(bytes([number]))) for number in range(4)]
+    values = [vector(1.0, 0.5), vector(1.0, -0.5), vector(1.0), vector(-1.0)]
+    for codec in (FLOAT32, INT4):
+        parts = [
+            Part(peer=p, payload=codec.encode(v), weight=1.0, norm=1.0) for p, v in zip(peers, values, strict=True)
+        ]
+        action = reduce(*parts, Part(peer=CLEO, payload=b"", weight=1.0, norm=1.0))
+        result = reduced(action, Codecs(contribution=codec, row_mean=codec, entry=codec))
+        assert {peer for peer, _ in result.dropped} == {peers[3], CLEO}
+        assert result.against == {peers[3]}
 
 
 def test_nobody_is_left_out_by_chance() -> None:

@@ -164,10 +164,26 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
     count, _ = reporter()
     peer = engine()
     beat: Any = SimpleNamespace(
-        ready=True, can_be_dialled=False, share=8, trains=True, steps=3, tokens_per_second=7.0, loss=1.25, incarnation=1
+        ready=True,
+        can_be_dialled=False,
+        share=8,
+        trains=True,
+        steps=3,
+        tokens=60,
+        tokens_per_second=7.0,
+        loss=1.25,
+        incarnation=1,
     )
     silent: Any = SimpleNamespace(
-        ready=False, can_be_dialled=True, share=8, trains=False, steps=0, tokens_per_second=0.0, loss=0.0, incarnation=1
+        ready=False,
+        can_be_dialled=True,
+        share=8,
+        trains=False,
+        steps=0,
+        tokens=0,
+        tokens_per_second=0.0,
+        loss=0.0,
+        incarnation=1,
     )
     peer.membership.liveness.views[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
     peer.membership.liveness.views[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
@@ -175,7 +191,27 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
     ben, boot = (lines[format_peer_id(peer_key(name).peer)] for name in ("ben", "boot"))
     assert (ben.ready, ben.reachable, ben.trains, ben.steps) == (True, False, True, 3)
     assert (ben.tokens_per_second, ben.loss, ben.seconds_since_heard) == (7.0, 1.25, 2.0)
+    assert (ben.step_tokens, ben.cycle_steps) == (20.0, pytest.approx(7.0 * PLAN.rules.cycle_seconds / 20.0))
+    assert (boot.step_tokens, boot.cycle_steps) == (None, None)
     assert (boot.loss, boot.seconds_since_heard) == (None, 0.0)
+
+
+def test_shares_of_weight_stand_beside_shares_of_tokens_as_trainers_claim_them() -> None:
+    count, _ = reporter()
+    peer = engine()
+    for name, trains in (("ben", True), ("boot", False)):
+        beat: Any = SimpleNamespace(
+            ready=True, can_be_dialled=True, share=8, trains=trains, steps=0, tokens=0, tokens_per_second=0.0, loss=0.0,
+            incarnation=1,
+        )  # fmt: skip
+        peer.membership.liveness.views[peer_key(name).peer] = PeerView(heartbeat=beat, at=NOW, since=NOW)
+    ada, ben, boot = (peer_key(name).peer for name in ("ada", "ben", "boot"))
+    peer.influence.shares, peer.influence.claimed_shares = {ada: 0.5, ben: 0.5}, {ada: 0.8, ben: 0.2, boot: 0.0}
+    status = status_of(count, peer)
+    lines = {line.peer: line for line in status.peers}
+    assert (status.weight, status.claimed_token_share) == (0.5, 0.8)
+    assert (lines[format_peer_id(ben)].weight, lines[format_peer_id(ben)].claimed_token_share) == (0.5, 0.2)
+    assert (lines[format_peer_id(boot)].weight, lines[format_peer_id(boot)].claimed_token_share) == (None, None)
 
 
 def test_the_status_shows_the_caps_and_the_rates_of_the_line() -> None:

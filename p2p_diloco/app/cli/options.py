@@ -16,7 +16,7 @@ from cyclopts import Group, Parameter
 
 from p2p_diloco.config.settings import LIMITS, PeerSettings, load_settings
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.rate import check_count, check_positive, parse_rate, parse_traffic
+from p2p_diloco.rate import check_count, check_positive, count_named, parse_rate, parse_traffic
 
 NONE_TYPED: Mapping[str, Any] = MappingProxyType({})
 _SETTINGS = Group("This machine", help="Or P2P_DILOCO_PORT and so on in the environment, or a file: @peer.toml.")
@@ -158,9 +158,12 @@ class PlanOptions:
 
     Attributes:
         parameters: number of parameters of the model, such as 12B
-        islands: number of islands
+        islands: number of islands, or counts of kinds, such as 1xH100,4xlaptop or 2x40TFLOPS,3x1300tokens/s
         uplink: upload rate of the slowest island, such as 20mbit or 2gbit
-        step_seconds: duration of an inner step
+        step_seconds: duration of a planned inner step [default: 1.0; where kinds are named, that of the middle island]
+        tokens: planned tokens of the run, for kinds of islands, such as 20B [default: 20 per parameter]
+        windows: windows of a planned step, for kinds of islands
+        context: tokens of a window, for kinds of islands
         cores: cores that share the outer work of an island; today a process uses one
         group_size: peers that average with each other in one row
         lan: all machines are on one local network, where shorter rounds suffice
@@ -168,9 +171,12 @@ class PlanOptions:
     """
 
     parameters: str
-    islands: Annotated[int, _checked(check_count, "--islands")]
+    islands: str
     uplink: Annotated[str, _checked(parse_rate, "--uplink")]
-    step_seconds: Annotated[float, _checked(check_positive, "--step-seconds", "0.045")] = 1.0
+    step_seconds: Annotated[float | None, _checked(check_positive, "--step-seconds", "0.045")] = None
+    tokens: Annotated[str | None, _checked(count_named, "--tokens")] = None
+    windows: Annotated[int, _checked(check_count, "--windows")] = 4
+    context: Annotated[int, _checked(check_count, "--context")] = 1024
     cores: Annotated[int, _checked(check_count, "--cores")] = 1
     group_size: Annotated[int, _checked(check_count, "--group-size")] = 16
     lan: LanFlag = False

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
+from p2p_diloco.app.cli.fleet import (
+    OPERATIONS,
+    REACHED_SHARE,
+    Contribution,
+    Machines,
+    contributions,
+    middle_speed,
+    parse_islands,
+)
 from p2p_diloco.app.cli.options import PlanOptions
 from p2p_diloco.app.cli.output import STANDARD_OUTPUT, check_target, write_figures
 from p2p_diloco.config.rounds import DAY_SECONDS, Plan, Question, cost_of_traffic, make_plan, measure_outer_work
@@ -16,6 +27,7 @@ from p2p_diloco.rate import (
     parse_rate,
     parse_traffic,
 )
+from p2p_diloco.wording import format_count, format_share
 
 
 def print_plan(options: PlanOptions) -> int:
@@ -24,11 +36,14 @@ def print_plan(options: PlanOptions) -> int:
     Raises:
         ConfigError: an option is invalid, or no manifest allows such a run.
     """
+    parameters = count_named(options.parameters)
+    fleet = parse_islands(options.islands, "--islands", parameters)
+    planned_step = options.windows * options.context / middle_speed(fleet) if fleet else 1.0
     question = Question(
-        parameters=count_named(options.parameters),
-        islands=options.islands,
+        parameters=parameters,
+        islands=sum(each.count for each in fleet) or int(options.islands),
         uplink_bits=parse_rate(options.uplink, "--uplink"),
-        step_seconds=options.step_seconds,
+        step_seconds=planned_step if options.step_seconds is None else options.step_seconds,
         cores=options.cores,
         group_size=options.group_size,
         is_lan=options.lan,
@@ -37,13 +52,19 @@ def print_plan(options: PlanOptions) -> int:
     check_target(options.json)
     question = dataclasses.replace(question, core_nanoseconds=measure_outer_work())
     plan = make_plan(question)
-    write_figures(options.json, {"question": dataclasses.asdict(question), "plan": dataclasses.asdict(plan)})
+    figures: dict[str, Any] = {"question": dataclasses.asdict(question), "plan": dataclasses.asdict(plan)}
+    machines: list[str] = []
+    if fleet:
+        added = contributions(fleet, question, plan, windows=options.windows, context=options.context)
+        figures["machines"] = [dataclasses.asdict(each) for each in added]
+        machines = _machine_lines(options, question, fleet, added)
+    write_figures(options.json, figures)
     if options.json != STANDARD_OUTPUT:
-        print("\n".join(plan_lines(question, plan)))
+        print("\n".join(plan_lines(question, plan, machines)))
     return 0
 
 
-def plan_lines(question: Question, plan: Plan) -> list[str]:
+def plan_lines(question: Question, plan: Plan, machines: Sequence[str] = ()) -> list[str]:
     ours = question.step_seconds / plan.utilisation
     return [
         f"{question.parameters:,} parameters, {counted(question.islands, 'island')}, "
@@ -59,12 +80,45 @@ def plan_lines(question: Question, plan: Plan) -> list[str]:
         f"memory         {_bytes(plan.host_bytes)} on the host beyond training",
         f"data-parallel  over the same uplink: {_seconds(plan.data_parallel_step_seconds)} a step, "
         f"{plan.data_parallel_step_seconds / ours:,.0f} times as long",
+        *machines,
         "manifest       [rounds]",
         f"               round_seconds = {_round_seconds(plan.round_seconds)}",
         f"               fragments = {plan.fragments}",
         f"               spans_per_fragment = {plan.spans_per_fragment}",
         f"               planned_steps = {plan.steps}",
     ]
+
+
+def _machine_lines(
+    options: PlanOptions, question: Question, fleet: Sequence[Machines], added: Sequence[Contribution]
+) -> list[str]:
+    """Return what each kind of machine adds, what all add, and what is assumed."""
+    row = "{:<18} {:>7} {:>14} {:>15} {:>14} {:>13} {:>14}".format
+    lines = [
+        row("each of", "windows", "steps a cycle", "tokens an hour", "of all tokens", "equal weight", "traffic a day")
+    ]
+    for each in added:
+        steps = f"{each.cycle_steps:,.0f}" if each.cycle_steps >= 10 else f"{each.cycle_steps:.2g}"
+        shares = format_share(each.token_share), format_share(each.equal_share)
+        speed, traffic = format_count(each.hour_tokens), _bytes(each.day_bytes)
+        lines.append(row(f"{each.count} x {each.kind}", each.windows, steps, speed, *shares, traffic))
+    wanted = 20 * question.parameters if options.tokens is None else count_named(options.tokens, "--tokens")
+    planned = " (20 per parameter)" if options.tokens is None else ""
+    hourly = sum(each.count * each.hour_tokens for each in added)
+    reached = [f"{each.kind} {each.assumed_tflops:.3g} TFLOPS" for each in fleet if each.assumed_tflops is not None]
+    lines += [
+        f"all            {format_count(hourly)} tokens an hour; {format_count(wanted)}{planned} take "
+        f"{_seconds(3600 * wanted / hourly)}",
+        "               equal weight: its share among strangers, where a fast one counts like most (decision 0053)",
+        f"assumed        {options.windows} windows of {options.context:,} tokens in a planned step, {OPERATIONS:g} "
+        "operations per parameter and token",
+    ]
+    if reached:
+        lines += [
+            f"               {', '.join(reached)}: {100 * REACHED_SHARE:.0f} % of the peak",
+            "               small models reach far less; give what `status` shows, such as 4x1300tokens/s",
+        ]
+    return lines
 
 
 def _exchange(question: Question, plan: Plan) -> str:

@@ -26,7 +26,8 @@ _SILENT_SECONDS = 10.0
 
 def status_table(status: PeerStatus) -> RenderableType:
     """Return the terminal view: one row for the swarm, one for this peer, then every other peer."""
-    return Group(_heading(status), *_notes(status), _figures(status), _peers(status))
+    shares = [Text(_shares(status))] if _shares(status) else []
+    return Group(_heading(status), *_notes(status), _figures(status), *shares, _peers(status))
 
 
 def status_line(status: PeerStatus) -> str:
@@ -42,7 +43,7 @@ def status_line(status: PeerStatus) -> str:
         f"participation {format_share(status.participation)}",
         f"sent {format_bytes(status.bytes_sent.total)}",
         f"received {format_bytes(status.bytes_received.total)}",
-        *filter(None, (status.trouble, _undone(status), status.pace, status.clock, *status.influence)),
+        *filter(None, (_shares(status), status.trouble, _undone(status), status.pace, status.clock, *status.influence)),
     ]
     return ", ".join(parts)
 
@@ -70,6 +71,14 @@ def _notes(status: PeerStatus) -> list[Text]:
         for note in (status.trouble, _undone(status), status.pace, status.clock, *status.influence, _disk_note(status))
         if note
     ]
+
+
+def _shares(status: PeerStatus) -> str:
+    """Return this peer's shares of the tokens, by what members claim, and of the weight; empty if it has neither."""
+    if status.weight is None and status.claimed_token_share is None:
+        return ""
+    tokens, weight = format_share(status.claimed_token_share), format_share(status.weight)
+    return f"this peer: tokens {tokens} (as members claim them), weight {weight}"
 
 
 def _disk_note(status: PeerStatus) -> str:
@@ -105,19 +114,20 @@ def _figures(status: PeerStatus) -> Table:
 def _peers(status: PeerStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("row", justify="right", no_wrap=True)
-    for name in ("steps", "tokens/s", "loss", "last seen"):
+    table.add_column("state", overflow="fold")  # the only one that wraps on a narrow terminal
+    has_rows = len(status.grid) > 1
+    names = ("steps\na cycle", "tokens/s", "claimed\ntokens", "weight", "loss", "last seen")
+    for name in ("row", *names) if has_rows else names:
         table.add_column(name, justify="right", no_wrap=True)
     for line in status.peers[:MAX_PEER_ROWS]:
-        table.add_row(*_peer_cells(line), style="dim" if _is_silent(line) else "")
+        table.add_row(*_peer_cells(line, has_rows=has_rows), style="dim" if _is_silent(line) else "")
     left_out = len(status.peers) - MAX_PEER_ROWS
     if left_out > 0:
         table.add_row(f"and {left_out} more", *[""] * (len(table.columns) - 1))
     return table
 
 
-def _peer_cells(line: PeerLine) -> tuple[str, ...]:
+def _peer_cells(line: PeerLine, *, has_rows: bool) -> tuple[str, ...]:
     words = [] if line.trains else ["bootstrap"]
     if not line.reachable:
         words.append("dials out")
@@ -131,9 +141,11 @@ def _peer_cells(line: PeerLine) -> tuple[str, ...]:
     return (
         short_peer(line.peer),
         ", ".join(words),
-        NOTHING if line.row is None else str(line.row + 1),
-        format_count(line.steps) if line.trains else NOTHING,
+        *([NOTHING if line.row is None else str(line.row + 1)] if has_rows else []),
+        format_count(line.cycle_steps),
         format_count(line.tokens_per_second),
+        format_share(line.claimed_token_share),
+        format_share(line.weight),
         format_loss(line.loss),
         heard,
     )

@@ -1,15 +1,16 @@
 """Name the members with more influence than their share, with the figure, as far as this peer can see it.
 
-A member holds much of the weight of the means; a contributor claims norms that are always clipped; an owner signs
-entries that point against what this peer contributed. The first may be an honest fast island: a sentence says what is
-so, and people decide. Nothing here changes what a peer does. See docs/decisions/0049-who-has-influence-is-named.md.
+A member holds much of the weight of the means; a contributor claims norms that are always clipped, or points against
+the others; an owner signs entries that point against what this peer contributed. The first may be an honest fast
+island: a sentence says what is so, and people decide. Nothing here changes what a peer does. See
+docs/decisions/0049-who-has-influence-is-named.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.actions import Report
 from p2p_diloco.protocol.wire.entry import Entry, included_places
 from p2p_diloco.protocol.wire.roster import Roster
-from p2p_diloco.rate import counted
+from p2p_diloco.rate import counted, format_part
 
 LARGEST_SHARE = 1 / 3
 """Share of the weight above which a member is named."""
@@ -28,7 +29,7 @@ SHARE_CYCLES = 3
 """Cycles over which shares of the weight are averaged: who was late has the tokens of many cycles in one."""
 CLIPPED_RATIO = 2.0
 """A claimed norm above this multiple of the limit is clipped by more than half."""
-CLIPPED_CYCLES, AGAINST_CYCLES = (8, 12), (3, 6)
+CLIPPED_CYCLES, AGAINST_CYCLES, LEFT_OUT_CYCLES = (8, 12), (3, 6), (3, 6)
 """In how many cycles, of how many, something must be so."""
 DEVIATIONS = 3.0
 """A cosine counts beyond this many standard deviations of those of unrelated vectors."""
@@ -77,11 +78,12 @@ class _Account:
 
 @dataclass(slots=True)
 class _Seen:
-    """Observations of one cycle: weights by owner, claimed norms by contributor, agreement by owner."""
+    """Observations of one cycle: weights and agreement by owner, claimed norms and who was left out by contributor."""
 
     accounts: dict[PeerId, _Account] = field(default_factory=dict)
     claims: dict[PeerId, list[float]] = field(default_factory=dict)
     agreements: dict[PeerId, Agreement] = field(default_factory=dict)
+    left_out: dict[PeerId, list[bool]] = field(default_factory=dict)
 
 
 class _Named(NamedTuple):
@@ -104,9 +106,11 @@ class Influence:
         self._seen = _Seen()
         self._cycles: dict[tuple[str, PeerId], deque[bool]] = {}
         self._named: dict[tuple[str, PeerId], _Named] = {}
-        self._past: deque[tuple[int, Mapping[PeerId, float]]] = deque(maxlen=SHARE_CYCLES)
+        self._past: deque[tuple[int, Mapping[PeerId, float], Mapping[PeerId, float]]] = deque(maxlen=SHARE_CYCLES)
         self.shares: Mapping[PeerId, float] = {}
         """Each member's share of the weight in the last cycles with entries."""
+        self.claimed_shares: Mapping[PeerId, float] = {}
+        """Its share of the members' tokens per second at the ends of these cycles, as each claims its own."""
 
     def named(self) -> tuple[str, ...]:
         """Return what is so at present, as sentences."""
@@ -131,8 +135,14 @@ class Influence:
         for peer, weight in zip(peers, weights, strict=True):
             account.shares[peer] = account.shares.get(peer, 0.0) + weight / total
 
-    def contributed(self, peer: PeerId, claimed: float, limit: float) -> None:
-        """Note the norm before clipping that a contributor claims for a span that this peer averages."""
+    def contributed(self, peer: PeerId, claimed: float, limit: float, *, is_left_out: bool = False) -> None:
+        """Note a contribution to a span that this peer averages.
+
+        Args:
+            claimed: its norm before clipping, as the contributor claims.
+            is_left_out: whether it was left out because it points against the others.
+        """
+        self._seen.left_out.setdefault(peer, []).append(is_left_out)
         if 0.0 < limit < math.inf:
             self._seen.claims.setdefault(peer, []).append(claimed / limit)
 
@@ -150,7 +160,8 @@ class Influence:
         """
         seen, self._seen = self._seen, _Seen()
         self._cycles = {key: cycles for key, cycles in self._cycles.items() if key[1] in members}
-        found = [*self._heavy(seen, cycle, rates), *self._clipped(seen), *self._against(seen)]
+        rates = {peer: max(rate, 0.0) for peer, rate in rates.items() if peer in members}
+        found = [*self._heavy(seen, cycle, rates), *self._clipped(seen), *self._against(seen), *self._left_out(seen)]
         found = [(key, text) for key, text in found if key[1] in members]
         reports = [Report(topic="influence", text=text) for key, text in found if key not in self._named]
         self._named.update((key, _Named(cycle, text)) for key, text in found)
@@ -167,13 +178,15 @@ class Influence:
         """
         accounts = seen.accounts
         if not accounts:
-            self.shares = {}
+            self.shares = self.claimed_shares = {}
             return []
         trusted = [accounts[self._me]] if self._me in accounts else list(accounts.values())
         peers = sorted({peer for account in trusted for peer in account.shares})
-        self._past.append((cycle, {peer: median_low(account.share(peer) for account in trusted) for peer in peers}))
-        past = [shares for seen_in, shares in self._past if seen_in > cycle - SHARE_CYCLES]
-        self.shares = {peer: math.fsum(shares.get(peer, 0.0) for shares in past) / len(past) for peer in peers}
+        weights = {peer: median_low(account.share(peer) for account in trusted) for peer in peers}
+        total = math.fsum(rates.values()) or 1.0
+        self._past.append((cycle, weights, {peer: rate / total for peer, rate in rates.items()}))
+        past = [shares for seen_in, *shares in self._past if seen_in > cycle - SHARE_CYCLES]
+        self.shares, self.claimed_shares = map(_mean_shares, zip(*past, strict=True))
         if len(past) < SHARE_CYCLES or (self._me not in accounts and len(accounts) < 2):
             return []
         num = median_low(size for account in trusted for size in account.sizes.elements())
@@ -226,6 +239,22 @@ class Influence:
                 found.append((("against", owner), text))
         return found
 
+    def _left_out(self, seen: _Seen) -> _Found:
+        """Return whose contributions this peer leaves out of most means, because they point against the others'."""
+        found = []
+        for peer, verdicts in sorted(seen.left_out.items()):
+            num = sum(verdicts)
+            is_so = 2 * num > len(verdicts)
+            if self._lasts(("left out", peer), is_so, *LEFT_OUT_CYCLES) and is_so:
+                text = (
+                    f"{short_peer_id(peer)} was left out of {format_part(num, len(verdicts), 'mean')} that this peer "
+                    f"took in a cycle, and of most in {counted(LEFT_OUT_CYCLES[0], 'cycle')}, because its contribution "
+                    "points against what the others have learnt: its owner should check its learning rate, text and "
+                    "memory; if nobody can explain it, found the next run without it"
+                )
+                found.append((("left out", peer), text))
+        return found
+
     @staticmethod
     def _favoured(owner: PeerId, accounts: Mapping[PeerId, _Account]) -> list[PeerId]:
         """Return the contributors that have more weight at an owner than at most others.
@@ -245,3 +274,8 @@ class Influence:
         if not any(cycles):
             del self._cycles[key]
         return sum(cycles) >= fewest
+
+
+def _mean_shares(past: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
+    """Return the mean over cycles, the newest last, of the shares of those that have one in the newest."""
+    return {peer: math.fsum(shares.get(peer, 0.0) for shares in past) / len(past) for peer in past[-1]}
