@@ -93,12 +93,12 @@ def test_kinds_of_machines_show_what_each_adds_and_what_is_assumed(capsys: pytes
     assert lines[0] == "125,000,000 parameters, 5 islands, 20 Mbit/s up from each, a step in 15.4 s", "a laptop's"
     begin = next(place for place, line in enumerate(lines) if line.startswith("each of"))
     _, fast, slow, together, _, *assumed = (" ".join(line.split()) for line in lines[begin : begin + 8])
-    assert fast == "1 x h100 8 7,912 1.9G 99.8 % 20.0 % 156 GB"
+    assert fast == "1 x h100 8 6,144 1.5G 99.7 % 20.0 % 156 GB"
     assert slow == "4 x laptop 4 8 950.3k 0.1 % 20.0 % 156 GB"
-    assert together == "all 1.9G tokens an hour; 2.5G (20 per parameter) take 79.6 min"
+    assert together == "all 1.5G tokens an hour; 2.5G (20 per parameter) take 102 min"
     assert assumed == [
         "assumed 4 windows of 1,024 tokens in a planned step, 6 operations per parameter and token",
-        "h100 396 TFLOPS, laptop 0.2 TFLOPS: 40 % of the peak",
+        "h100 307 TFLOPS, laptop 0.2 TFLOPS: 40 % of the peak, in steps of at least 0.02 s",
         "small models reach far less; give what `status` shows, such as 4x1300tokens/s",
     ]
 

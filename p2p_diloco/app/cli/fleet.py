@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from p2p_diloco.config.rounds import DAY_SECONDS, Plan, Question
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.island.batch_size import batch_sizes, nearest_size
+from p2p_diloco.island.batch_size import LARGEST_BATCH, batch_sizes, nearest_size
 from p2p_diloco.rate import WIRE_SHARE, check_count, check_positive
 
 REACHED_SHARE = 0.4
@@ -22,6 +22,9 @@ PEAK_TFLOPS = {
 }  # fmt: skip
 """Dense peak by kind: with 16 bits, as NVIDIA states it; of a desktop or laptop without a GPU, float32 on 16 or 8
 cores."""
+LEAST_STEP_SECONDS = 0.02
+"""Shortest step that is assumed: a step of a model of 0.1 M parameters took 23 ms on an H100, all of it the host's
+(docs/lab-log.md)."""
 OPERATIONS = 6.0
 """Floating-point operations per parameter and token, forward and backward (arXiv 2001.08361)."""
 _GROUP = re.compile(r"(?:(\d+)\s*x\s*)?(?:(\d+\.?\d*)\s*(tflops|tokens/s)|([a-z0-9][a-z0-9 -]*))")
@@ -57,19 +60,22 @@ class Contribution:
     day_bytes: float
 
 
-def parse_islands(text: str, name: str, parameters: int) -> tuple[Machines, ...]:
+def parse_islands(text: str, name: str, parameters: int, step_tokens: int) -> tuple[Machines, ...]:
     """Parse `1xH100,4xlaptop`, `2x40TFLOPS`, `3x1300tokens/s`; nothing for a plain number of islands.
 
+    Args:
+        step_tokens: tokens of a planned step.
     Raises:
         ConfigError: it is neither, or names an unknown kind.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", text):
         check_count(int(text), name)
         return ()
-    return tuple(_parse_group(group.strip(), name, parameters) for group in text.split(","))
+    fastest = LARGEST_BATCH * step_tokens / LEAST_STEP_SECONDS
+    return tuple(_parse_group(group.strip(), name, parameters, fastest) for group in text.split(","))
 
 
-def _parse_group(text: str, name: str, parameters: int) -> Machines:
+def _parse_group(text: str, name: str, parameters: int, fastest: float) -> Machines:
     found = _GROUP.fullmatch(text.lower())
     if found is None:
         raise ConfigError(
@@ -93,8 +99,8 @@ def _parse_group(text: str, name: str, parameters: int) -> Machines:
             f"{name} names {found[4]!r}; {hint}known are {', '.join(PEAK_TFLOPS)}, or give the speed that training "
             "reaches, such as 2x40TFLOPS or 3x1300tokens/s"
         )
-    tflops = REACHED_SHARE * PEAK_TFLOPS[kind]
-    return Machines(kind=kind, count=count, tokens_per_second=tflops * rate / OPERATIONS, assumed_tflops=tflops)
+    speed = min(REACHED_SHARE * PEAK_TFLOPS[kind] * rate / OPERATIONS, fastest)
+    return Machines(kind=kind, count=count, tokens_per_second=speed, assumed_tflops=speed * OPERATIONS / rate)
 
 
 def middle_speed(fleet: Sequence[Machines]) -> float:

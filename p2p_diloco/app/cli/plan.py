@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2p_diloco.app.cli.fleet import (
+    LEAST_STEP_SECONDS,
     OPERATIONS,
     REACHED_SHARE,
     Contribution,
@@ -37,7 +38,7 @@ def print_plan(options: PlanOptions) -> int:
         ConfigError: an option is invalid, or no manifest allows such a run.
     """
     parameters = count_named(options.parameters)
-    fleet = parse_islands(options.islands, "--islands", parameters)
+    fleet = parse_islands(options.islands, "--islands", parameters, options.windows * options.context)
     planned_step = options.windows * options.context / middle_speed(fleet) if fleet else 1.0
     question = Question(
         parameters=parameters,
@@ -115,7 +116,8 @@ def _machine_lines(
     ]
     if reached:
         lines += [
-            f"               {', '.join(reached)}: {100 * REACHED_SHARE:.0f} % of the peak",
+            f"               {', '.join(reached)}: {100 * REACHED_SHARE:.0f} % of the peak, in steps of at least "
+            f"{LEAST_STEP_SECONDS:g} s",
             "               small models reach far less; give what `status` shows, such as 4x1300tokens/s",
         ]
     return lines
