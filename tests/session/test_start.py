@@ -21,6 +21,7 @@ from torch import nn
 
 from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.token_shards import TokenText
+from p2p_diloco.app.training import built_in, memory_needs
 from p2p_diloco.app.training.built_in import BuiltInTraining
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import SignedManifest
@@ -733,11 +734,33 @@ async def test_a_joiner_refuses_a_model_too_large_for_any_machine_and_allocates_
 async def test_a_joiner_refuses_a_model_too_large_for_this_machine(
     stage: PeerStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "memory_of_machine", lambda: 1000)
+    monkeypatch.setattr(start, "total_memory", lambda: 1000)
     RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
     text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to be trained; this machine has"
     with pytest.raises(ConfigError, match=text):
         await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+
+async def test_a_joiner_without_enough_free_memory_is_refused_before_it_builds_or_fetches_anything(
+    stage: PeerStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, stop = Watcher(), StopRequest()
+    founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
+    invite = await stage.invite(boot)
+    monkeypatch.setattr(memory_needs, "free_memory", lambda: 1000)
+    monkeypatch.setattr(built_in, "build_run_model", None)
+    monkeypatch.setattr(start, "PeerSession", None)
+    plan = stage.joiner("new/ada", invite)
+    watcher = Writer(plan.settings.state_directory)
+    text = (
+        r"needs at least .* memory on this machine .* and 1.0 kB of .* are free; close the programs that use the rest"
+    )
+    with pytest.raises(ConfigError, match=text), nothing_left_if_refused(plan):
+        await run_peer(plan, watcher, StopRequest())
+    assert watcher.texts("manifest")
+    assert not (tmp_path / "new").exists()
+    stop.stop_now()
+    await founder
 
 
 def shared(folder: Path, **values: Any) -> SignedManifest:
