@@ -27,6 +27,7 @@ from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, DaemonEnded, StateError
 from p2p_diloco.guest.owner_files import TRAFFIC_FILE
 from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
+from p2p_diloco.memory.available import total_memory
 from p2p_diloco.node.manifest_fetch import fetch_manifest
 from p2p_diloco.protocol.rules import explain_unlisted
 from p2p_diloco.session.ending import StopRequest, result_before
@@ -381,11 +382,11 @@ def _check_listed(plan: PeerPlan, manifest: RunManifest, me: PeerId, reporter: S
 
 
 async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
-    """Check memory, device, text and model; what depends on the run only once its manifest is known."""
+    """Check device, memory, text and model; what depends on the run only once its manifest is known."""
+    if plan.training is not None:  # first, because the built-in training knows more of its memory
+        await asyncio.to_thread(plan.training.check, plan.settings, manifest)
     if manifest is not None:
         _check_memory(plan, manifest)
-    if plan.training is not None:
-        await asyncio.to_thread(plan.training.check, plan.settings, manifest)
 
 
 async def _open_text(plan: PeerPlan, manifest: RunManifest, reporter: StatusReporter) -> OwnText | TextStore | None:
@@ -420,7 +421,7 @@ def _room_for_text(settings: PeerSettings, manifest: RunManifest) -> int | None:
 
 def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
     """Refuse a model that does not fit into memory before allocating it, since a manifest can name any size."""
-    parameters, has = plan_run(manifest).num_parameters, memory_of_machine()
+    parameters, has = plan_run(manifest).num_parameters, total_memory()
     each, purpose = BYTES_TO_HOLD, "held"
     if plan.keeps_state:
         each, purpose = (BYTES_TO_TRAIN, "trained") if plan.trains else (BYTES_TO_EXPORT, "exported")
@@ -430,10 +431,6 @@ def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
             f"the model has {parameters:,} parameters and needs at least {needs / 1e9:.1f} GB of memory to be "
             f"{purpose}; this machine has {has / 1e9:.1f} GB"
         )
-
-
-def memory_of_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _known_addresses(

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from p2p_diloco.app.cli.ranks import Place, device_of_rank, place_among_ranks
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.app.cli.ranks import Place, device_of_rank, follow, place_among_ranks
+from p2p_diloco.app.training import built_in
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import RANK_LOST_CODE, ConfigError
+from p2p_diloco.island.island import Island
+from p2p_diloco.island.ranks import RankLost
 
 
 @pytest.mark.parametrize(
@@ -50,3 +59,31 @@ def test_each_rank_has_a_device(setting: str, local_rank: int, num_gpus: int, de
 def test_a_rank_without_a_gpu_of_its_own_is_refused(setting: str, num_gpus: int, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         device_of_rank(setting, 2, num_gpus=num_gpus)
+
+
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (RankLost("rank 0 of this island has ended"), "rank 1: rank 0 of this island has ended\n"),
+        (built_in.KnownError("rank 0 reports this itself"), ""),
+    ],
+)
+def test_a_rank_says_why_it_ends_if_rank_0_cannot(
+    error: Exception, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(island: Any, settings: PeerSettings) -> None:
+        raise error
+
+    monkeypatch.setattr(built_in, "follow_rank_0", fail)
+    island = cast(Island, SimpleNamespace(ranks=SimpleNamespace(rank=1)))
+    assert follow(island, PeerSettings()) == RANK_LOST_CODE
+    assert capsys.readouterr().err == printed

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from safetensors.torch import save_model
 from session_stage import Watcher
 from small_run import CLOCK_START, ORGANISER, as_format_3, small_manifest, write_text
@@ -21,10 +22,12 @@ from torch import nn
 
 from p2p_diloco.app.models.run_model import make_start
 from p2p_diloco.app.text.token_shards import TokenText
+from p2p_diloco.app.training import built_in, memory_needs
 from p2p_diloco.app.training.built_in import BuiltInTraining
 from p2p_diloco.config.invite import Invite, parse_invite
 from p2p_diloco.config.manifest import SignedManifest
 from p2p_diloco.config.run_file import draft_manifest
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, DaemonEnded, FrameError, NetworkError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
@@ -733,11 +736,49 @@ async def test_a_joiner_refuses_a_model_too_large_for_any_machine_and_allocates_
 async def test_a_joiner_refuses_a_model_too_large_for_this_machine(
     stage: PeerStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "memory_of_machine", lambda: 1000)
+    monkeypatch.setattr(start, "total_memory", lambda: 1000)
     RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
     text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to be trained; this machine has"
     with pytest.raises(ConfigError, match=text):
         await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+
+
+async def test_a_joiner_without_enough_free_memory_is_refused_before_it_builds_or_fetches_anything(
+    stage: PeerStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, stop = Watcher(), StopRequest()
+    founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
+    invite = await stage.invite(boot)
+    monkeypatch.setattr(memory_needs, "free_memory", lambda: 1000)
+    monkeypatch.setattr(built_in, "build_run_model", None)
+    monkeypatch.setattr(start, "PeerSession", None)
+    plan = stage.joiner("new/ada", invite)
+    watcher = Writer(plan.settings.state_directory)
+    text = (
+        r"needs at least .* memory on this machine .* and 1.0 kB of .* are free; close the programs that use the rest"
+    )
+    with pytest.raises(ConfigError, match=text), nothing_left_if_refused(plan):
+        await run_peer(plan, watcher, StopRequest())
+    assert watcher.texts("manifest")
+    assert not (tmp_path / "new").exists()
+    stop.stop_now()
+    await founder
+
+
+async def test_a_joiner_whose_memory_may_run_out_trains_and_says_so(
+    stage: PeerStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, ada, stop = Watcher(), Watcher(), StopRequest()
+    founder = asyncio.ensure_future(run_peer(stage.founder(), boot, stop))
+    plan = plan_run(SIGNED.manifest)
+    need, _ = memory_needs.needed_bytes(memory_needs.load_of(plan), memory_needs.room_here(torch.device("cpu")))
+    monkeypatch.setattr(memory_needs, "free_memory", lambda: need)
+    await run_peer(stage.joiner("ada", await stage.invite(boot)), ada, StopRequest())
+    (text,) = ada.texts("memory")
+    assert text.startswith("memory may run out: training is likely to need 200.")
+    assert ada.last.inner_steps > 0
+    stop.stop_now()
+    await founder
 
 
 def shared(folder: Path, **values: Any) -> SignedManifest:

@@ -273,8 +273,11 @@ def follow(island: Island, settings: PeerSettings) -> int:
         os.nice(settings.nice)
     try:
         follow_rank_0(island, settings)
-    except (RankLost, KnownError):
+    except KnownError:
         return RANK_LOST_CODE  # rank 0 says why
+    except RankLost as error:  # it may be rank 0 that is gone
+        print_to_stderr(f"rank {island.ranks.rank}: {error}")
+        return RANK_LOST_CODE
     return 0
 
 

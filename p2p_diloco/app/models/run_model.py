@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from p2p_diloco.app.models.hugging_face import LoraShape, config_text, hugging_face_model, read_config
 from p2p_diloco.app.models.model import build_model, model_of
 from p2p_diloco.app.models.python_model import code_digest, python_model
@@ -20,6 +18,7 @@ from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island.parameters import LocalParameters, plain_name, trained
+from p2p_diloco.memory.available import free_memory, total_memory
 from p2p_diloco.session.founding import check_untrained, start_from
 from p2p_diloco.session.learnt_model import LearntModel
 from p2p_diloco.session.own_model import check_model, describe_model
@@ -119,7 +118,7 @@ def _hugging_face(section: ModelSection, own: str | None, *, founds: bool) -> Te
                 "your copy with --model PATH"
             )
         weights = (own or source).removeprefix(HUGGING_FACE)
-    limits = {"most_bytes": psutil.virtual_memory().available} if founds else {"most_elements": _most_elements(section)}
+    limits = {"most_bytes": free_memory()} if founds else {"most_elements": _most_elements(section)}
     return hugging_face_model(section.config, context=section.context, weights=weights, lora=lora, **limits)
 
 
@@ -130,7 +129,7 @@ def _most_elements(section: ModelSection) -> int:
     is tied.
     """
     if section.lora_rank:
-        return int(SHARE_OF_MEMORY * psutil.virtual_memory().total) // BYTES_OF_AN_ELEMENT
+        return int(SHARE_OF_MEMORY * total_memory()) // BYTES_OF_AN_ELEMENT
     return 3 * sum(math.prod(shape) for _, shape, _ in section.tensors)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from p2p_diloco.app.text.run_text import (
     open_stream,
 )
 from p2p_diloco.app.training.inner_loop import InnerLoop, choose_device
+from p2p_diloco.app.training.memory_needs import Room, check_memory, explain_tight, room_here
 from p2p_diloco.app.training.precision import choose_precision
 from p2p_diloco.app.training.rank_steps import RankBatches, RankSteps, needs_shards
 from p2p_diloco.app.training.training_thread import MANY_NOT_APPLIED, StepRunner, Steps, TrainingThread
@@ -72,9 +75,10 @@ class BuiltInTraining(Training):
         self._watch: HeldOutWatch | None = None
         self._make_watch: Callable[[Text], HeldOutWatch] | None = None
         self._arriving: ArrivingText | None = None
+        self._tight: str | None = None
 
     def check(self, settings: PeerSettings, manifest: RunManifest | None) -> None:
-        """Refuse a missing device or text, and a run whose model cannot be built here."""
+        """Refuse a missing device or text, and a run whose model does not fit or cannot be built here."""
         choose_device(settings.device)
         if settings.keep_trace and self._island is not None:
             raise ConfigError(
@@ -85,6 +89,8 @@ class BuiltInTraining(Training):
             plan = plan_run(manifest)
             if manifest.model.is_own_loop:
                 raise ConfigError(plan.why_no_model())
+            if self._thread is None:  # what an earlier session has freed may still belong to this process
+                self._check_memory(plan, settings)
             if settings.data is not None or not manifest.data.share:  # otherwise it is fetched from other peers
                 open_run_text(manifest.data, settings.data)
             if manifest.model.kind != "built-in":  # whether it can be built shows only when it is
@@ -92,8 +98,28 @@ class BuiltInTraining(Training):
         elif settings.data is not None:
             list_byte_files(settings.data)
 
+    def _check_memory(self, plan: RunPlan, settings: PeerSettings) -> None:
+        """Refuse a run that cannot fit into memory; remember a warning if it is likely not to."""
+        room, windows = self._room(plan, settings), 1  # an accelerator tries how many fit
+        check_memory(plan, room)
+        if room.device_free is None:
+            whole = -(-plan.inner.batch // room.ranks)
+            windows = min(settings.windows_at_once or whole, whole)
+        self._tight = explain_tight(plan, room, windows)
+
+    def _room(self, plan: RunPlan, settings: PeerSettings) -> Room:
+        device = choose_device(settings.device)
+        if self._island is None:
+            return room_here(device)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return room_here(
+            device, ranks=self._island.ranks.count, here=here, has_shards=_has_shards(plan, settings, device)
+        )
+
     def open(self, host: TrainingHost) -> TrainedState:
         plan, settings = host.plan, host.settings
+        if self._tight is not None:
+            host.report_soon("memory", self._tight)
         # The first optimiser of a process imports torch._dynamo, which takes seconds.
         text = "starting to train; PyTorch takes a few seconds to load its optimisers"
         host.report_soon("starting", text)
@@ -142,9 +168,7 @@ class BuiltInTraining(Training):
         if self._island is None:
             return build_steps(plan, settings, model, stream, report=report_memory)
         ranks = self._island.ranks
-        has_shards = settings.shards == "always" or (
-            settings.shards == "auto" and needs_shards(plan.num_parameters, choose_device(settings.device))
-        )
+        has_shards = _has_shards(plan, settings, choose_device(settings.device))
         # Refused here before the other ranks are asked, if the ranks cannot share the batch.
         own = RankBatches(ranks, stream, batch=plan.inner.batch, context=plan.context)
         together = RankSteps(ranks, has_shards=has_shards, uses_all=plan.built_in is not None)
@@ -305,6 +329,11 @@ def build_steps(
     return Steps(loop, windows_at_once=settings.windows_at_once, report=report, ranks=ranks)
 
 
+def _has_shards(plan: RunPlan, settings: PeerSettings, device: torch.device) -> bool:
+    is_large = settings.shards == "auto" and needs_shards(plan.num_parameters, device)
+    return settings.shards == "always" or is_large
+
+
 class KnownError(P2PDilocoError):
     """An error that rank 0 knows and reports."""
 
@@ -332,6 +361,8 @@ def follow_rank_0(island: Island, settings: PeerSettings) -> None:
 
 def _build(island: Island, order: RankOrder, settings: PeerSettings) -> Steps:
     plan = plan_run(RunManifest.model_validate_json(order.manifest))
+    room = room_here(choose_device(settings.device), ranks=island.ranks.count, has_shards=order.has_shards)
+    check_memory(plan, replace(room, host_free=sys.maxsize))  # rank 0 has compared the host's
     model = build_run_model(plan, settings.model, founds=order.founds)
     stream = RankBatches(island.ranks, None, batch=plan.inner.batch, context=plan.context)
     ranks = RankSteps(island.ranks, has_shards=order.has_shards, uses_all=plan.built_in is not None)

@@ -20,6 +20,7 @@ from p2p_diloco.config.inner_rule import InnerRule, inner_rule
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.ids import ZERO_DIGEST, Digest
 from p2p_diloco.island.parameters import trained
+from p2p_diloco.memory.available import free_memory
 from p2p_diloco.signing import SigningKey
 
 BUDGET_SECONDS, PART_SECONDS = 3.0, 1.0
@@ -86,7 +87,7 @@ def measure_inner_step(
         if model.vocabulary < 256:
             raise Unmeasured("the model has fewer than 256 tokens, and the measurement uses bytes")
         num_parameters = sum(tensor.numel() for tensor in trained(model.module).values())
-    needed, free = BYTES_OF_A_PARAMETER * num_parameters, psutil.virtual_memory().available
+    needed, free = BYTES_OF_A_PARAMETER * num_parameters, free_memory()
     if place.type == "cpu" and needed > free:
         raise Unmeasured(
             f"training {num_parameters:,} parameters takes at least {needed / 1e9:.3g} GB of memory, and "
