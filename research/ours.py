@@ -19,11 +19,14 @@ from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
     InFlight,
     IslandSpan,
+    Lengths,
     SpanState,
+    Unsent,
     absorb,
     follow_entry,
     genesis_state,
     prepare_contribution,
+    pull_back,
     record_contribution,
 )
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
@@ -97,7 +100,11 @@ class _Sent:
 
 
 class OurSwarm(Algorithm):
-    """All peers of one run. They hold the same bytes, so φ and m are stored once."""
+    """All peers of one run. They hold the same bytes, so φ and m are stored once.
+
+    Attributes:
+        lengths: of all contributions of each learner.
+    """
 
     def __init__(self, learners: Learners, rule: OurRule, *, seed: int) -> None:
         super().__init__(learners)
@@ -118,6 +125,8 @@ class OurSwarm(Algorithm):
         start = [genesis_state(learners.read(0, f), self._roster.digest()) for f in range(num_fragments)]
         self._states: list[SpanState] = start
         self._in_flight = [[InFlight()] * num_fragments for _ in range(len(learners))]
+        self._unsent = [[Unsent()] * num_fragments for _ in range(len(learners))]
+        self.lengths = [Lengths()] * len(learners)
         self._away: frozenset[int] = frozenset()
         self._honest: dict[int, list[Vector]] = {}
         self._liar = Liar(rule.lie, self._honest)
@@ -164,6 +173,7 @@ class OurSwarm(Algorithm):
         for learner in before - self._away:
             for fragment, state in enumerate(self._states):
                 self._in_flight[learner][fragment] = InFlight()
+                self._unsent[learner][fragment] = Unsent()
                 self.learners.write(learner, fragment, state.anchor_N)
 
     # -- a round
@@ -200,6 +210,11 @@ class OurSwarm(Algorithm):
             prepared = prepare_contribution(span, round_index=round_index, max_norm_ratio=rule.radius_factor)
         except (RoundError, NonFiniteUpdate):
             return None
+        unsent = self._unsent[learner][fragment]
+        if unsent.pulls_back(prepared.limit):
+            span = pull_back(span, prepared)
+        self._unsent[learner][fragment], lengths = unsent.after(prepared.norm, prepared.limit)
+        self.lengths[learner] = self.lengths[learner].plus(lengths)
         prepared, payload = encode_contribution(codec, prepared)
         decoded_N = codec.decode(payload, len(local_N))
         norm, claims = prepared.norm, 1

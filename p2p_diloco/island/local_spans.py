@@ -27,7 +27,9 @@ class LocalSpans:
         self.plan = plan
         self.parameters = parameters
 
-    def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
+    def contribute(
+        self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int, *, pulls_back: bool = False
+    ) -> SentSpan:
         """Encode a contribution of a span; see `contribute_span`."""
         place = self.plan.places[span]
         local_N = self.parameters.view(span.fragment, place.start, place.stop)
@@ -36,6 +38,7 @@ class LocalSpans:
             round_index=round_index,
             codec=self.plan.codecs.contribution,
             max_norm_ratio=self.plan.rules.contribution_limit,
+            pulls_back=pulls_back,
         )
         if sent.advance.local_N is not local_N:
             self.write(span, sent.advance.local_N)
@@ -61,16 +64,18 @@ class LocalSpans:
 class DeviceSpans(LocalSpans):
     """Encodes contributions on the device that holds θ.
 
-    Some cases are encoded on the host: a contribution while another is in flight, a span that ends within a block, and
-    codecs other than int4.
+    Some cases are encoded on the host: a contribution while another is in flight, or that may pull θ back, a span that
+    ends within a block, and codecs other than int4.
     """
 
-    def contribute(self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int) -> SentSpan:
+    def contribute(
+        self, span: SpanId, state: SpanState, in_flight: InFlight, round_index: int, *, pulls_back: bool = False
+    ) -> SentSpan:
         """Encode a contribution of a span, on the device if possible."""
         place = self.plan.places[span]
         local = self.parameters.on_device(span.fragment, place.start, place.stop)
         sent = None
-        if local is not None:
+        if local is not None and not pulls_back:
             sent = contribute_from_device(
                 state,
                 in_flight,
@@ -79,7 +84,9 @@ class DeviceSpans(LocalSpans):
                 codec=self.plan.codecs.contribution,
                 max_norm_ratio=self.plan.rules.contribution_limit,
             )
-        return sent if sent is not None else super().contribute(span, state, in_flight, round_index)
+        if sent is not None:
+            return sent
+        return super().contribute(span, state, in_flight, round_index, pulls_back=pulls_back)
 
 
 def spans_for(plan: RunPlan, parameters: LocalParameters, where: torch.device) -> LocalSpans:

@@ -39,6 +39,11 @@ from p2p_diloco.span_log import (
 )
 
 MAX_IN_FLIGHT = 8
+MOST_LEFT = 4.0
+"""Longest part of Δ that may stay in θ for good, in limits of a contribution: what as many full ones can send."""
+PATIENT_FOR = 8
+"""Contributions of a span in a row that leave more, before θ is pulled back; see `Unsent`."""
+_LIMIT_RISES = 1.25
 
 # Each kind of digest has its own prefix, so that one cannot be mistaken for another.
 _CONTENT_LABEL = b"p2p-diloco span content 2\n"
@@ -176,6 +181,65 @@ class InFlight:
         """Multiply every contribution by `alpha`, as `blend` multiplies the part of θ that contains them."""
         scaled = (read_only(np.multiply(one.decoded_N, np.float32(alpha))) for one in self.contributions)
         return InFlight(contributions=tuple(map(Contribution, self.rounds, scaled)))
+
+
+class Lengths(NamedTuple):
+    """Norms of a contribution, or sums of them: newly learnt, sent, and given up.
+
+    Sent is |Δ|, but at most the limit. Newly learnt is |Δ| minus what the contribution before left in θ. So the two are
+    equal if nothing was clipped; otherwise learnt = sent + given up + growth of what is left. Only norms are compared:
+    what is learnt at an angle to the rest counts less than its own norm, and what cancels the rest counts negative.
+    """
+
+    learnt: float = 0.0
+    sent: float = 0.0
+    given_up: float = 0.0
+
+    def plus(self, other: Lengths) -> Lengths:
+        return Lengths(self.learnt + other.learnt, self.sent + other.sent, self.given_up + other.given_up)
+
+
+class Unsent(NamedTuple):
+    """The part of Δ that the last contribution of a span left in θ because it was clipped.
+
+    It is too much after `PATIENT_FOR` contributions in a row that left more than `MOST_LEFT` limits. Fewer may be
+    ordinary: when an entry follows rounds without one, what was sent to them returns to Δ. While the limit rises, as in
+    the first cycles of a run, none counts.
+
+    Attributes:
+        length: norm of what it left.
+        limit: largest norm that it could have.
+        num_excessive: contributions in a row that left too much.
+    """
+
+    length: float = 0.0
+    limit: float = 0.0
+    num_excessive: int = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        return self.num_excessive >= PATIENT_FOR
+
+    def pulls_back(self, limit: float) -> bool:
+        """Return whether a contribution with this limit pulls θ back if it leaves too much again."""
+        return self.is_too_much and not self._rises_to(limit)
+
+    def after(self, norm: float, limit: float) -> tuple[Unsent, Lengths]:
+        """Return what is unsent after a contribution, and the lengths of that.
+
+        Args:
+            norm: |Δ| before clipping.
+            limit: largest norm that reducers accept.
+        """
+        sent = min(norm, limit)
+        left, most = norm - sent, MOST_LEFT * limit
+        given_up = max(left - most, 0.0) if self.pulls_back(limit) else 0.0
+        num_excessive = self.num_excessive + 1 if left > most and not self._rises_to(limit) else 0
+        lengths = Lengths(learnt=norm - self.length, sent=sent, given_up=given_up)
+        return Unsent(left - given_up, limit, num_excessive), lengths
+
+    def _rises_to(self, limit: float) -> bool:
+        return limit > _LIMIT_RISES * self.limit
 
 
 class IslandSpan(NamedTuple):
@@ -334,6 +398,25 @@ def prepare_contribution(
             "a lower inner learning rate may help"
         )
     return PreparedContribution(delta_N=delta_N, norm=norm, limit=limit)
+
+
+def pull_back(span: IslandSpan, prepared: PreparedContribution) -> IslandSpan:
+    """Give up what is too long to be sent: move θ toward φ until Δ is at most 1 + `MOST_LEFT` limits long.
+
+    θ ← θ + (1 − s) Δ, so that Δ, and with it the residual, becomes s Δ. The contribution is a shorter multiple of the
+    same Δ, so after it was recorded `MOST_LEFT` limits are left, and what rounding to a few bits left of it. φ and what
+    is in flight stay.
+
+    Args:
+        prepared: from `prepare_contribution` of this span, not yet shortened by an encoding.
+    Returns:
+        The same span if Δ is no longer than that.
+    """
+    excess = prepared.norm - (1.0 + MOST_LEFT) * prepared.limit
+    if not excess > 0.0:
+        return span
+    given_up_N = np.multiply(prepared.delta_N, np.float32(excess / (prepared.limit * _CLIP_MARGIN)))
+    return span._replace(local_N=np.add(span.local_N, given_up_N, out=given_up_N))
 
 
 def record_contribution(

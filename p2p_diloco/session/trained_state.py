@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from threading import Lock
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from p2p_diloco.island.inner_state import InnerState
 from p2p_diloco.island.local_spans import LocalSpans
 from p2p_diloco.memory.slabs import passing_vector
 from p2p_diloco.node.ports import Answer, SpanUpdate
-from p2p_diloco.outer.state import InFlight, IslandSpan, SpanState, replace_span
+from p2p_diloco.outer.state import InFlight, IslandSpan, Lengths, SpanState, Unsent, replace_span
 from p2p_diloco.protocol.membership.local import Progress
 from p2p_diloco.protocol.round.round import EncodedSpan, FragmentContribution
 from p2p_diloco.session.held_state import HeldState, Slice, StateHost
@@ -41,9 +41,11 @@ NOT_FINITE_REMEDY = "look at the learning rate, the batch and the precision"
 LOSS_SMOOTHING = 0.95
 RATE_WINDOW_SECONDS = 30.0
 """Window over which tokens per second are measured."""
+LENGTH_CYCLES = 8
+"""Cycles over which the lengths of contributions are summed up."""
 
 
-_NOTHING_IN_FLIGHT = InFlight()
+_NOTHING_IN_FLIGHT, _NOTHING_UNSENT = InFlight(), Unsent()
 
 
 class Absorbed(NamedTuple):
@@ -65,11 +67,13 @@ class _Local:
 
     Attributes:
         in_flight: contributions whose entries have not arrived.
+        unsent: what the last contribution left in θ because it was clipped.
         scale, offset_N: θ must become scale · θ + offset; no offset: θ is up to date.
         events: the events that this update combines.
     """
 
     in_flight: InFlight = _NOTHING_IN_FLIGHT
+    unsent: Unsent = _NOTHING_UNSENT
     scale: float = 1.0
     offset_N: Vector | None = None
     events: tuple[Absorbed | Took, ...] = ()
@@ -206,6 +210,7 @@ class TrainedState(HeldState):
         self._keeps_inner = False
         self._is_loaded = False
         self._contributed = [Counts() for _ in host.plan.fragments]
+        self._lengths: tuple[Lengths, ...] = ()  # of the last contributions of fragments; replaced, never changed
         self._locals: dict[SpanId, _Local] = {}
         self._locks = {span: Lock() for span in host.plan.places}
         self._contributes_between = call_before_update is not None
@@ -252,7 +257,8 @@ class TrainedState(HeldState):
 
     def progress(self) -> Progress:
         """Return the training progress that heartbeats publish."""
-        return self.meter.progress
+        learnt, sent, given_up = reduce(Lengths.plus, self._lengths, Lengths())
+        return replace(self.meter.progress, length_learnt=learnt, length_sent=sent, length_given_up=given_up)
 
     # -- for the training thread
 
@@ -395,19 +401,22 @@ class TrainedState(HeldState):
         tokens, steps = counts.tokens - before.tokens, counts.steps - before.steps
         if steps == 0 or not self._is_loaded:
             return None
-        spans = []
+        spans, lengths = [], Lengths()
         for span in self._plan.spans_of(fragment):
             if (chosen is not None and span not in chosen) or span in self._damaged_spans:
                 continue
             try:
                 with self._locks[span]:
                     self._settle(span)
-                    spans.append(self._contribute_span(span, round_index))
+                    encoded, of_span = self._contribute_span(span, round_index)
+                    spans.append(encoded)
+                    lengths = lengths.plus(of_span)
             except (RoundError, NonFiniteUpdate):
                 continue
         self._contributed[fragment] = counts
+        self._lengths = (*self._lengths, lengths)[-LENGTH_CYCLES * len(self._contributed) :]
         if self._trace is not None:
-            self._trace.contributed(self.counts.steps, round_index, fragment, chosen)
+            self._trace.contributed(self.counts.steps, round_index, fragment, chosen, lengths._asdict())
         return FragmentContribution(
             round=round_index, fragment=fragment, tokens=tokens, steps=steps, spans=tuple(spans)
         )
@@ -418,11 +427,14 @@ class TrainedState(HeldState):
             contribution = self.contribute(request.round, request.fragment, request.spans)
         self.host.in_loop(lambda: request.answer(contribution))
 
-    def _contribute_span(self, span: SpanId, round_index: int) -> EncodedSpan:
+    def _contribute_span(self, span: SpanId, round_index: int) -> tuple[EncodedSpan, Lengths]:
         state, held = self._states[span], self._locals[span]
-        sent = self.local.contribute(span, state, held.in_flight, round_index)
-        self._locals[span] = replace(held, in_flight=sent.advance.in_flight)
-        return EncodedSpan(span=span, parent=state.head.digest, norm=sent.norm, payload=sent.payload)
+        limit = state.head.norm_limit(self._plan.rules.contribution_limit)
+        pulls_back = held.unsent.pulls_back(limit)
+        sent = self.local.contribute(span, state, held.in_flight, round_index, pulls_back=pulls_back)
+        unsent, lengths = held.unsent.after(sent.norm, limit)
+        self._locals[span] = replace(held, in_flight=sent.advance.in_flight, unsent=unsent)
+        return EncodedSpan(span=span, parent=state.head.digest, norm=sent.norm, payload=sent.payload), lengths
 
     def _settle(self, span: SpanId) -> None:
         """Apply the pending update of a span to θ."""
@@ -430,7 +442,7 @@ class TrainedState(HeldState):
         if held.offset_N is None:
             return
         self.local.move(span, held.scale, held.offset_N)
-        self._locals[span] = _Local(in_flight=held.in_flight)
+        self._locals[span] = _Local(in_flight=held.in_flight, unsent=held.unsent)
         if self._trace is not None:
             for event in held.events:
                 if isinstance(event, Absorbed):
@@ -454,12 +466,13 @@ class TrainedState(HeldState):
                 self._answer(self._requests.popleft())
 
     def _is_clear(self, fragment: int) -> bool:
-        """Return whether a fragment has made a step since its last contribution, of which nothing is in flight.
+        """Return whether a fragment has made a step since its last contribution, and sending more leaves θ as it is.
 
-        What is in flight may make θ change when more is sent.
+        What is in flight may make θ change then, and so may what is too long to be sent.
         """
         has_stepped = self.counts.steps > self._contributed[fragment].steps
-        return has_stepped and not any(len(self.in_flight(span)) for span in self._plan.spans_of(fragment))
+        held = [self._locals[span] for span in self._plan.spans_of(fragment) if span in self._locals]
+        return has_stepped and not any(len(local.in_flight) or local.unsent.is_too_much for local in held)
 
     def _advance(self, held: dict[SpanId, SpanState], state: SpanState, update: SpanUpdate) -> None:
         span, plan = update.span, self._plan
@@ -502,6 +515,7 @@ class TrainedState(HeldState):
     def _owe(self, span: SpanId, local: _Local, in_flight: InFlight, offset_N: Vector, event: Absorbed | Took) -> None:
         self._locals[span] = _Local(
             in_flight=in_flight,
+            unsent=local.unsent,
             scale=local.scale * self._plan.merge.in_flight_share,
             offset_N=offset_N,
             events=(*local.events, event) if self._trace is not None else (),

@@ -31,6 +31,7 @@ from p2p_diloco.outer.state import (
     SpanState,
     advance_span,
     prepare_contribution,
+    pull_back,
     record_contribution,
 )
 from p2p_diloco.span.reduce import Codecs
@@ -49,11 +50,18 @@ class SentSpan(NamedTuple):
 
 
 def contribute_span(
-    span: IslandSpan, *, round_index: int, codec: Codec, max_norm_ratio: float, max_in_flight: int = MAX_IN_FLIGHT
+    span: IslandSpan,
+    *,
+    round_index: int,
+    codec: Codec,
+    max_norm_ratio: float,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    pulls_back: bool = False,
 ) -> SentSpan:
     """Compute the pseudo-gradient of a span, clip it, encode it, and record what was sent.
 
-    Args and errors: those of `prepare_contribution` and `record_contribution`.
+    Args and errors: those of `prepare_contribution` and `record_contribution`, and
+        pulls_back: whether to give up what is too long to be sent; see `pull_back`. θ then changes.
     """
     found = _encode_at_once(span, round_index, codec, max_norm_ratio)
     payload: bytes | memoryview
@@ -61,6 +69,7 @@ def contribute_span(
         norm, payload = found
     else:
         prepared = prepare_contribution(span, round_index=round_index, max_norm_ratio=max_norm_ratio)
+        span = pull_back(span, prepared) if pulls_back else span
         prepared, payload = encode_contribution(codec, prepared)
         norm = prepared.norm
     sent = PendingContribution(payload, partial(codec.decode, elements=span.state.elements))

@@ -51,6 +51,7 @@ TOPICS = {
     "influence": "a member has much influence on the run, or abuses it",
     "inner": "the optimiser's state could not be saved or restored",
     "invite": "a new join command, or a problem with the given invite",
+    "length": "this peer learns more than its contributions may carry, and gives some of it up",
     "limits": "the limits of this machine's owner have changed, or cannot be read",
     "line": "the upload is saturated, or no longer",
     "link": "whether known peers answer",

@@ -19,7 +19,7 @@ from p2p_diloco.protocol.wire.member import EQUAL_SHARE
 from p2p_diloco.rate import counted, format_part
 from p2p_diloco.status.event_log import Figure, PeerEvent
 from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
-from p2p_diloco.status.trouble import PaceWatch, TroubleWatch
+from p2p_diloco.status.trouble import LengthWatch, PaceWatch, TroubleWatch
 from p2p_diloco.transport.link import TransportLimits
 
 SPAN_BY_SPAN = frozenset({"adoption", "tips"})
@@ -121,7 +121,7 @@ class StatusReporter:
         self.latest = PeerStatus()
         self._reach = Standing(is_reachable=False), tuple[int, ...]()
         self._counts = RoundCounts()
-        self._trouble, self._pace = TroubleWatch(steady), PaceWatch()
+        self._trouble, self._pace, self._length = TroubleWatch(steady), PaceWatch(), LengthWatch()
         self._observer, self._unix_seconds = observer, unix_seconds
         self._feed = EventFeed(observer, unix_seconds)
         self._engine: PeerEngine | None = None
@@ -170,6 +170,8 @@ class StatusReporter:
             self.report("trouble", text)
         if text := self._pace.look(engine, manifest, self.latest, now):
             self.report("pace", text, cycle_steps=self._pace.cycle_steps or 0.0)
+        if text := self._length.look(engine, manifest, now):
+            self.report("length", text)
         self.latest = self.status(engine, node, manifest, num_parameters, now)
         self._observer.status(self.latest)
 
@@ -255,6 +257,9 @@ class StatusReporter:
             reach=clean_text(reach_sentence(standing, ports, trains=engine.me.trains)),
             trouble=clean_text(self._trouble.sentence),
             pace=self._pace.sentence,
+            length_learnt=progress.length_learnt,
+            length_sent=progress.length_sent,
+            length_given_up=progress.length_given_up,
             clock=node.clocks.sentence,
             weight=engine.influence.shares.get(engine.me.peer),
             claimed_token_share=engine.influence.claimed_shares.get(engine.me.peer) if engine.me.trains else None,

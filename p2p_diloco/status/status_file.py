@@ -158,6 +158,14 @@ class PeerStatus:
         str,
         "warning about too many or too few inner steps per cycle, with what to do; empty if all is well",
     ] = ""
+    length_learnt: Annotated[
+        float,
+        "sum of norms of what the contributions of the last eight cycles had newly learnt, before clipping",
+    ] = 0.0
+    length_sent: Annotated[float, "the same of what they sent: less if they were clipped to the run's limit"] = 0.0
+    length_given_up: Annotated[
+        float, "the same of what was removed from this peer's parameters, because it was too much to be sent later"
+    ] = 0.0
     clock: Annotated[
         str,
         "wall clocks that are far from those of other peers, this machine's first; empty if all is well",

@@ -22,6 +22,8 @@ IDLE_CYCLES = 3
 STANDSTILL_SECONDS = 5.0
 """Time between two looks, about a second apart, beyond which this process did not run."""
 MOST_FAILURES = 3
+LENGTH_SECONDS, LEAST_GIVEN_UP = 3600.0, 0.01
+"""A peer reports at most so often that it gives up what it has learnt, and only if it is such a share of it."""
 
 
 class TroubleWatch:
@@ -139,6 +141,30 @@ class PaceWatch:
         if (planned := manifest.rounds.planned_steps) is not None:
             self.sentence = _explain_pace(self.cycle_steps, planned, engine.rules.clock, manifest, status)
         return "" if had_warned else self.sentence
+
+
+class LengthWatch:
+    """Tells the owner of a peer that gives up part of what it learns, because it is too long to be sent."""
+
+    def __init__(self) -> None:
+        self._reported_at = -math.inf
+
+    def look(self, engine: PeerEngine, manifest: RunManifest, now: float) -> str:
+        """Return what to report: nothing within an hour of the last time."""
+        progress = engine.conditions.progress
+        learnt = max(progress.length_learnt, progress.length_sent, progress.length_given_up)
+        is_little = progress.length_given_up <= LEAST_GIVEN_UP * learnt
+        if is_little or now - self._reported_at < LENGTH_SECONDS:
+            return ""
+        self._reported_at = now
+        less = "use a lower learning rate or gpu_duty" if manifest.model.is_own_loop else "use a lower --gpu-duty"
+        tokens = ', or ask for a run with trust.weights = "tokens"' if manifest.trust.weights == "equal" else ""
+        sent, given_up = (100 * length / learnt for length in (progress.length_sent, progress.length_given_up))
+        return (
+            "this machine has learnt more than the run accepts from one member, "
+            f"{engine.rules.contribution_limit:g} median lengths in a contribution: {sent:.0f} % of the length that it "
+            f"learnt in the last 8 cycles was sent, and {given_up:.0f} % given up; if this goes on, {less}{tokens}"
+        )
 
 
 def _explain_pace(

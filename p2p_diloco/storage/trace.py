@@ -39,10 +39,17 @@ class Trace:
         """Record that the optimiser's state was saved after `steps` steps."""
         self._write("kept", steps=steps, label=label)
 
-    def contributed(self, steps: int, round_index: int, fragment: int, chosen: frozenset[SpanId] | None = None) -> None:
-        """Record a contribution after `steps` steps, of the `chosen` spans or of all."""
-        only = {"only": sorted(span.index for span in chosen)} if chosen is not None else {}
-        self._write("contributed", steps=steps, round=round_index, fragment=fragment, **only)
+    def contributed(
+        self,
+        steps: int,
+        round_index: int,
+        fragment: int,
+        chosen: frozenset[SpanId] | None = None,
+        lengths: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record a contribution after `steps` steps, of the `chosen` spans or of all, and its lengths, for people."""
+        only: dict[str, Any] = {"only": sorted(span.index for span in chosen)} if chosen is not None else {}
+        self._write("contributed", steps=steps, round=round_index, fragment=fragment, **only, **(lengths or {}))
 
     def absorbed(self, steps: int, span: SpanId, entry: Digest, own_included: bool) -> None:
         self._write("absorbed", steps=steps, span=[*span], entry=entry.hex(), own=own_included)

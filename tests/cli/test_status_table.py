@@ -79,6 +79,15 @@ def test_undone_steps_are_noted() -> None:
         assert "undone" not in shape(STATUS)
 
 
+def test_the_share_of_its_length_that_was_sent_is_shown_only_if_something_was_clipped() -> None:
+    for shape in (shown, status_line):
+        text = shape(replace(STATUS, length_learnt=8.0, length_sent=5.0))
+        assert "length sent" in text
+        assert "62.5 %" in text
+        for learnt, sent in ((0.0, 0.0), (5.0, 5.0), (4.0, 5.0)):
+            assert "length sent" not in shape(replace(STATUS, length_learnt=learnt, length_sent=sent))
+
+
 def test_degraded_rosters_are_shown() -> None:
     assert "(degraded rosters: 2)" in shown(replace(STATUS, degraded_rosters=2))
     assert "degraded" not in shown(STATUS)

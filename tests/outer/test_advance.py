@@ -14,17 +14,29 @@ from p2p_diloco.errors import NonFiniteUpdate, RoundError, StateError
 from p2p_diloco.ids import sha256
 from p2p_diloco.outer.outer_step import MergeRule, OuterRule
 from p2p_diloco.outer.state import (
+    MOST_LEFT,
+    PATIENT_FOR,
     InFlight,
     IslandSpan,
     SpanState,
+    Unsent,
     advance_span,
     genesis_state,
     prepare_contribution,
+    pull_back,
     record_contribution,
     replace_span,
     state_digest,
 )
-from p2p_diloco.span_log import AbsorbedEntry, SpanHead
+from p2p_diloco.span_log import (
+    RADIUS_BOUNDS,
+    RADIUS_MOVED,
+    AbsorbedEntry,
+    SpanHead,
+    counted_norm,
+    founding_radius,
+    within_reach,
+)
 
 ROSTER = sha256(b"roster 0")
 PLAIN = OuterRule(learning_rate=1.0, momentum=0.0)
@@ -97,6 +109,95 @@ def test_a_resolved_round_gets_no_contribution(state: SpanState, in_flight: InFl
 def test_a_diverged_island_contributes_nothing(value: float) -> None:
     with pytest.raises(NonFiniteUpdate, match="local parameters are not finite in a span of 1 elements"):
         prepare_contribution(IslandSpan(span_at(1.0, radius=1.0), InFlight(), vector(value)), round_index=3)
+
+
+def test_what_five_contributions_cannot_send_is_given_up_and_four_limits_are_left() -> None:
+    before = IslandSpan(span_at(100.0, radius=1.0), flying(r1=2.0), vector(3.0))
+    prepared = prepare_contribution(before, round_index=2)
+    pulled = pull_back(before, prepared)
+    assert (residual(before), residual(pulled)) == (95.0, pytest.approx(20.0, rel=1e-6))
+    after = record_contribution(pulled, round_index=2, sent=prepared.delta_N)
+    assert residual(after) == pytest.approx(MOST_LEFT * prepared.limit, rel=1e-6)
+    assert (after.state, after.in_flight.rounds) == (before.state, (1, 2))
+    assert before.local_N.tolist() == [3.0]
+
+
+def test_what_five_contributions_can_send_is_not_given_up() -> None:
+    before = IslandSpan(span_at(20.0, radius=1.0), InFlight(), vector(0.0))
+    assert pull_back(before, prepare_contribution(before, round_index=1)) is before
+
+
+def test_what_was_given_up_is_in_no_later_contribution_and_what_is_in_flight_leaves_once() -> None:
+    span = IslandSpan(span_at(100.0, radius=1.0), flying(r1=2.0), vector(3.0))
+    prepared = prepare_contribution(span, round_index=2)
+    span = record_contribution(pull_back(span, prepared), round_index=2, sent=prepared.delta_N)
+    for round_index in (1, 2):
+        span = receive(span, round_index, update=1.0)
+    assert (residual(span), len(span.in_flight)) == (pytest.approx(16.0, rel=1e-6), 0)
+    assert span.local_N.tolist() == pytest.approx([98.0 - 16.0], rel=1e-6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(steps=st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.5, 2.0)), min_size=1, max_size=30))
+def test_lengths_add_up_and_are_equal_while_nothing_is_clipped(steps: list[tuple[float, float]]) -> None:
+    unsent, learnt, sent, given_up, is_clipped = Unsent(), 0.0, 0.0, 0.0, False
+    for made, limit in steps:
+        norm = unsent.length + made
+        is_clipped |= norm > limit
+        unsent, lengths = unsent.after(norm, limit)
+        assert is_clipped or lengths == (made, made, 0.0)
+        learnt, sent, given_up = learnt + lengths.learnt, sent + lengths.sent, given_up + lengths.given_up
+    assert learnt == pytest.approx(sum(made for made, _ in steps))
+    assert sent + given_up + unsent.length == pytest.approx(learnt)
+
+
+def given_up_of(norms_and_limits: list[tuple[float, float]]) -> list[float]:
+    unsent, given_up = Unsent(), []
+    for norm, limit in norms_and_limits:
+        unsent, lengths = unsent.after(norm, limit)
+        given_up.append(lengths.given_up)
+    return given_up
+
+
+def test_nothing_is_given_up_until_too_much_was_left_eight_times_in_a_row() -> None:
+    too_much, enough = (50.0, 1.0), (5.0, 1.0)
+    row = [too_much] * PATIENT_FOR
+    assert given_up_of([enough, *row, too_much]) == [0.0] * (1 + PATIENT_FOR) + [45.0]
+    assert not any(given_up_of([enough, *row[1:], enough, *row]))
+
+
+def test_nothing_is_given_up_while_the_limit_rises() -> None:
+    rising = [(1e6, 1.5**step) for step in range(2 * PATIENT_FOR)]
+    assert not any(given_up_of(rising))
+    level = [(1e6, 1.5 ** (2 * PATIENT_FOR))] * (PATIENT_FOR + 2)
+    assert [bool(length) for length in given_up_of(rising + level)[-2:]] == [False, True]
+    assert not any(given_up_of([(1e9, 1.0)] * (PATIENT_FOR + 1) + [(1e9, 1.5)]))
+
+
+@pytest.mark.parametrize("times", [1.0, 30.0, 1000.0])
+def test_a_run_whose_norms_are_far_from_the_founding_radius_gives_nothing_up(times: float) -> None:
+    radius, unsent, length = founding_radius(1), Unsent(), times * founding_radius(1)
+    for _ in range(60):
+        norm = unsent.length + length
+        unsent, lengths = unsent.after(norm, 4.0 * radius)
+        assert lengths.given_up == 0.0
+        radius = within_reach(counted_norm(norm, lengths.sent), radius, RADIUS_BOUNDS, RADIUS_MOVED)
+    assert unsent.length == 0.0
+
+
+def test_an_island_that_always_learns_too_much_keeps_four_limits() -> None:
+    span, unsent, limit = IslandSpan(span_at(0.0, radius=1.0), InFlight(), vector(0.0)), Unsent(), 4.0
+    for round_index in range(1, 40):
+        span = span._replace(local_N=span.local_N - 10.0 * limit)
+        prepared = prepare_contribution(span, round_index=round_index)
+        pulls_back = unsent.pulls_back(prepared.limit)
+        span = pull_back(span, prepared) if pulls_back else span
+        unsent, lengths = unsent.after(prepared.norm, prepared.limit)
+        span = record_contribution(span, round_index=round_index, sent=prepared.delta_N)
+        assert pulls_back == (round_index > PATIENT_FOR + 1)
+        assert unsent.length == pytest.approx(residual(span), rel=1e-4)
+    assert residual(span) == pytest.approx(MOST_LEFT * limit, rel=1e-4)
+    assert lengths == pytest.approx((10.0 * limit, limit, 9.0 * limit), rel=1e-4)
 
 
 def test_recording_leaves_only_the_unsent_part_in_the_residual() -> None:

@@ -60,6 +60,18 @@ def test_all_that_was_learnt_is_in_the_anchor_in_the_end() -> None:
     assert len(ours.entries) == 7  # the round at the very end of the settling has nothing new
 
 
+def test_an_island_that_is_far_too_long_keeps_four_limits_and_the_rest_is_counted() -> None:
+    learners = ScriptedLearners([-1.0, -1.0, -200.0])
+    ours = swarm(learners, radius_factor=4.0, outer=OuterRule(learning_rate=1.0, momentum=0.0))
+    learners.play(ours.border, range(1, 101))
+    limit = 4.0 * ours.entries[-1].absorbed().radius
+    rest_N = np.asarray(ours.models()[0][0]) - learners.local[2]
+    assert np.linalg.norm(rest_N) == pytest.approx(4.0 * limit, rel=1e-3)
+    slow, fast = ours.lengths[0], ours.lengths[2]
+    assert slow.learnt == slow.sent > slow.given_up == 0.0
+    assert fast.sent < 0.1 * fast.learnt < fast.given_up
+
+
 def test_a_contribution_that_is_lost_is_not_counted_and_not_sent_again() -> None:
     learners = ScriptedLearners([-1.0] * 8)
     ours = swarm(learners, lost_share=0.4, outer=OuterRule(learning_rate=1.0, momentum=0.0))

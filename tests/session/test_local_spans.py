@@ -20,7 +20,7 @@ from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import SpanId
 from p2p_diloco.island import local_spans
 from p2p_diloco.island.local_spans import DeviceSpans, LocalSpans, describe_device, encodes_alike, spans_for
-from p2p_diloco.outer.state import MAX_IN_FLIGHT, InFlight, SpanState
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, MOST_LEFT, PATIENT_FOR, InFlight, SpanState
 from p2p_diloco.protocol.round.round import FragmentContribution
 
 PLAN = small_plan()
@@ -112,6 +112,18 @@ def test_a_contribution_that_is_too_long_is_shortened_on_the_device(
         vectors.append(codec.decode(one.payload, elements))
     assert np.linalg.norm(vectors[0] - vectors[1]) < 0.05 * limit
     assert np.linalg.norm(vectors[1]) > 0.95 * limit
+
+
+def test_an_island_on_a_device_gives_up_what_cannot_be_sent_too(pair: Pair) -> None:
+    limit = PLAN.rules.contribution_limit * 1e-6
+    for round_index in range(0, 2 * PATIENT_FOR + 6, 2):
+        pair.step()
+        sent = [island.state.contribute(round_index, 0, frozenset({WHOLE})) for island in pair.both]
+        if round_index < 2 * PATIENT_FOR + 4:
+            pair.absorb(WHOLE, round_index, radius=1e-6)
+    assert None not in sent
+    for island in pair.both:
+        assert np.linalg.norm(island.residual(WHOLE)) == pytest.approx(MOST_LEFT * limit, rel=0.1)
 
 
 def test_an_encoding_too_long_for_reducers_is_shortened_although_its_vector_is_not(pair: Pair) -> None:

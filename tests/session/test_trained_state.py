@@ -21,7 +21,7 @@ from small_run import (
 from p2p_diloco.app.text.data import Corpus
 from p2p_diloco.config.run_plan import RunPlan
 from p2p_diloco.ids import SpanId
-from p2p_diloco.outer.state import MAX_IN_FLIGHT, SpanState, state_digest
+from p2p_diloco.outer.state import MAX_IN_FLIGHT, MOST_LEFT, PATIENT_FOR, SpanState, state_digest
 from p2p_diloco.protocol.round.round import FragmentContribution
 from p2p_diloco.session import trained_state
 from p2p_diloco.session.held_state import Slice
@@ -161,6 +161,49 @@ def test_contributions_are_clipped_to_the_published_radius(corpus: Corpus) -> No
     for part in second.spans:
         elements = PLAN.rules.span_elements[part.span]
         assert PLAN.codecs.contribution.squared_norm(part.payload, elements) ** 0.5 <= limit * (1 + 1e-6)
+
+
+def clipped_often(island: HandDrivenIsland, *, times: int, radius: float = 1e-5) -> None:
+    """Let contributions of fragment 0 be far too long, and follow their entries."""
+    for round_index in range(0, 2 * times, 2):
+        island.step(1)
+        absorb_alone(island, island.contribute(round_index), radius=radius)
+
+
+def test_what_cannot_be_sent_for_long_is_given_up(corpus: Corpus) -> None:
+    island, limit = island_at_start(corpus), PLAN.rules.contribution_limit * 1e-5
+    clipped_often(island, times=PATIENT_FOR + 1)
+    assert np.linalg.norm(island.residual(SPAN)) > 100 * MOST_LEFT * limit
+    assert island.state.progress().length_given_up == 0.0
+    anchor_N = island.state.states()[SPAN].anchor_N
+    island.step(1)
+    sent = island.contribute(2 * PATIENT_FOR + 2)
+    assert sent.spans[0].norm > 100 * MOST_LEFT * limit, "the norm before clipping is sent, as always"
+    assert np.linalg.norm(island.residual(SPAN)) == pytest.approx(MOST_LEFT * limit, rel=0.05)
+    assert island.state.states()[SPAN].anchor_N is anchor_N
+    absorb_alone(island, sent, radius=1e-5)
+    assert np.linalg.norm(island.residual(SPAN)) == pytest.approx(MOST_LEFT * limit, rel=0.05)
+    progress = island.state.progress()
+    assert 0.0 < progress.length_sent < 0.1 * progress.length_learnt < progress.length_given_up
+
+
+def test_lengths_learnt_and_sent_are_equal_while_nothing_is_clipped(corpus: Corpus) -> None:
+    island = island_at_start(corpus)
+    for round_index in range(40):
+        island.step(1)
+        absorb_alone(island, island.contribute(round_index, fragment=round_index % 2))
+    progress = island.state.progress()
+    assert progress.length_learnt == progress.length_sent > progress.length_given_up == 0.0
+
+
+def test_an_island_that_begins_again_has_nothing_left_to_give_up(corpus: Corpus) -> None:
+    island = island_at_start(corpus)
+    clipped_often(island, times=PATIENT_FOR + 1)
+    island.state.begin_again("as a test asks")
+    island.state.border()
+    island.step(1)
+    island.contribute(2 * PATIENT_FOR + 2)
+    assert island.state.progress().length_given_up == 0.0
 
 
 def test_a_diverged_island_contributes_nothing_of_the_broken_span(corpus: Corpus) -> None:
@@ -373,10 +416,10 @@ def island_that_contributes_between(corpus: Corpus, *, steps: int) -> HandDriven
     return island
 
 
-def ask(island: HandDrivenIsland) -> list[Any]:
+def ask(island: HandDrivenIsland, round_index: int = 2) -> list[Any]:
     """Ask for a contribution, and wait for the follower thread but for no border."""
     answers: list[Any] = []
-    island.state.request_contribution(2, 0, float("inf"), answers.append)
+    island.state.request_contribution(round_index, 0, float("inf"), answers.append)
     island.state.wait_until_idle()
     return answers
 
@@ -389,7 +432,9 @@ def test_a_contribution_between_two_borders_is_that_of_the_border_before(corpus:
     assert sent == at_border.contribute(round_index=2)
 
 
-@pytest.mark.parametrize("why", ["a step of the optimiser is not over", "an update of θ waits", "in flight", "no step"])
+@pytest.mark.parametrize(
+    "why", ["a step of the optimiser is not over", "an update of θ waits", "in flight", "no step", "too long for good"]
+)
 def test_a_contribution_waits_for_the_border_while(why: str, corpus: Corpus) -> None:
     island = island_that_contributes_between(corpus, steps=1)
     island.state.border()
@@ -405,7 +450,11 @@ def test_a_contribution_waits_for_the_border_while(why: str, corpus: Corpus) -> 
             island.state.border()
         case "no step":
             absorb_alone(island, island.contribute(0))
-    answers = ask(island)
+        case "too long for good":
+            clipped_often(island, times=PATIENT_FOR + 1)
+            island.step()
+            island.state.border()
+    answers = ask(island, 2 if why != "too long for good" else 2 * PATIENT_FOR + 2)
     assert answers == []
     island.state.border()
     assert len(answers) == 1
@@ -429,6 +478,7 @@ def test_changes_of_theta_are_in_the_trace(corpus: Corpus, tmp_path: Path) -> No
     assert [line["what"] for line in lines] == ["loaded", "contributed", "absorbed", "took"]
     assert [line.get("steps") for line in lines[1:]] == [1, 2, 2]
     assert len(lines[0]["heads"]) == len(PLAN.places)
+    assert lines[1]["learnt"] == lines[1]["sent"] > lines[1]["given_up"] == 0.0
 
 
 def test_the_same_events_after_the_same_steps_give_the_same_bytes(corpus: Corpus) -> None:

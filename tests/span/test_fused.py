@@ -74,9 +74,16 @@ def both(work: Callable[[], Any]) -> Any:
     return at_once
 
 
-def contribute(state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int = 9) -> Any:
+def contribute(
+    state: SpanState, in_flight: InFlight, local_N: Vector, round_index: int = 9, *, pulls_back: bool = False
+) -> Any:
     return contribute_span(
-        IslandSpan(state, in_flight, local_N), round_index=round_index, codec=INT4, max_norm_ratio=2.0, max_in_flight=2
+        IslandSpan(state, in_flight, local_N),
+        round_index=round_index,
+        codec=INT4,
+        max_norm_ratio=2.0,
+        max_in_flight=2,
+        pulls_back=pulls_back,
     )
 
 
@@ -109,6 +116,24 @@ def test_contributing_at_once_is_contributing_step_by_step(
         )
     result = both(lambda: contribute(state, in_flight, local(state, seed + 3)))
     assert INT4.squared_norm(result[1], elements) ** 0.5 <= (2.0 * radius or float("inf"))
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=SEEDS, elements=SIZES, radius=st.sampled_from([1e-4, 1e-2, 1e3]), flying=st.booleans())
+def test_a_contribution_that_may_pull_back_leaves_four_limits_at_most(
+    seed: int, elements: int, radius: float, flying: bool
+) -> None:
+    state, in_flight, limit = span(seed, elements, radius), InFlight(), 2.0 * radius
+    if flying:
+        in_flight = in_flight.with_contribution(7, some(seed + 7, elements, 0.01))
+    local_N = local(state, seed + 3)
+    norm, payload, *_ = both(lambda: contribute(state, in_flight, local_N, pulls_back=True))
+    sent = contribute(state, in_flight, local_N, pulls_back=True).advance
+    delta_N = state.anchor_N - sent.local_N - sum(in_flight.vectors, np.zeros(elements, np.float32))
+    assert np.linalg.norm(delta_N) == pytest.approx(min(norm, 5.0 * limit), rel=1e-3)
+    same = contribute(state, in_flight, local_N)
+    assert (same.norm, bytes(same.payload)) == (norm, bytes(payload)), "what is sent stays the same"
+    assert (sent.local_N is local_N) == (norm <= 5.0 * limit)
 
 
 @settings(deadline=None, max_examples=40)

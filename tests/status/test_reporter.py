@@ -12,6 +12,7 @@ from session_stage import Watcher
 from small_run import peer_key, small_manifest, small_plan, start_states
 
 from p2p_diloco.bandwidth.uplink import UplinkWatch
+from p2p_diloco.config.run_plan import plan_run
 from p2p_diloco.ids import PeerId, format_peer_id, sha256
 from p2p_diloco.node.node import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
@@ -429,6 +430,42 @@ def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
         )
         count.publish(peer, node, manifest, 1000, NOW + 100.0 * index * cycle)
     assert watcher.last.pace.endswith(f"create the next run with new_run(step_seconds={cycle / 100:.2g})")
+
+
+@pytest.mark.parametrize(
+    ("values", "limit", "remedy"),
+    [
+        ({}, 4, 'use a lower --gpu-duty, or ask for a run with trust.weights = "tokens"'),
+        ({"trust.weights": "tokens"}, 64, "use a lower --gpu-duty"),
+        (
+            {"model.tensors": [[name, [4, 4], "radial"] for name in "ab"], "trust.weights": "tokens"},
+            64,
+            "use a lower learning rate or gpu_duty",
+        ),
+    ],
+)
+def test_an_owner_is_told_once_an_hour_that_its_machine_gives_up_what_it_learns(
+    values: dict[str, Any], limit: int, remedy: str
+) -> None:
+    count, watcher = reporter()
+    manifest = small_manifest(values)
+    key = peer_key("ada")
+    me = LocalPeer(peer=key.peer, incarnation=2, can_be_dialled=True, trains=True, sign=key.sign)
+    peer = PeerEngine(me=me, rules=plan_run(manifest).rules, verify=is_signed_by)
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
+    told = []
+    for seconds, given_up in ((0.0, 0.0), (0.5, 0.08), (1.0, 2.0), (3600.0, 2.0), (3601.0, 2.0), (7300.0, 0.0)):
+        progress = Progress(length_learnt=8.0, length_sent=5.0, length_given_up=given_up)
+        peer.set_conditions(Conditions(progress=progress))
+        count.publish(peer, node, manifest, 1000, NOW + seconds)
+        told.append(sum(event.topic == "length" for event in watcher.events))
+        status = watcher.last
+        assert (status.length_learnt, status.length_sent, status.length_given_up) == (8.0, 5.0, given_up)
+    assert told == [0, 0, 1, 1, 2, 2]
+    assert {event.text for event in watcher.events if event.topic == "length"} == {
+        f"this machine has learnt more than the run accepts from one member, {limit} median lengths in a contribution: "
+        f"62 % of the length that it learnt in the last 8 cycles was sent, and 25 % given up; if this goes on, {remedy}"
+    }
 
 
 def test_a_run_without_a_plan_never_has_too_many_steps() -> None:

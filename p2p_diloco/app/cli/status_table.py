@@ -41,6 +41,7 @@ def status_line(status: PeerStatus) -> str:
         f"shared model {format_loss(status.anchor_loss)}",
         f"{format_count(status.tokens_per_second)} tokens/s",
         f"participation {format_share(status.participation)}",
+        *(f"{name} {share}" for name, share in _length_sent(status)),
         f"sent {format_bytes(status.bytes_sent.total)}",
         f"received {format_bytes(status.bytes_received.total)}",
         *filter(None, (_shares(status), status.trouble, _undone(status), status.pace, status.clock, *status.influence)),
@@ -92,6 +93,12 @@ def _undone(status: PeerStatus) -> str:
     )
 
 
+def _length_sent(status: PeerStatus) -> list[tuple[str, str]]:
+    """Return the share of what was learnt lately that was sent; nothing if it was all, or nearly."""
+    sent, learnt = status.length_sent, status.length_learnt
+    return [("length sent", format_share(sent / learnt))] if sent < 0.999 * learnt else []
+
+
 def _figures(status: PeerStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     cells = (
@@ -102,6 +109,7 @@ def _figures(status: PeerStatus) -> Table:
         ("a cycle", format_count(status.cycle_steps)),
         ("tokens/s", format_count(status.tokens_per_second)),
         ("participation", format_share(status.participation)),
+        *_length_sent(status),
         ("sent", format_bytes(status.bytes_sent.total)),
         ("received", format_bytes(status.bytes_received.total)),
     )

@@ -37,11 +37,12 @@ class LocalPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Training figures of an island, published in heartbeats but for the last two.
+    """Training figures of an island; heartbeats publish the first four.
 
     Attributes:
         undone: steps that were undone, or not made, because something was not finite.
         undone_why: the last of them, for people.
+        length_learnt, length_sent, length_given_up: sums of norms over the contributions of the last cycles.
     """
 
     tokens: int = 0
@@ -50,6 +51,9 @@ class Progress:
     loss: float = 0.0
     undone: int = 0
     undone_why: str = ""
+    length_learnt: float = 0.0
+    length_sent: float = 0.0
+    length_given_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
