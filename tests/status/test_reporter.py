@@ -436,10 +436,10 @@ def test_for_a_custom_model_the_advice_names_the_python_call() -> None:
     ("values", "limit", "remedy"),
     [
         ({}, 4, 'use a lower --gpu-duty, or ask for a run with trust.weights = "tokens"'),
-        ({"trust.weights": "tokens"}, 64, "use a lower --gpu-duty"),
+        ({"trust.weights": "tokens"}, 16, "use a lower --gpu-duty"),
         (
             {"model.tensors": [[name, [4, 4], "radial"] for name in "ab"], "trust.weights": "tokens"},
-            64,
+            16,
             "use a lower learning rate or gpu_duty",
         ),
     ],
