@@ -208,7 +208,7 @@ class Unsent(NamedTuple):
 
     Attributes:
         length: norm of what it left.
-        limit: largest norm that it could have.
+        limit: largest norm that it could have, or that another of those in a row could.
         num_excessive: contributions in a row that left too much.
     """
 
@@ -236,7 +236,9 @@ class Unsent(NamedTuple):
         given_up = max(left - most, 0.0) if self.pulls_back(limit) else 0.0
         num_excessive = self.num_excessive + 1 if left > most and not self._rises_to(limit) else 0
         lengths = Lengths(learnt=norm - self.length, sent=sent, given_up=given_up)
-        return Unsent(left - given_up, limit, num_excessive), lengths
+        # Otherwise a limit that goes up and down would be one that rises, again and again.
+        highest = max(limit, self.limit) if left > most else limit
+        return Unsent(left - given_up, highest, num_excessive), lengths
 
     def _rises_to(self, limit: float) -> bool:
         return limit > _LIMIT_RISES * self.limit

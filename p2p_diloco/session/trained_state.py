@@ -513,10 +513,11 @@ class TrainedState(HeldState):
         return local.offset_N if local.offset_N is not None else self._nothing[: place.stop - place.start]
 
     def _owe(self, span: SpanId, local: _Local, in_flight: InFlight, offset_N: Vector, event: Absorbed | Took) -> None:
+        share = self._plan.merge.in_flight_share
         self._locals[span] = _Local(
             in_flight=in_flight,
-            unsent=local.unsent,
-            scale=local.scale * self._plan.merge.in_flight_share,
+            unsent=local.unsent._replace(length=share * local.unsent.length),
+            scale=local.scale * share,
             offset_N=offset_N,
             events=(*local.events, event) if self._trace is not None else (),
         )

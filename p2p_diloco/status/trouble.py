@@ -144,26 +144,26 @@ class PaceWatch:
 
 
 class LengthWatch:
-    """Tells the owner of a peer that gives up part of what it learns, because it is too long to be sent."""
+    """Tells the owner of a peer that gives up part of what it has learnt, because it was too long to be sent."""
 
     def __init__(self) -> None:
-        self._reported_at = -math.inf
+        self._reported_at, self._reported = -math.inf, (0.0, 0.0)
 
     def look(self, engine: PeerEngine, manifest: RunManifest, now: float) -> str:
-        """Return what to report: nothing within an hour of the last time."""
+        """Return what to report: nothing within an hour of the last time, or without a contribution since then."""
         progress = engine.conditions.progress
-        learnt = max(progress.length_learnt, progress.length_sent, progress.length_given_up)
-        is_little = progress.length_given_up <= LEAST_GIVEN_UP * learnt
-        if is_little or now - self._reported_at < LENGTH_SECONDS:
+        lengths = sent, given_up = progress.length_sent, progress.length_given_up
+        is_little = given_up <= LEAST_GIVEN_UP * (sent + given_up)
+        if is_little or lengths == self._reported or now - self._reported_at < LENGTH_SECONDS:
             return ""
-        self._reported_at = now
+        self._reported_at, self._reported = now, lengths
         less = "use a lower learning rate or gpu_duty" if manifest.model.is_own_loop else "use a lower --gpu-duty"
         tokens = ', or ask for a run with trust.weights = "tokens"' if manifest.trust.weights == "equal" else ""
-        sent, given_up = (100 * length / learnt for length in (progress.length_sent, progress.length_given_up))
         return (
-            "this machine has learnt more than the run accepts from one member, "
-            f"{engine.rules.contribution_limit:g} median lengths in a contribution: {sent:.0f} % of the length that it "
-            f"learnt in the last 8 cycles was sent, and {given_up:.0f} % given up; if this goes on, {less}{tokens}"
+            f"this machine has given up {100 * given_up / (sent + given_up):.0f} % of what it could have contributed "
+            f"lately: contributions have at most {engine.rules.contribution_limit:g} median lengths, and it learns "
+            "more between two of them, or sends few (see participation and limits on upload); if this goes on, "
+            f"{less}{tokens}"
         )
 
 

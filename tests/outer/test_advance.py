@@ -174,6 +174,11 @@ def test_nothing_is_given_up_while_the_limit_rises() -> None:
     assert not any(given_up_of([(1e9, 1.0)] * (PATIENT_FOR + 1) + [(1e9, 1.5)]))
 
 
+def test_a_limit_that_goes_up_and_down_puts_nothing_off() -> None:
+    swinging = [(1e6, 1.0 if step % 3 else 1.5) for step in range(3 * PATIENT_FOR)]
+    assert any(given_up_of(swinging))
+
+
 @pytest.mark.parametrize("times", [1.0, 30.0, 1000.0])
 def test_a_run_whose_norms_are_far_from_the_founding_radius_gives_nothing_up(times: float) -> None:
     radius, unsent, length = founding_radius(1), Unsent(), times * founding_radius(1)

@@ -187,6 +187,17 @@ def test_what_cannot_be_sent_for_long_is_given_up(corpus: Corpus) -> None:
     assert 0.0 < progress.length_sent < 0.1 * progress.length_learnt < progress.length_given_up
 
 
+def test_what_a_blend_drops_from_theta_is_not_left_to_be_sent(corpus: Corpus) -> None:
+    plan = small_plan({"outer.merge": "blend", "outer.fragment_update_alpha": 0.0})
+    island, norms = island_at_start(corpus, plan), []
+    for round_index in (0, 2, 4):
+        island.step(1)
+        sent = island.contribute(round_index)
+        norms += [part.norm for part in sent.spans]
+        absorb_alone(island, sent, radius=1e-5)
+    assert island.state.progress().length_learnt == pytest.approx(sum(norms)), "each begins at the anchor"
+
+
 def test_lengths_learnt_and_sent_are_equal_while_nothing_is_clipped(corpus: Corpus) -> None:
     island = island_at_start(corpus)
     for round_index in range(40):

@@ -454,17 +454,19 @@ def test_an_owner_is_told_once_an_hour_that_its_machine_gives_up_what_it_learns(
     peer = PeerEngine(me=me, rules=plan_run(manifest).rules, verify=is_signed_by)
     node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
     told = []
-    for seconds, given_up in ((0.0, 0.0), (0.5, 0.08), (1.0, 2.0), (3600.0, 2.0), (3601.0, 2.0), (7300.0, 0.0)):
+    plays = ((0, 0.0), (0.5, 0.05), (1, 1.25), (3600, 1.26), (3601, 1.26), (3601, 0.0), (9000, 1.26), (9100, 1.25))
+    for seconds, given_up in plays:
         progress = Progress(length_learnt=8.0, length_sent=5.0, length_given_up=given_up)
         peer.set_conditions(Conditions(progress=progress))
         count.publish(peer, node, manifest, 1000, NOW + seconds)
         told.append(sum(event.topic == "length" for event in watcher.events))
         status = watcher.last
         assert (status.length_learnt, status.length_sent, status.length_given_up) == (8.0, 5.0, given_up)
-    assert told == [0, 0, 1, 1, 2, 2]
+    assert told == [0, 0, 1, 1, 2, 2, 2, 3], "at 9,000 s it has contributed nothing since it was told"
     assert {event.text for event in watcher.events if event.topic == "length"} == {
-        f"this machine has learnt more than the run accepts from one member, {limit} median lengths in a contribution: "
-        f"62 % of the length that it learnt in the last 8 cycles was sent, and 25 % given up; if this goes on, {remedy}"
+        "this machine has given up 20 % of what it could have contributed lately: contributions have at most "
+        f"{limit} median lengths, and it learns more between two of them, or sends few (see participation and limits "
+        f"on upload); if this goes on, {remedy}"
     }
 
 
