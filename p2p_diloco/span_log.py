@@ -22,7 +22,7 @@ MAX_NORM_RATIO = 4.0
 """Largest norm of a contribution, as a multiple of the last published radius; longer ones are clipped. The radius may
 be the norm of a slow island, so with less an island that makes four times as many steps could not send what it has
 learnt (docs/decisions/0041)."""
-LONGEST_BLOCK = 1.5
+LONGEST_BLOCK = 2.5
 """Largest length of 64 elements of a stranger's contribution, as a multiple of the median length of these elements; a
 longer one counts for that much (docs/decisions/0053)."""
 REJECT_NORM_RATIO = 6.0

@@ -82,7 +82,6 @@ ROWS_OF: dict[str, tuple[str, tuple[str, ...]]] = {
             *under("mixed", _OURS),
             _OURS,
             *under("mixed", "alone", *_SERVERS),
-            *under("mixed-batches", _OURS),
             *under("mixed-strangers", _OURS),
         ),
     ),

@@ -116,7 +116,7 @@ class TextLearners:
         seed: seed of the initial parameters and of all streams.
         gradients: number of islands that share the batch of each learner, and how the gradient of an island is
             rounded; None: whole gradients.
-        paces: batch and inner rate of each learner; empty: all have `windows`.
+        paces: batch of each learner; empty: all have `windows`.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class TextLearners:
         self.fragments = fragment_borders(self.plan)
         self.tensors = tensor_positions(self.plan)
         self._loops = []
-        paces = paces or [Pace(windows=windows, steps=1.0, rate=1.0)] * num_learners
+        paces = paces or [Pace(windows=windows, steps=1.0)] * num_learners
         batches = [pace.windows for pace in paces]
         for stream, pace in zip(streams_of(corpus, shape, seed, batches), paces, strict=True):
             own = replace(
                 rule,
                 batch=pace.windows,
-                learning_rate=rule.learning_rate * pace.rate,
+                learning_rate=rule.learning_rate,
                 warmup_steps=max(1, round(rule.warmup_steps * pace.steps)),
             )
             self._loops.append(InnerLoop(build_model(shape, seed), stream, own, device))

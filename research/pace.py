@@ -1,4 +1,4 @@
-"""Islands of different speed: how many steps each makes in a tick, of which batch, and with which inner rate."""
+"""Islands of different speed: how many steps each makes in a tick, and of which batch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ class Pace:
     Attributes:
         windows: windows of a step.
         steps: steps in a tick.
-        rate: factor on the inner rate.
     """
 
     windows: int
     steps: float
-    rate: float
 
 
-def pace_of(speed: float, batch: int, *, largest: float, smallest: float, power: float) -> Pace:
+def pace_of(speed: float, batch: int, *, largest: float, smallest: float) -> Pace:
     """Return the pace of an island that trains on `speed × batch` windows in a tick.
 
     Its batch is the planned one times the power of two that is nearest to its speed, within limits, and at least one
@@ -31,8 +29,7 @@ def pace_of(speed: float, batch: int, *, largest: float, smallest: float, power:
         speed: windows of a tick, relative to the planned ones.
         batch: planned windows of a step.
         largest, smallest: largest and smallest batch, relative to the planned one.
-        power: p of the inner rate, which is multiplied by (batch / planned batch)^p.
     """
     factor = min(max(2.0 ** round(math.log2(speed)), smallest), largest)
     windows = max(1, round(batch * factor))
-    return Pace(windows=windows, steps=speed * batch / windows, rate=(windows / batch) ** power)
+    return Pace(windows=windows, steps=speed * batch / windows)

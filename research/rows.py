@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from p2p_diloco.config.rounds import FINAL_SHARE, STEPS_OF_A_ROUND, WANTED_FRAGMENTS
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.island.batch_size import LARGEST_BATCH
 from p2p_diloco.protocol.rules import LIMITS_OF_TOKENS
 from research.lies import LIES
 from research.scope import LONGEST_CYCLE, Scope
@@ -161,10 +162,19 @@ step, as if islands waited for them; none counts for more than the median, and p
 
 
 def _mixed(setting: Setting, scope: Scope) -> Setting:
-    """Return the setting with islands of different speeds, in whole cycles with as many tokens of all together."""
+    """Return the setting with islands of different speeds, in whole cycles with as many tokens of all together.
+
+    Each chooses its batch as islands do (`island/batch_size.py`): one window at least, twice the planned ones at most.
+    """
     speeds = scope.speeds if setting.islands > 1 else (max(scope.speeds),)
     cycles = setting.ticks * scope.islands / (sum(scope.speeds) * CYCLE)
-    return replace(setting, speeds=speeds, ticks=max(1, round(cycles)) * CYCLE)
+    return replace(
+        setting,
+        speeds=speeds,
+        ticks=max(1, round(cycles)) * CYCLE,
+        largest_batch=float(LARGEST_BATCH),
+        smallest_batch=1.0 / setting.batch,
+    )
 
 
 def _known(setting: Setting) -> Setting:
@@ -181,13 +191,9 @@ def _known(setting: Setting) -> Setting:
 MIXED: dict[str, Callable[[Setting, Scope], Setting]] = {
     "mixed": lambda setting, scope: _known(_mixed(setting, scope)),
     "mixed-strangers": lambda setting, scope: _strangers(_mixed(setting, scope)),
-    "mixed-batches": lambda setting, scope: replace(
-        _known(_mixed(setting, scope)), largest_batch=4.0, smallest_batch=1.0 / 64.0, rate_power=0.5
-    ),
 }
 """Circumstances of a row with islands of different speeds, at as many tokens of all together as without: islands count
-by their tokens; or none counts for more than the median; or their batches follow their speed, up to four times the
-planned one, with an inner rate that follows its root."""
+by their tokens; or none counts for more than the median."""
 DILOCO_LIKE = (
     "textbook-diloco",
     "textbook-diloco-int4",

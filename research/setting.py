@@ -81,7 +81,6 @@ class Setting:
         speeds: windows that each island trains on in a tick, relative to the planned ones; empty: all as planned.
         largest_batch, smallest_batch: limits of an island's batch, relative to the planned one; 1 and 1: all take the
             planned batch, and their speed is in the number of steps (research/pace.py).
-        rate_power: an island's inner rate is multiplied by its relative batch to this power.
         rows: rows of islands whose means are averaged once more, for p2p_diloco only.
         lost_share: share of contributions that never arrive, for p2p_diloco and for systems with a server.
         away_share: share of cycles in which an island is away, for p2p_diloco only; it returns with φ.
@@ -122,7 +121,6 @@ class Setting:
     speeds: tuple[float, ...] = ()
     largest_batch: float = 1.0
     smallest_batch: float = 1.0
-    rate_power: float = 0.0
     rows: int = 1
     lost_share: float = 0.0
     away_share: float = 0.0
@@ -319,7 +317,6 @@ def _paces(setting: Setting) -> tuple[Pace, ...]:
             _windows(setting),
             largest=setting.largest_batch,
             smallest=setting.smallest_batch,
-            power=setting.rate_power,
         )
         for speed in setting.speeds
     )

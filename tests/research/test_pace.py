@@ -24,10 +24,5 @@ def test_what_the_batch_does_not_take_is_more_steps_or_fewer(
     speed: float, limits: tuple[float, float], windows: int, steps: float
 ) -> None:
     smallest, largest = limits
-    found = pace_of(speed, 8, largest=largest, smallest=smallest, power=0.0)
-    assert found == Pace(windows=windows, steps=pytest.approx(steps), rate=1.0)
-
-
-def test_the_rate_follows_a_power_of_the_batch() -> None:
-    assert pace_of(16.0, 8, largest=4.0, smallest=1.0, power=0.5).rate == 2.0
-    assert pace_of(0.1, 8, largest=4.0, smallest=1 / 64, power=0.5).rate == pytest.approx(8**-0.5)
+    found = pace_of(speed, 8, largest=largest, smallest=smallest)
+    assert found == Pace(windows=windows, steps=pytest.approx(steps))

@@ -37,7 +37,7 @@ def test_slow_islands_make_a_quarter_of_the_steps(text: str) -> None:
 def test_islands_of_different_speed_train_on_as_many_windows_as_their_speed_says(text: str) -> None:
     mixed = replace(SMALL, speeds=(1.0, 4.0), batch=2)
     assert run_trial(mixed, 0, text).tokens == (1 + 4) * 16 * 2 * 64
-    larger = replace(mixed, largest_batch=4.0, rate_power=0.5)
+    larger = replace(mixed, largest_batch=4.0)
     assert run_trial(larger, 0, text).tokens == (1 + 4) * 16 * 2 * 64
     assert run_trial(larger, 0, text).loss != run_trial(mixed, 0, text).loss, "fewer, larger steps"
     assert run_trial(replace(SMALL, speeds=(1.0, 0.25)), 0, text).tokens == (16 + 4) * 64

@@ -225,7 +225,9 @@ def test_radial_means_at_once_are_those_of_decoded_vectors(
 
 @settings(deadline=None, max_examples=60)
 @given(seed=SEEDS, num_parts=st.integers(1, 7), share=st.sampled_from([0.0, 0.5, 1.0]))
-def test_among_strangers_long_blocks_count_for_one_and_a_half_medians(seed: int, num_parts: int, share: float) -> None:
+def test_among_strangers_long_blocks_are_limited_as_in_the_mean_of_decoded_vectors(
+    seed: int, num_parts: int, share: float
+) -> None:
     """The first part is three times as long as the others."""
     elements, rng = 640, np.random.default_rng(seed)
     common_N = some(seed, elements)

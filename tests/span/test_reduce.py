@@ -18,7 +18,7 @@ from p2p_diloco.span.fused import MOST_SHRINKS, encode_contribution
 from p2p_diloco.span.known_answer import warm_up
 from p2p_diloco.span.reduce import Codecs, EncodedMean, agreement_of, reduce_parts
 from p2p_diloco.span.serve import content_digests, cut_piece, is_sound_piece, state_bytes, state_from_bytes
-from p2p_diloco.span_log import SpanHead
+from p2p_diloco.span_log import LONGEST_BLOCK, SpanHead
 
 ANN, BEN, CLEO, DORA = (PeerId(sha256(name)) for name in (b"ann", b"ben", b"cleo", b"dora"))
 FLOAT32, INT4 = codec_named("float32"), codec_named("int4")
@@ -104,11 +104,16 @@ def test_among_strangers_no_part_counts_for_more_than_most() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "levels", "expected"),
-    [(Stage.WHOLE, True, 1.125), (Stage.ROW, True, 1.125), (Stage.FINISH, True, 3.0), (Stage.WHOLE, False, 3.0)],
+    [
+        (Stage.WHOLE, True, (3.0 + LONGEST_BLOCK) / 4),
+        (Stage.ROW, True, (3.0 + LONGEST_BLOCK) / 4),
+        (Stage.FINISH, True, 3.0),
+        (Stage.WHOLE, False, 3.0),
+    ],
     ids=["strangers", "strangers in a row", "means of rows", "acquaintances"],
 )
 @pytest.mark.parametrize("is_radial", [None, False])
-def test_only_among_strangers_nobody_puts_more_than_one_and_a_half_medians_into_a_block(
+def test_only_among_strangers_nobody_puts_many_medians_into_a_block(
     stage: Stage, levels: bool, expected: float, is_radial: bool | None
 ) -> None:
     parts = [
