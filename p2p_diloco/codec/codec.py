@@ -285,7 +285,7 @@ class BlockCodec(Codec):
     def decode(self, encoded: Encoded, elements: int) -> Vector:
         scale_bits_B, codes = self._whole_blocks(encoded, elements)
         whole_N = np.empty(scale_bits_B.size * BLOCK, dtype=np.float32)
-        if not decode(scale_bits_B, codes, self._least, whole_N):
+        if not decode(scale_bits_B, codes, self.least_code, whole_N):
             self._refuse_codes(codes, elements)
         return whole_N[:elements]
 
@@ -297,7 +297,7 @@ class BlockCodec(Codec):
             out_N, here = sum_N[_elements_of(blocks)], self._codes_of(blocks)
             is_first = True
             for (scale_bits_B, codes), share in zip(parts, shares, strict=True):
-                if not accumulate(scale_bits_B[blocks], codes[here], self._least, share, is_first, out_N):
+                if not accumulate(scale_bits_B[blocks], codes[here], self.least_code, share, is_first, out_N):
                     self._refuse_codes(codes, elements)
                 is_first = False
         return sum_N[:elements]
@@ -311,7 +311,7 @@ class BlockCodec(Codec):
         """Return the exact sum over blocks of scale² · Σ code²."""
         scale_bits_B, codes = self._whole_blocks(encoded, elements)
         code_squares_B = np.empty(scale_bits_B.size, dtype=np.int64)
-        if not code_squares(codes, self._least, code_squares_B):
+        if not code_squares(codes, self.least_code, code_squares_B):
             self._refuse_codes(codes, elements)
         return squared_norm_of_bfloat16(scale_bits_B, code_squares_B)
 
@@ -335,7 +335,8 @@ class BlockCodec(Codec):
         return np.float32(self.largest_code), np.uint32(_SMALLEST_SCALE_BITS), most_bits
 
     @property
-    def _least(self) -> np.int32:
+    def least_code(self) -> np.int32:
+        """The lowest valid code."""
         return np.int32(-self.largest_code)
 
     def _codes_of(self, blocks: slice) -> slice:

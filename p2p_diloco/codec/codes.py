@@ -30,6 +30,7 @@ from p2p_diloco.codec.vectors import (
 
 Codes: TypeAlias = npt.NDArray[np.int8]
 Marks: TypeAlias = npt.NDArray[np.bool_]
+Wide: TypeAlias = npt.NDArray[np.float64]
 Parts: TypeAlias = tuple[Bits, Bytes]
 """The bits of all scales, shape (B,), and the packed codes."""
 Rates: TypeAlias = tuple[np.float32, np.float32]
@@ -163,6 +164,18 @@ def accumulate(
     return True
 
 
+def lengths_of(parts: Parts, least: np.int32) -> Wide | None:
+    """Return the length of each block of an encoding of whole blocks, shape (B,); None if a code is below `least`."""
+    scale_bits_B, packed = parts
+    squares_B = np.empty(len(scale_bits_B), np.int64)
+    if not code_squares(packed, least, squares_B):
+        return None
+    scales_B = widened(scale_bits_B).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        lengths_B: Wide = np.sqrt(scales_B * scales_B * squares_B)
+    return lengths_B
+
+
 @with_loop()
 def code_squares(packed: Bytes, least: np.int32, squares_B: Integers) -> bool:
     """Write the sum of the squared codes of each block; False if a code is below `least`."""
@@ -215,7 +228,7 @@ def average4(
     parts: Sequence[Parts],
     shares: Sequence[np.float32],
     is_radial_B: Marks,
-    longest_medians: float,
+    longest_B: Wide,
     draw_noise: Callable[[], Bits],
     limits: Limits,
     scale_bits_B: Bits,
@@ -226,7 +239,7 @@ def average4(
 
     Args:
         is_radial_B: blocks that use the radial mean (`outer/mean.py`); none if it is empty.
-        longest_medians: limit on the length of a block, likewise; 0: none.
+        longest_B: lengths at which blocks are cut, likewise; none are if it is empty.
         draw_noise: returns random numbers for rounding; none of them rounds to nearest.
     Returns False for an invalid code or scale, or if a sum is not finite.
     """
@@ -235,5 +248,5 @@ def average4(
         return False
     scales_PB, codes_PN = (np.stack(both) for both in zip(*parts, strict=True))
     into = (scale_bits_B, packed, squares_PB[:-1], squares_PB[-1])
-    rule = (np.array(shares, np.float32), is_radial_B, longest_medians)
+    rule = (np.array(shares, np.float32), is_radial_B, longest_B)
     return bool(loops.average4(scales_PB, codes_PN, *rule, draw_noise(), limits, *into))

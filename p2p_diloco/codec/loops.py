@@ -347,54 +347,38 @@ def _mend_length(direction_K, radius, least, square_K, mean_K):  # type: ignore[
 
 
 @_inlined
-def _longest_of(lengths_P, most, sorted_P):  # type: ignore[no-untyped-def]
-    """Return the length at which parts of a block are cut, as `outer/mean.py` defines it."""
-    count = 0
-    for p in range(lengths_P.size):
-        length, place = lengths_P[p], count
-        if length > 0.0:
-            while place > 0 and sorted_P[place - 1] > length:
-                sorted_P[place] = sorted_P[place - 1]
-                place -= 1
-            sorted_P[place] = length
-            count += 1
-    return most * sorted_P[(count - 1) // 2] if count >= 3 else np.inf
+def _length_of(vector_K, wide_K):  # type: ignore[no-untyped-def]
+    for k in range(BLOCK):
+        wide_K[k] = np.float64(vector_K[k]) * np.float64(vector_K[k])
+    return math.sqrt(sum_of_block(wide_K))
 
 
 @_inlined
-def _find_lengths(vectors_PN, start, wide_K, lengths_P):  # type: ignore[no-untyped-def]
-    for p in range(lengths_P.size):
+def _shorten(values_K, length, longest):  # type: ignore[no-untyped-def]
+    if length > longest:
+        factor = np.float32(longest / length)
         for k in range(BLOCK):
-            wide_K[k] = np.float64(vectors_PN[p, start + k]) * np.float64(vectors_PN[p, start + k])
-        lengths_P[p] = math.sqrt(sum_of_block(wide_K))
+            values_K[k] = values_K[k] * factor
 
 
-@_compiled(types.void(_input(float32, 2), _VECTOR, _MARKS, float64, _VECTOR_OUT))
-def radial_mean(vectors_PN, shares_P, is_radial_B, most, mean_N):  # type: ignore[no-untyped-def]
-    wide_K, direction_K, values_K = (
-        np.empty(BLOCK, np.float64),
-        np.empty(BLOCK, np.float64),
-        np.empty(BLOCK, np.float32),
-    )
-    lengths_P, sorted_P = np.empty(shares_P.size, np.float64), np.empty(shares_P.size, np.float64)
+@_compiled(types.void(_input(float32, 2), _VECTOR, _MARKS, _input(float64), _VECTOR_OUT))
+def radial_mean(vectors_PN, shares_P, is_radial_B, longest_B, mean_N):  # type: ignore[no-untyped-def]
+    wide_K, direction_K = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    values_K, is_limited = np.empty(BLOCK, np.float32), longest_B.size > 0
     for b in range(is_radial_B.size):
         start, is_radial = b * BLOCK, is_radial_B[b]
-        mean_K = mean_N[start : start + BLOCK]
-        if is_radial or most > 0.0:
-            _find_lengths(vectors_PN, start, wide_K, lengths_P)
-        longest = _longest_of(lengths_P, most, sorted_P) if most > 0.0 else np.inf
+        mean_K, longest = mean_N[start : start + BLOCK], longest_B[b] if is_limited else np.inf
         radius, least_square = 0.0, 0.0
         for p in range(shares_P.size):
-            vector_K, length = vectors_PN[p, start : start + BLOCK], lengths_P[p]
+            vector_K = vectors_PN[p, start : start + BLOCK]
             if is_radial:
-                share = np.float64(shares_P[p])
+                share, length = np.float64(shares_P[p]), _length_of(vector_K, wide_K)
                 radius += share * min(length, longest)
                 least_square += share * share if length > 0.0 else 0.0
                 _add_direction(vector_K, share / length if length > 0.0 else 0.0, p == 0, direction_K)
-            elif longest < np.inf and length > longest:
-                factor = np.float32(longest / length)
-                for k in range(BLOCK):
-                    values_K[k] = vector_K[k] * factor
+            elif is_limited:
+                values_K[:] = vector_K
+                _shorten(values_K, _length_of(vector_K, wide_K), longest)
                 _add_block(values_K, shares_P[p], p == 0, mean_K)
             else:
                 _add_block(vector_K, shares_P[p], p == 0, mean_K)
@@ -466,27 +450,20 @@ def follow4(entry, own, vectors, rates, limits, next_vectors):  # type: ignore[n
 
 @_compiled(
     boolean(
-        _input(uint16, 2), _input(uint8, 2), _VECTOR, _MARKS, float64, _NOISE, _LIMITS,
+        _input(uint16, 2), _input(uint8, 2), _VECTOR, _MARKS, _input(float64), _NOISE, _LIMITS,
         _SCALES_OUT, _CODES_OUT, int64[:, ::1], _SQUARES_OUT,
     )
 )  # fmt: skip
 def average4(  # type: ignore[no-untyped-def]
-    scales_PB, codes_PN, shares_P, is_radial_B, most, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
+    scales_PB, codes_PN, shares_P, is_radial_B, longest_B, noise_N, limits, scale_bits_B, packed, squares_PB, squares_B
 ):
     values_K, mean_K, codes_K = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
     direction_K, square_K = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
-    lengths_P, sorted_P = np.empty(shares_P.size, np.float64), np.empty(shares_P.size, np.float64)
-    largest, least_bits, most_bits = limits
+    (largest, least_bits, most_bits), is_limited = limits, longest_B.size > 0
     lowest, least = np.int32(0), np.int32(-largest)
     for b in range(scale_bits_B.size):
         is_radial = is_radial_B.size > 0 and is_radial_B[b]
-        radius, least_square, longest = 0.0, 0.0, np.inf
-        if most > 0.0:
-            for p in range(shares_P.size):
-                wide = np.float64(float_of(np.uint32(scales_PB[p, b]) << np.uint32(16)))
-                _, total = _squares_of_block4(codes_PN[p, b * HALF : b * HALF + HALF])
-                lengths_P[p] = math.sqrt(wide * wide * np.float64(total))
-            longest = _longest_of(lengths_P, most, sorted_P)
+        radius, least_square, longest = 0.0, 0.0, longest_B[b] if is_limited else np.inf
         for p in range(shares_P.size):
             bits, share = np.uint32(scales_PB[p, b]), shares_P[p]
             if not _is_scale(bits, least_bits, most_bits):
@@ -503,17 +480,16 @@ def average4(  # type: ignore[no-untyped-def]
                 values_K[2 * k] = np.float32(low) * scale
                 values_K[2 * k + 1] = np.float32(high) * scale
             squares_PB[p, b] = total
-            if is_radial:
-                wide, wide_share = np.float64(scale), np.float64(share)
+            wide, length = np.float64(scale), 0.0
+            if is_radial or is_limited:
                 length = math.sqrt(wide * wide * np.float64(total))
+            if is_radial:
+                wide_share = np.float64(share)
                 radius += wide_share * min(length, longest)
                 least_square += wide_share * wide_share if length > 0.0 else 0.0
                 _add_direction(values_K, wide_share / length if length > 0.0 else 0.0, p == 0, direction_K)
                 continue
-            if longest < np.inf and lengths_P[p] > longest:
-                factor = np.float32(longest / lengths_P[p])
-                for k in range(BLOCK):
-                    values_K[k] = values_K[k] * factor
+            _shorten(values_K, length, longest)
             if p == 0:  # not `_add_block`: inlined here, it is a third slower
                 for k in range(BLOCK):
                     mean_K[k] = values_K[k] * share

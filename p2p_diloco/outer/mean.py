@@ -38,6 +38,7 @@ RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
 """Which blocks of a span use the radial mean, shape (B,); the last block may be short."""
 Wide: TypeAlias = npt.NDArray[np.float64]
 
+NO_LIMITS: Wide = np.empty(0, np.float64)
 _CHUNK_BLOCKS = 512
 """Blocks processed at a time, of which all vectors are copied."""
 
@@ -106,8 +107,7 @@ def radial_mean_of(
         parts: for each vector, in roster order, a function that returns the elements of a slice that begins at a block.
         weights: one per vector, finite and not negative.
         is_radial_B: from `mark_radial`.
-        longest_medians: a longer block of a vector is shortened to this multiple of the block's median length, the
-            lower one of those that are not zero; with fewer than three there is no limit. 0: no limits.
+        longest_medians: blocks are cut at this multiple of their median length, as `longest_blocks` defines it; 0: not.
     Returns:
         The mean, freshly allocated. No marked block is longer than the mean of its lengths.
     Raises:
@@ -117,26 +117,73 @@ def radial_mean_of(
     if len(is_radial_B) != num_blocks(elements):
         raise RoundError(f"got marks for {len(is_radial_B)} blocks; a span of {elements} elements has another number")
     shares_P = np.array(shares_of(weights, len(parts)), np.float32)
+    chunks, longest_B = list(iterate_blocks(len(is_radial_B), _CHUNK_BLOCKS)), NO_LIMITS
     mean_N = np.empty(len(is_radial_B) * BLOCK, np.float32)
-    for blocks in iterate_blocks(len(is_radial_B), _CHUNK_BLOCKS):
-        whole_N = mean_N[blocks.start * BLOCK : blocks.stop * BLOCK]
-        here = slice(blocks.start * BLOCK, min(blocks.stop * BLOCK, elements))
-        vectors_PN = np.zeros((len(parts), len(whole_N)), np.float32)
-        for vector_N, part in zip(vectors_PN, parts, strict=True):
-            vector_N[: here.stop - here.start] = part(here)
-        radial_mean(vectors_PN, shares_P, is_radial_B[blocks], longest_medians, whole_N)
+    if longest_medians:
+        lengths = [lengths_of_blocks(_read(parts, elements, blocks)) for blocks in chunks]
+        longest_B = longest_blocks(np.concatenate(lengths, axis=1), is_radial_B, longest_medians)
+    for blocks in chunks:
+        whole_N, vectors_PN = mean_N[blocks.start * BLOCK : blocks.stop * BLOCK], _read(parts, elements, blocks)
+        radial_mean(vectors_PN, shares_P, is_radial_B[blocks], longest_B[blocks], whole_N)
     check_mean(mean_N[:elements], len(parts))
     return mean_N[:elements]
 
 
+def _read(parts: Sequence[Part], elements: int, blocks: slice) -> Vector:
+    """Return some blocks of all vectors, shape (P, 64 B), with zeros at the end of a short one."""
+    start, stop = blocks.start * BLOCK, blocks.stop * BLOCK
+    vectors_PN = np.zeros((len(parts), stop - start), np.float32)
+    for vector_N, part in zip(vectors_PN, parts, strict=True):
+        vector_N[: min(stop, elements) - start] = part(slice(start, min(stop, elements)))
+    return vectors_PN
+
+
+def lengths_of_blocks(vectors_PN: Vector) -> Wide:
+    """Return the lengths of the blocks of vectors, shape (P, B)."""
+    wide_PBK = [vector_N.astype(np.float64).reshape(-1, BLOCK) for vector_N in vectors_PN]
+    return np.sqrt(np.stack([sums_of_blocks(wide_BK * wide_BK) for wide_BK in wide_PBK]))
+
+
+def longest_blocks(lengths_PB: Wide, is_radial_B: RadialBlocks, medians: float) -> Wide:
+    """Return the length at which each block of strangers' vectors is cut, shape (B,); infinity: it is not.
+
+    A block counts for at most so many times its median length, the lower one of those that are not zero, if there are
+    three or more. In a row of an embedding all vectors but a few may hold nothing but what rounding has left, so where
+    means are plain each counts at least for the length that is typical of such blocks: the lower median over vectors of
+    √(Σ length⁴ / Σ length²). That is the limit, too, where fewer than three are not zero.
+    """
+    longest_B = medians * lower_medians(lengths_PB)
+    squares_PB = np.square(lengths_PB[:, ~is_radial_B])
+    # A running sum has one order on any hardware.
+    sums_P, fourths_P = (np.cumsum(each_PB, axis=1)[:, -1:].sum(axis=1) for each_PB in (squares_PB, squares_PB**2))
+    typical_P = np.sqrt(np.divide(fourths_P, sums_P, out=np.zeros_like(sums_P), where=sums_P > 0.0))
+    (least,) = lower_medians(typical_P[:, None])
+    is_known_B = longest_B < np.inf
+    longest_B[~is_radial_B] = np.where(is_known_B, np.maximum(longest_B, least), least)[~is_radial_B]
+    return longest_B
+
+
+def lower_medians(lengths_PB: Wide) -> Wide:
+    """Return the lower median of those that are not zero; infinity for fewer than three."""
+    count_B = np.count_nonzero(lengths_PB > 0.0, axis=0)
+    middle_B = len(lengths_PB) - count_B + (count_B - 1) // 2  # zeros are sorted to the front
+    sorted_PB = np.sort(lengths_PB, axis=0)
+    medians_B = np.take_along_axis(sorted_PB, middle_B.clip(max=len(lengths_PB) - 1)[None], axis=0)[0]
+    return np.where(count_B >= 3, medians_B, np.inf)
+
+
 @with_loop()
 def radial_mean(
-    vectors_PN: Vector, shares_P: Vector, is_radial_B: RadialBlocks, longest_medians: float, mean_N: Vector
+    vectors_PN: Vector, shares_P: Vector, is_radial_B: RadialBlocks, longest_B: Wide, mean_N: Vector
 ) -> None:
-    """Write the mean: radial in marked blocks; plain, rounded after each step, in the others."""
+    """Write the mean: radial in marked blocks; plain, rounded after each step, in the others.
+
+    Args:
+        longest_B: lengths at which blocks are cut; none are if it is empty.
+    """
     vectors_PBK, mean_BK = vectors_PN.reshape(len(vectors_PN), -1, BLOCK), mean_N.reshape(-1, BLOCK)
-    lengths_PB = np.stack([_lengths_of(vector_BK) for vector_BK in vectors_PBK])
-    longest_B = _longest_of(lengths_PB, longest_medians)
+    lengths_PB = lengths_of_blocks(vectors_PN)
+    longest_B = longest_B if len(longest_B) else np.full(len(mean_BK), np.inf)
     with np.errstate(over="ignore", invalid="ignore"):
         for place, (vector_BK, length_B, share) in enumerate(zip(vectors_PBK, lengths_PB, shares_P, strict=True)):
             is_long_B = length_B > longest_B
@@ -145,23 +192,6 @@ def radial_mean(
             mean_BK[:] = addend_BK if place == 0 else mean_BK + addend_BK
         marked_PB = np.minimum(lengths_PB, longest_B)[:, is_radial_B]
         mean_BK[is_radial_B] = _radial(vectors_PBK[:, is_radial_B], lengths_PB[:, is_radial_B], marked_PB, shares_P)
-
-
-def _lengths_of(vector_BK: Vector) -> Wide:
-    wide_BK = vector_BK.astype(np.float64)
-    lengths_B: Wide = np.sqrt(sums_of_blocks(wide_BK * wide_BK))
-    return lengths_B
-
-
-def _longest_of(lengths_PB: Wide, longest_medians: float) -> Wide:
-    """Return the length at which the vectors are cut in each block; infinity: not."""
-    longest_B = np.full(lengths_PB.shape[1], np.inf)
-    count_B = np.count_nonzero(lengths_PB > 0.0, axis=0)
-    limited_B = (count_B >= 3) & (longest_medians > 0.0)
-    middle_B = len(lengths_PB) - count_B + (count_B - 1) // 2  # zeros are sorted to the front
-    medians_B = np.take_along_axis(np.sort(lengths_PB, axis=0), middle_B.clip(max=len(lengths_PB) - 1)[None], axis=0)[0]
-    longest_B[limited_B] = longest_medians * medians_B[limited_B]
-    return longest_B
 
 
 def _radial(vectors_PBK: Vector, lengths_PB: Wide, counted_PB: Wide, shares_P: Vector) -> Vector:

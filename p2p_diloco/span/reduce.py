@@ -13,11 +13,21 @@ from functools import partial
 import numpy as np
 
 from p2p_diloco.codec.codec import Codec, Int4Codec, RoundingBits, is_whole
-from p2p_diloco.codec.codes import NO_NOISE, average4
+from p2p_diloco.codec.codes import NO_NOISE, average4, lengths_of
 from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
-from p2p_diloco.outer.mean import RadialBlocks, Wide, check_mean, radial_mean_of, shares_of
+from p2p_diloco.outer.mean import (
+    NO_LIMITS,
+    RadialBlocks,
+    Wide,
+    check_mean,
+    lengths_of_blocks,
+    longest_blocks,
+    lower_medians,
+    radial_mean_of,
+    shares_of,
+)
 from p2p_diloco.protocol.actions import Part, ReduceSpan, Stage
 from p2p_diloco.protocol.round.influence import Agreement
 from p2p_diloco.span_log import LONGEST_BLOCK, levelled
@@ -103,7 +113,7 @@ def reduce_parts(action: ReduceSpan, codecs: Codecs, elements: int, secret: byte
     if not kept.parts:
         return "no contribution was sound: " + "; ".join(f"{short_peer_id(peer)} {text}" for peer, text in dropped)
     try:
-        mean_N = _mean_of(kept, source, elements, codecs.radial.get(action.span))
+        mean_N = _mean_of(kept, codecs, elements)
         payload = target.encode(mean_N, rounding_seed=_seed_of(action, codecs))
     except (NonFiniteUpdate, RoundError) as error:
         return str(error)
@@ -123,16 +133,17 @@ def _without(action: ReduceSpan, peers: Collection[PeerId]) -> ReduceSpan:
 def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secret: bytes | None) -> dict[PeerId, str]:
     """Return which of three or more strangers' contributions point against the sum of the others, with the reason.
 
-    Only directions count. No two agree by more than the median of all pairs, so that copies of one contribution do not
-    speak for each other. Those that point against the others by more than chance are left out one by one, the worst
-    first, and never as many as half. Whoever is left out keeps what it has learnt, and sends it again.
+    Only directions count, and no block has more influence on them than one of median length. No two agree by more than
+    the median of all pairs, so that copies of one contribution do not speak for each other. Those that point against
+    the others by more than chance are left out one by one, the worst first, and never as many as half. Whoever is left
+    out keeps what it has learnt, and sends it again.
     """
     if secret is None or not _is_of_strangers(action) or len(action.parts) < 3:
         return {}
     source, _ = codecs.of(action.stage)
     compared = _compared(elements, int.from_bytes(secret[:8], "little"), _COMPARED_OF_EACH, _PIECES_OF_EACH)
-    read = {part.peer: _direction_of(part, source, elements, compared) for part in action.parts}
-    directions = {peer: direction_N for peer, direction_N in read.items() if direction_N.any()}
+    read = {part.peer: _pieces_of(part, source, elements, compared) for part in action.parts}
+    directions = _directions_of({peer: pieces_N for peer, pieces_N in read.items() if pieces_N is not None})
     count = len(directions)
     if count < 3:
         return {}
@@ -140,34 +151,53 @@ def _against_the_others(action: ReduceSpan, codecs: Codecs, elements: int, secre
     products_PP = directions_PN @ directions_PN.T
     usual = float(np.median(products_PP[np.triu_indices(count, 1)]))
     products_PP = np.minimum(products_PP, max(usual, 0.0))
-    np.fill_diagonal(products_PP, 0.0)
-    # The square of a cosine of vectors that have nothing in common is about one over the elements that carry them.
-    chance_P = _DEVIATIONS * np.sqrt(np.sum(directions_PN**4, axis=1))
-    found, agreement_P = dict[PeerId, str](), products_PP.sum(axis=1)
+    # The mean square of the cosine of two vectors whose signs have nothing in common.
+    variances_PP = np.square(directions_PN) @ np.square(directions_PN).T
+    for each_PP in (products_PP, variances_PP):
+        np.fill_diagonal(each_PP, 0.0)
+    found, agreement_P, variance_P = dict[PeerId, str](), products_PP.sum(axis=1), variances_PP.sum(axis=1)
     while len(found) < (count - 1) // 2:
-        others = count - 1 - len(found)
-        excess_P = agreement_P + chance_P * math.sqrt(others)
+        excess_P = agreement_P + _DEVIATIONS * np.sqrt(variance_P.clip(min=0.0))
         worst = int(excess_P.argmin())
         if excess_P[worst] >= 0.0:
             break
         found[peers[worst]] = (
             "its contribution points against what the others have learnt (a mean cosine of "
-            f"{agreement_P[worst] / others:.2f})"
+            f"{agreement_P[worst] / (count - 1 - len(found)):.2f})"
         )
-        agreement_P -= products_PP[worst]
+        agreement_P, variance_P = agreement_P - products_PP[worst], variance_P - variances_PP[worst]
         agreement_P[worst] = np.inf
     return found
 
 
-def _direction_of(part: Part, codec: Codec, elements: int, compared: Sequence[slice]) -> Wide:
-    """Return pieces of a part, end to end, at length 1; zeros if it cannot be read or has none."""
+def _pieces_of(part: Part, codec: Codec, elements: int, compared: Sequence[slice]) -> Vector | None:
+    """Return pieces of a part in whole blocks, end to end; None if it cannot be read."""
     try:
         read = codec.reader(part.payload, elements)
-        pieces_N = np.concatenate([read(here) for here in compared]).astype(np.float64)
+        pieces_N = np.concatenate([read(here) for here in compared])
     except PeerError:
-        return np.zeros(1)
-    length = math.sqrt(float(pieces_N @ pieces_N))
-    return pieces_N / length if 0.0 < length < math.inf else np.zeros(1)
+        return None
+    return np.pad(pieces_N, (0, -len(pieces_N) % BLOCK))
+
+
+def _directions_of(pieces: Mapping[PeerId, Vector]) -> dict[PeerId, Wide]:
+    """Return the pieces of contributions at length 1, without those that have none.
+
+    Before, blocks are shortened to their median length; those that fewer than three have do not count.
+    """
+    if len(pieces) < 3:
+        return {}
+    blocks_PBK = np.stack(list(pieces.values())).reshape(len(pieces), -1, BLOCK).astype(np.float64)
+    lengths_PB = lengths_of_blocks(np.stack(list(pieces.values())))
+    most_B = lower_medians(lengths_PB)
+    most_B[most_B == np.inf] = 0.0
+    factors_PB = np.divide(
+        np.minimum(lengths_PB, most_B), lengths_PB, out=np.zeros_like(lengths_PB), where=lengths_PB > 0
+    )
+    vectors_PN = (blocks_PBK * factors_PB[:, :, None]).reshape(len(pieces), -1)
+    sizes_P = np.sqrt(np.square(vectors_PN).sum(axis=1))
+    found = zip(pieces, vectors_PN, sizes_P, strict=True)
+    return {peer: vector_N / size for peer, vector_N, size in found if 0.0 < size < math.inf}
 
 
 def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> EncodedMean | None:
@@ -182,11 +212,17 @@ def _reduce_at_once(action: ReduceSpan, codecs: Codecs, elements: int) -> Encode
         shares = shares_of(_weights_of(action), len(parts))
     except (PeerError, RoundError):
         return None
+    longest_B = NO_LIMITS
+    if _is_of_strangers(action):
+        lengths = [lengths for part in parts if (lengths := lengths_of(part, source.least_code)) is not None]
+        if len(lengths) < len(parts):
+            return None
+        longest_B = longest_blocks(np.stack(lengths), _marks_of(action, codecs, elements), LONGEST_BLOCK)
     room, scale_bits_B, packed = target.empty_encoding(elements)
     squares_PB = np.empty((len(parts) + 1, len(scale_bits_B)), dtype=np.int64)
     seed, marks_B, limits = _seed_of(action, codecs), codecs.radial.get(action.span, _ALL_PLAIN), source.loop_limits()
     draw = partial(RoundingBits(seed).draw, elements) if seed is not None else lambda: NO_NOISE
-    if not average4(parts, shares, marks_B, _longest_of(action), draw, limits, scale_bits_B, packed, squares_PB):
+    if not average4(parts, shares, marks_B, longest_B, draw, limits, scale_bits_B, packed, squares_PB):
         return None
     norms = [
         math.sqrt(squared_norm_of_bfloat16(bits_B, squares_B))
@@ -221,20 +257,22 @@ def _weights_of(action: ReduceSpan) -> Sequence[float]:
     return levelled(weights) if _is_of_strangers(action) else weights
 
 
-def _longest_of(action: ReduceSpan) -> float:
-    return LONGEST_BLOCK if _is_of_strangers(action) else 0.0
-
-
-def _mean_of(action: ReduceSpan, codec: Codec, elements: int, is_radial_B: RadialBlocks | None) -> Vector:
+def _mean_of(action: ReduceSpan, codecs: Codecs, elements: int) -> Vector:
     """Return the mean of the decoded parts. No part is in memory as a whole."""
-    weights, parts, longest = _weights_of(action), action.parts, _longest_of(action)
-    if is_radial_B is not None or longest:
-        readers, marks_B = [codec.reader(part.payload, elements) for part in parts], is_radial_B
-        marks_B = np.zeros(num_blocks(elements), np.bool_) if marks_B is None else marks_B
+    codec, _ = codecs.of(action.stage)
+    weights, parts = _weights_of(action), action.parts
+    longest = LONGEST_BLOCK if _is_of_strangers(action) else 0.0
+    if longest or action.span in codecs.radial:
+        readers, marks_B = [codec.reader(part.payload, elements) for part in parts], _marks_of(action, codecs, elements)
         return radial_mean_of(readers, elements, weights, marks_B, longest_medians=longest)
     mean_N = codec.add_up([part.payload for part in parts], shares_of(weights, len(parts)), elements)
     check_mean(mean_N, len(parts))
     return mean_N
+
+
+def _marks_of(action: ReduceSpan, codecs: Codecs, elements: int) -> RadialBlocks:
+    marks_B = codecs.radial.get(action.span)
+    return np.zeros(num_blocks(elements), np.bool_) if marks_B is None else marks_B
 
 
 def agreement_of(

@@ -9,6 +9,7 @@ import pytest
 
 from p2p_diloco.codec.codec import Int4Codec
 from p2p_diloco.codec.vectors import Vector, compiled_loops, read_only
+from p2p_diloco.outer.mean import NO_LIMITS
 
 BLOCKS = 40
 ELEMENTS = 64 * BLOCKS
@@ -96,7 +97,7 @@ def test_averaging_matches_the_separate_loops(seed: int, is_drawn: bool, num_par
     scale_bits_B, packed, squares_B = places()
     squares_PB = np.empty((num_parts, BLOCKS), np.int64)
     mine = (scale_bits_B, packed, squares_PB, squares_B)
-    assert LOOPS.average4(scales_PB, codes_PN, shares_P, PLAIN, 0.0, noise_N, LIMITS, *mine)
+    assert LOOPS.average4(scales_PB, codes_PN, shares_P, PLAIN, NO_LIMITS, noise_N, LIMITS, *mine)
     mean_N = np.empty(ELEMENTS, np.float32)
     for place, (part, share) in enumerate(zip(parts, shares_P, strict=True)):
         assert LOOPS.accumulate(*part[:2], LEAST, share, place == 0, mean_N)
@@ -115,4 +116,4 @@ def test_a_scale_that_no_encoder_writes_is_refused(bits: int) -> None:
     assert not LOOPS.follow4((read_only(wrong_B), packed), nothing, now, RATES, LIMITS, ours)
     none_N, one_P = np.empty(0, np.uint16), np.ones(1, np.float32)
     mine = (*places()[:2], np.empty((1, BLOCKS), np.int64), squares_B)
-    assert not LOOPS.average4(wrong_B[None], packed.copy()[None], one_P, PLAIN, 0.0, none_N, LIMITS, *mine)
+    assert not LOOPS.average4(wrong_B[None], packed.copy()[None], one_P, PLAIN, NO_LIMITS, none_N, LIMITS, *mine)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from p2p_diloco.codec.codec import codec_named
+from p2p_diloco.codec.codec import Codec, codec_named
 from p2p_diloco.codec.vectors import Vector, compiled_loops
 from p2p_diloco.ids import ZERO_DIGEST, PeerId, SpanId, sha256, short_peer_id
 from p2p_diloco.outer.state import PreparedContribution, SpanState
@@ -150,6 +151,93 @@ def test_copies_of_a_lie_do_not_speak_for_each_other() -> None:
     lie = (-np.mean(honest, axis=0)).astype(np.float32)
     assert opposite(*honest, lie, lie) == {3, 4}
     assert opposite(lie, lie, *honest) == {0, 1}
+
+
+LONG = 1 << 15
+
+
+def of_strangers(vectors: Sequence[Vector], secret: bytes, codec: Codec = INT4) -> EncodedMean:
+    peers = [PeerId(sha256(bytes([number]))) for number in range(len(vectors))]
+    parts = [
+        Part(peer=peer, payload=codec.encode(vector_N.ravel()), weight=1.0, norm=1.0)
+        for peer, vector_N in zip(peers, vectors, strict=True)
+    ]
+    codecs = Codecs(contribution=codec, row_mean=codec, entry=codec)
+    result = reduce_parts(reduce(*parts), codecs, vectors[0].size, secret)
+    assert isinstance(result, EncodedMean)
+    return result
+
+
+def learnt(count: int, seed: int) -> list[Vector]:
+    """Return contributions of honest islands, whose cosines are 0.3, in blocks."""
+    rng = np.random.default_rng(seed)
+    common_BK = rng.standard_normal((LONG // 64, 64))
+    return [
+        (0.3**0.5 * common_BK + 0.7**0.5 * rng.standard_normal(common_BK.shape)).astype(np.float32)
+        for _ in range(count)
+    ]
+
+
+def spiked(flipped_BK: Vector) -> Vector:
+    """Return it with one vast element in every block, as if nothing could be said about its direction."""
+    spiked_BK = flipped_BK.copy()
+    spiked_BK[:, 0] = np.linalg.norm(flipped_BK, axis=1)
+    return spiked_BK
+
+
+def lengthened(flipped_BK: Vector) -> Vector:
+    """Return it with every sixth block agreeing, and so long that the whole agrees."""
+    lengthened_BK = flipped_BK.copy()
+    lengthened_BK[::6] *= -6.0
+    return lengthened_BK
+
+
+@pytest.mark.parametrize("form", [lambda flipped_BK: flipped_BK, spiked, lengthened], ids=["plain", "spikes", "long"])
+@pytest.mark.parametrize(("honest", "liars"), [(2, 1), (3, 1), (4, 1), (3, 2), (9, 4)])
+@pytest.mark.parametrize("seed", range(4))
+def test_liars_are_left_out_and_nobody_else_whatever_their_lengths(
+    form: Callable[[Vector], Vector], honest: int, liars: int, seed: int
+) -> None:
+    vectors = learnt(honest, seed)
+    lie_BK = form(np.asarray(-3.0 * np.mean(vectors, axis=0), np.float32))
+    result = of_strangers([*vectors, *[lie_BK] * liars], bytes([seed] * 8))
+    assert result.sound == {PeerId(sha256(bytes([number]))) for number in range(honest)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_only_one_has_seen_gives_a_liar_no_friend(seed: int) -> None:
+    ann_BK, *others = learnt(4, seed)
+    lie_BK = np.asarray(-np.mean([ann_BK, *others], axis=0), np.float32)
+    for each_BK in others:
+        each_BK[::4] = 0.0
+    lie_BK[::4] = 9.0 * ann_BK[::4]
+    assert len(of_strangers([ann_BK, *others, lie_BK], bytes([seed] * 8)).sound) == 4
+
+
+@pytest.mark.parametrize("count", [5, 16])
+@pytest.mark.parametrize("name", ["int4", "float32"])
+@pytest.mark.parametrize("chance", [0.05, 0.2, 0.5])
+def test_rows_that_few_strangers_have_seen_arrive_in_whole(count: int, name: str, chance: float) -> None:
+    """In the other rows, rounding has left something from the cycles before."""
+    rng, codec, rows, dropped = np.random.default_rng(count), codec_named(name), 256, 0
+    peers = [PeerId(sha256(bytes([number]))) for number in range(count)]
+    left, sums, wanted = np.zeros((count, rows, 64)), np.zeros((rows, 64)), np.zeros((rows, 64))
+    aim_BK = rng.standard_normal((rows, 64)) / 8.0
+    for cycle in range(20):
+        new = (rng.random((count, rows, 1)) < chance) * (aim_BK + rng.standard_normal((count, rows, 64)) / 8.0)
+        wanted += new.mean(axis=0)
+        vectors = [each.astype(np.float32) for each in left + new]
+        result = of_strangers(vectors, bytes([cycle] * 8), codec)
+        left = np.stack(
+            [
+                each - (peer in result.sound) * codec.decode(codec.encode(each.ravel()), each.size).reshape(rows, 64)
+                for peer, each in zip(peers, vectors, strict=True)
+            ]
+        )
+        dropped += len(result.dropped)
+        sums += codec.decode(result.payload, rows * 64).reshape(rows, 64)
+    assert np.sum(sums * wanted) / np.sum(wanted * wanted) == pytest.approx(1.0, abs=0.06)
+    assert dropped <= 0.01 * 20 * count, "by chance, where hardly any two have seen the same"
 
 
 def test_who_has_learnt_nothing_and_who_is_unsound_is_no_third_one() -> None:
