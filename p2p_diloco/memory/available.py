@@ -59,7 +59,8 @@ def _cached_files(folder: Path) -> int:
     """Return the bytes of a control group, and of all in it, that the system can free at once."""
     lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
     sizes = {name: int(size) for name, size in lines}
-    return sum(sizes.get(f"total_{kind}_file", sizes.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+    files = sum(sizes.get(f"total_{kind}_file", sizes.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+    return files + sizes.get("slab_reclaimable", 0)
 
 
 def _text(path: Path) -> str:

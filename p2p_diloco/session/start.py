@@ -385,7 +385,7 @@ async def _check_here(plan: PeerPlan, manifest: RunManifest | None) -> None:
     """Check device, memory, text and model; what depends on the run only once its manifest is known."""
     if plan.training is not None:  # first, because the built-in training knows more of its memory
         await asyncio.to_thread(plan.training.check, plan.settings, manifest)
-    if manifest is not None:
+    if manifest is not None and (plan.training is None or not plan.training.checks_memory):
         _check_memory(plan, manifest)
 
 
@@ -422,7 +422,7 @@ def _room_for_text(settings: PeerSettings, manifest: RunManifest) -> int | None:
 def _check_memory(plan: PeerPlan, manifest: RunManifest) -> None:
     """Refuse a model that does not fit into memory before allocating it, since a manifest can name any size."""
     parameters, has = plan_run(manifest).num_parameters, total_memory()
-    each, purpose = BYTES_TO_HOLD, "held"
+    each, purpose = (0 if plan.founding is None else BYTES_TO_HOLD), "held"
     if plan.keeps_state:
         each, purpose = (BYTES_TO_TRAIN, "trained") if plan.trains else (BYTES_TO_EXPORT, "exported")
     needs = parameters * each

@@ -92,6 +92,7 @@ class Training(ABC):
         state: state of the model, once it is open.
         owns_process: whether this peer may change process-wide settings such as the allocator.
         reads_text: whether it trains on the run's text; a user's own loop has its own data.
+        checks_memory: whether `check` refuses a run that does not fit into memory.
         evaluate_seconds: seconds between measurements of the held-out loss; 0: never.
         pace: how the machine's owner limits steps.
     """
@@ -102,6 +103,7 @@ class Training(ABC):
     state: TrainedState | None = None
     owns_process = False
     reads_text = False
+    checks_memory = False
     evaluate_seconds = 0.0
 
     def __init__(self) -> None:

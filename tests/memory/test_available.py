@@ -34,7 +34,9 @@ OF_ANCESTOR = {
     f"{GROUP}/memory.current": f"{GB}\n",
     "sys/fs/cgroup/user.slice/memory.max": f"{4 * GB}\n",
     "sys/fs/cgroup/user.slice/memory.current": f"{3 * GB}\n",
-    "sys/fs/cgroup/user.slice/memory.stat": f"anon {GB}\nactive_file {GB // 2}\ninactive_file {GB}\n",
+    "sys/fs/cgroup/user.slice/memory.stat": "".join(
+        f"{name} {GB // 2}\n" for name in ("anon", "active_file", "inactive_file", "slab_reclaimable")
+    ),
 }
 OF_A_CONTAINER = {
     "proc/self/cgroup": "12:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/docker/1\n",

@@ -733,14 +733,13 @@ async def test_a_joiner_refuses_a_model_too_large_for_any_machine_and_allocates_
             tracemalloc.stop()
 
 
-async def test_a_joiner_refuses_a_model_too_large_for_this_machine(
-    stage: PeerStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_founder_refuses_a_model_too_large_for_this_machine(
+    stage: PeerStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "total_memory", lambda: 1000)
-    RunFolder(tmp_path / "ada", RUN).write(MANIFEST_FILE, SIGNED.encode())
-    text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to be trained; this machine has"
+    text = r"the model has [\d,]+ parameters and needs at least 0.0 GB of memory to be held; this machine has"
     with pytest.raises(ConfigError, match=text):
-        await run_peer(stage.joiner("ada", Invite(run=RUN, bootstraps=())), Watcher(), StopRequest())
+        await run_peer(stage.founder(), Watcher(), StopRequest())
 
 
 async def test_a_joiner_without_enough_free_memory_is_refused_before_it_builds_or_fetches_anything(

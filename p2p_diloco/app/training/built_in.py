@@ -62,6 +62,7 @@ class BuiltInTraining(Training):
 
     owns_process = True
     reads_text = True
+    checks_memory = True
 
     def __init__(self, *, evaluate_seconds: float = 30.0, founds: bool = False, island: Island | None = None) -> None:
         super().__init__()
@@ -345,8 +346,12 @@ def follow_rank_0(island: Island, settings: PeerSettings) -> None:
         KnownError: the model cannot be trained on one of the ranks.
         P2PDilocoError: this rank cannot go on, or another is missing.
     """
+    is_first = True  # what an earlier session has freed may still belong to this process
     while (order := island.await_training()) is not None:
         try:
+            if is_first:
+                _check_device(island, RankOrder(**json.loads(order)), settings)
+            is_first = False
             steps = island.build(lambda: _build(island, RankOrder(**json.loads(order)), settings))
         except P2PDilocoError as error:
             raise KnownError(str(error)) from error
@@ -359,10 +364,14 @@ def follow_rank_0(island: Island, settings: PeerSettings) -> None:
                     steps.make()
 
 
+def _check_device(island: Island, order: RankOrder, settings: PeerSettings) -> None:
+    """Refuse a run that does not fit into the memory of this rank's device; rank 0 has compared the host's."""
+    room = room_here(choose_device(settings.device), ranks=island.ranks.count, has_shards=order.has_shards)
+    check_memory(plan_run(RunManifest.model_validate_json(order.manifest)), replace(room, host_free=sys.maxsize))
+
+
 def _build(island: Island, order: RankOrder, settings: PeerSettings) -> Steps:
     plan = plan_run(RunManifest.model_validate_json(order.manifest))
-    room = room_here(choose_device(settings.device), ranks=island.ranks.count, has_shards=order.has_shards)
-    check_memory(plan, replace(room, host_free=sys.maxsize))  # rank 0 has compared the host's
     model = build_run_model(plan, settings.model, founds=order.founds)
     stream = RankBatches(island.ranks, None, batch=plan.inner.batch, context=plan.context)
     ranks = RankSteps(island.ranks, has_shards=order.has_shards, uses_all=plan.built_in is not None)

@@ -74,8 +74,10 @@ class Room:
 
 
 def room_here(device: torch.device, *, ranks: int = 1, here: int = 1, has_shards: bool = False) -> Room:
-    """Measure the memory of this machine and of a device."""
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, 0)
+    """Measure the memory of this machine and of a device; one that shares the machine's has none of its own."""
+    free, total = None, 0
+    if device.type == "cuda" and not torch.cuda.get_device_properties(device).is_integrated:
+        free, total = torch.cuda.mem_get_info(device)
     return Room(
         device=str(device),
         host_free=free_memory(),
