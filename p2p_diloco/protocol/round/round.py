@@ -293,7 +293,7 @@ def _norm_limit(head: SpanHead | None, parent: Digest, rules: RunRules, norms: S
     if head is not None and head.digest == parent:
         return head.norm_limit(rules.contribution_limit)
     median = lower_median(norms) if len(norms) >= 3 else 0.0
-    return max(UNKNOWN_NORM_RATIO, rules.contribution_limit) * median if median > 0 else float("inf")
+    return UNKNOWN_NORM_RATIO * median if median > 0 else float("inf")
 
 
 def rounding_seed(run: Digest, round_index: int, span: SpanId) -> bytes:
