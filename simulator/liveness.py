@@ -23,7 +23,8 @@ I1  A peer whose memory failed holds the true bytes again within two scrub perio
     witnesses.
 I7  Every peer that runs and trains becomes ready, once no memory differs: witnesses that disagree confirm nothing. From
     then on it is in at least half of the entries under rosters that list it, from two cycles after each roster: its
-    members may not be linked yet.
+    members may not be linked yet. A degraded roster, and each one after it, counts for a peer from two cycles after
+    that peer followed the degraded one, which takes a long stall of its own at most: not all stalls end in one cycle.
 The run continues: entries are made for every fragment. This is possible as long as enough members of the roster in
 force run and remember their votes, and one of them holds the state. If they are not a majority, it takes the stalled
 cycles that their share requires. Nothing is promised if the only voter received one other clock, a liar's, and dated a
@@ -34,6 +35,7 @@ I9  No table of an engine is larger than the size of the swarm explains.
 
 from __future__ import annotations
 
+from p2p_diloco.ids import Digest
 from p2p_diloco.protocol.membership.reach import UNSEEN_SECONDS
 from p2p_diloco.protocol.membership.stall import PATIENT_STALLS
 from p2p_diloco.protocol.wire.entry import places_in
@@ -174,20 +176,41 @@ def check_included(swarm: Simulation, first_round: int) -> None:
     """
     clock, rosters = swarm.rules.clock, swarm.inspector.rosters
     begun = clock.begin(first_round)
-    entries = [
-        entry
-        for entry in swarm.inspector.entries.values()
-        if first_round <= entry.round < swarm.round and clock.cycle(entry.round) > rosters[entry.roster].cycle + 1
-    ]
+    entries = [entry for entry in swarm.inspector.entries.values() if first_round <= entry.round < swarm.round]
     for machine in ready_peers(swarm):
         if machine.ready_at > begun - swarm.rules.cycle_seconds:
             continue
-        listed = [entry for entry in entries if rosters[entry.roster].member(machine.peer) is not None]
+        cycle, digests = clock.cycle(first_round), {entry.roster for entry in entries}
+        since = {digest: _followed_since(swarm, machine, digest, cycle) for digest in digests}
+        listed = [
+            entry
+            for entry in entries
+            if rosters[entry.roster].member(machine.peer) is not None
+            and clock.cycle(entry.round) > since[entry.roster] + 1
+        ]
         places = ((rosters[entry.roster].position(machine.peer), places_in(entry.included)) for entry in listed)
         num_in = sum(place in included for place, included in places)
         swarm.inspector.checks += 1
         if len(listed) >= FEWEST_ENTRIES and 2 * num_in < len(listed):
             raise Violated("I7", f"{machine} is in {num_in} of {len(listed)} entries of quiet rounds", machine.name)
+
+
+def _followed_since(swarm: Simulation, machine: Machine, digest: Digest, first_cycle: int) -> int:
+    """Return the cycle of a roster, or that in which a machine followed the last degraded one up to it, if later.
+
+    A long stall of its own is time enough for that. It begins with the roster or the quiet time, if not earlier.
+    """
+    clock, rosters = swarm.rules.clock, swarm.inspector.rosters
+    cycle = rosters[digest].cycle
+    while not rosters[digest].degraded:
+        digest = rosters[digest].parent
+        if digest not in rosters:
+            return cycle
+    followed = max(first_cycle, rosters[digest].cycle) + PATIENT_STALLS * swarm.rules.stalled_cycles
+    if digest in machine.followed_at:
+        ahead_seconds = machine.swarm_now() - swarm.loop.true_seconds()
+        followed = min(followed, clock.cycle_at(machine.followed_at[digest] + ahead_seconds))
+    return max(cycle, followed)
 
 
 def check_tables(swarm: Simulation) -> None:

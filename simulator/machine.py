@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2p_diloco.errors import StateError
-from p2p_diloco.ids import PeerId, SpanId, format_peer_id, short_peer_id
+from p2p_diloco.ids import Digest, PeerId, SpanId, format_peer_id, short_peer_id
 from p2p_diloco.node.clock_sync import SwarmClock
 from p2p_diloco.node.link_keeper import LinkKeeper
 from p2p_diloco.node.node import SwarmNode
@@ -96,6 +96,7 @@ class Machine:
         mutator: returns what it sends in place of what its node wants sent; None: it is honest.
         is_liar: whether it has ever lied.
         remembers: whether it knew at its last start how its earlier processes had voted.
+        followed_at: time at which it first followed each roster of its book, in true seconds.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Machine:
     task: asyncio.Task[None] | None = None
     lives: int = 0
     ready_at: float = 0.0
+    followed_at: dict[Digest, float] = field(default_factory=dict)
     reports: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=REPORTS_KEPT))
     topics: set[str] = field(default_factory=set)
     linked_at: dict[PeerId, float] = field(default_factory=dict)
@@ -273,6 +275,7 @@ class Machine:
         )
         self.process, self.transport, self.engine, self.swarm_clock = process, transport, engine, clock
         self.remembers = engine.book.in_force is not None
+        self.followed_at = {digest: at for digest, at in self.followed_at.items() if digest in engine.book}
         self.island = island = SimulatedIsland(
             maths=around.maths,
             spans=tuple(around.rules.span_elements),
@@ -513,7 +516,9 @@ class _KeptMemory:
     def keep_roster(self, certified: CertifiedRoster) -> None:
         if not self._process.is_dying:
             self._memory.keep_roster(certified)
-            self._machine.around.inspector.roster_kept(self._machine, certified)
+            machine = self._machine
+            machine.followed_at.setdefault(certified.roster.digest(), machine.around.true_seconds())
+            machine.around.inspector.roster_kept(machine, certified)
 
     def keep_activity(self, activity: Activity) -> None:
         self._memory.keep_activity(activity)
