@@ -13,7 +13,7 @@ from p2p_diloco.protocol.membership.histories import LineHistory, is_left_behind
 from p2p_diloco.protocol.membership.liveness import Liveness
 from p2p_diloco.protocol.membership.local import LocalState
 from p2p_diloco.protocol.membership.presence import Presence
-from p2p_diloco.protocol.membership.stall import Stall
+from p2p_diloco.protocol.membership.stall import PATIENT_STALLS, Stall
 from p2p_diloco.protocol.membership.votes import Votes
 from p2p_diloco.protocol.wire.heartbeat import Heartbeat
 from p2p_diloco.protocol.wire.roster import CertifiedRoster, Roster, check_certificate, is_majority
@@ -169,8 +169,9 @@ class Rosters:
         names = ", ".join(map(short_peer_id, sorted(signers)[:MOST_SIGNERS_SHOWN]))
         raise PeerError(
             f"roster {roster.k}, signed by {names}, has no majority of roster {roster.k - 1}; only stalled peers take "
-            f"it, after {self._rules.stalled_cycles} cycles without entries; this peer had "
-            f"{self._seen.stall.cycles_without_entries}"
+            f"it, after {self._rules.stalled_cycles} cycles without entries, or after "
+            f"{PATIENT_STALLS * self._rules.stalled_cycles} while voters that have not signed it are here; this peer "
+            f"had {self._seen.stall.cycles_without_entries}"
         )
 
     def _have_moved_on(self, mine: Roster, since: float, now: float) -> bool:
