@@ -23,6 +23,7 @@ from p2p_diloco.codec.vectors import (
     Bytes,
     Integers,
     Vector,
+    Wide,
     compiled_loops,
     iterate_blocks,
     with_loop,
@@ -30,7 +31,6 @@ from p2p_diloco.codec.vectors import (
 
 Codes: TypeAlias = npt.NDArray[np.int8]
 Marks: TypeAlias = npt.NDArray[np.bool_]
-Wide: TypeAlias = npt.NDArray[np.float64]
 Parts: TypeAlias = tuple[Bits, Bytes]
 """The bits of all scales, shape (B,), and the packed codes."""
 Rates: TypeAlias = tuple[np.float32, np.float32]

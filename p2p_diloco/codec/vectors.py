@@ -38,6 +38,7 @@ import numpy.typing as npt
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One-dimensional float32 array on the host, shape (N,)."""
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Wide: TypeAlias = npt.NDArray[np.float64]
 Bits: TypeAlias = npt.NDArray[np.uint16]
 """Bits of bfloat16 numbers, or of random numbers for rounding."""
 Integers: TypeAlias = npt.NDArray[np.int64]

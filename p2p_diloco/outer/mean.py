@@ -29,14 +29,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from p2p_diloco.codec.vectors import BLOCK, Vector, count_non_finite, iterate_blocks, num_blocks, with_loop
+from p2p_diloco.codec.vectors import BLOCK, Vector, Wide, count_non_finite, iterate_blocks, num_blocks, with_loop
 from p2p_diloco.errors import NonFiniteUpdate, RoundError
 
 Part: TypeAlias = Callable[[slice], Vector]
 """Returns the elements of one vector in a slice."""
 RadialBlocks: TypeAlias = npt.NDArray[np.bool_]
 """Which blocks of a span use the radial mean, shape (B,); the last block may be short."""
-Wide: TypeAlias = npt.NDArray[np.float64]
 
 NO_LIMITS: Wide = np.empty(0, np.float64)
 _CHUNK_BLOCKS = 512
@@ -154,9 +153,10 @@ def longest_blocks(lengths_PB: Wide, is_radial_B: RadialBlocks, medians: float) 
     """
     longest_B = medians * lower_medians(lengths_PB)
     squares_PB = np.square(lengths_PB[:, ~is_radial_B])
-    # A running sum has one order on any hardware.
-    sums_P, fourths_P = (np.cumsum(each_PB, axis=1)[:, -1:].sum(axis=1) for each_PB in (squares_PB, squares_PB**2))
-    typical_P = np.sqrt(np.divide(fourths_P, sums_P, out=np.zeros_like(sums_P), where=sums_P > 0.0))
+    with np.errstate(invalid="ignore"):  # a scale that is not finite: the mean is refused later
+        # A running sum has one order on any hardware.
+        sums_P, fourths_P = (np.cumsum(each_PB, axis=1)[:, -1:].sum(axis=1) for each_PB in (squares_PB, squares_PB**2))
+        typical_P = np.sqrt(np.divide(fourths_P, sums_P, out=np.zeros_like(sums_P), where=sums_P > 0.0))
     (least,) = lower_medians(typical_P[:, None])
     is_known_B = longest_B < np.inf
     longest_B[~is_radial_B] = np.where(is_known_B, np.maximum(longest_B, least), least)[~is_radial_B]

@@ -14,13 +14,12 @@ import numpy as np
 
 from p2p_diloco.codec.codec import Codec, Int4Codec, RoundingBits, is_whole
 from p2p_diloco.codec.codes import NO_NOISE, average4, lengths_of
-from p2p_diloco.codec.vectors import BLOCK, Vector, num_blocks, squared_norm_of_bfloat16
+from p2p_diloco.codec.vectors import BLOCK, Vector, Wide, num_blocks, squared_norm_of_bfloat16
 from p2p_diloco.errors import NonFiniteUpdate, PeerError, RoundError
 from p2p_diloco.ids import PeerId, SpanId, short_peer_id
 from p2p_diloco.outer.mean import (
     NO_LIMITS,
     RadialBlocks,
-    Wide,
     check_mean,
     lengths_of_blocks,
     longest_blocks,
@@ -187,14 +186,14 @@ def _directions_of(pieces: Mapping[PeerId, Vector]) -> dict[PeerId, Wide]:
     """
     if len(pieces) < 3:
         return {}
-    blocks_PBK = np.stack(list(pieces.values())).reshape(len(pieces), -1, BLOCK).astype(np.float64)
-    lengths_PB = lengths_of_blocks(np.stack(list(pieces.values())))
+    pieces_PN = np.stack(list(pieces.values()))
+    lengths_PB = lengths_of_blocks(pieces_PN)
     most_B = lower_medians(lengths_PB)
     most_B[most_B == np.inf] = 0.0
     factors_PB = np.divide(
         np.minimum(lengths_PB, most_B), lengths_PB, out=np.zeros_like(lengths_PB), where=lengths_PB > 0
     )
-    vectors_PN = (blocks_PBK * factors_PB[:, :, None]).reshape(len(pieces), -1)
+    vectors_PN = pieces_PN * np.repeat(factors_PB, BLOCK, axis=1)
     sizes_P = np.sqrt(np.square(vectors_PN).sum(axis=1))
     found = zip(pieces, vectors_PN, sizes_P, strict=True)
     return {peer: vector_N / size for peer, vector_N, size in found if 0.0 < size < math.inf}

@@ -153,6 +153,17 @@ def test_copies_of_a_lie_do_not_speak_for_each_other() -> None:
     assert opposite(lie, lie, *honest) == {0, 1}
 
 
+@pytest.mark.parametrize("scale", [b"\x80\x7f", b"\xff\x7f", b"\xff\xff"], ids=["infinite", "not a number", "negative"])
+@pytest.mark.filterwarnings("error")
+def test_a_scale_that_is_not_finite_drops_its_part_and_warns_of_nothing(scale: bytes) -> None:
+    peers = [PeerId(sha256(bytes([number]))) for number in range(4)]
+    payloads = [INT4.encode(vector(1.0, 0.5 + number / 9)) for number in range(4)]
+    payloads[3] = scale + payloads[3][2:]
+    parts = [Part(peer=peer, payload=one, weight=1.0, norm=1.0) for peer, one in zip(peers, payloads, strict=True)]
+    result = reduced(reduce(*parts), Codecs(contribution=INT4, row_mean=INT4, entry=INT4))
+    assert result.sound == set(peers[:3])
+
+
 LONG = 1 << 15
 
 
