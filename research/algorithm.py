@@ -48,6 +48,10 @@ class Algorithm(ABC):
         """Return whether a learner is away and makes no steps."""
         return False
 
+    def sent_shares(self) -> tuple[float, ...]:
+        """Return, for each learner, the length it sent as a share of what it learnt; empty if it is not counted."""
+        return ()
+
     def settle(self, tick: int) -> None:  # noqa: B027 - most algorithms have nothing pending
         """Deliver pending updates after the last step, so that the models include all that was learnt."""
 

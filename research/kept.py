@@ -44,8 +44,8 @@ class KeptOutcomes:
             fields = json.loads(line)
             name = fields.pop("trial")
             fields.pop("curve", None)  # trials had one until 2026-11-28; those that are kept have none
-            blocks = tuple(map(float, fields.pop("blocks", ())))
-            self._found[name] = Outcome(**fields, blocks=blocks)
+            blocks, shares = (tuple(map(float, fields.pop(key, ()))) for key in ("blocks", "sent_shares"))
+            self._found[name] = Outcome(**fields, blocks=blocks, sent_shares=shares)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ConfigError(f"{where}: this is not an outcome of a trial; remove it, or name another file") from None
 

@@ -159,6 +159,10 @@ class OurSwarm(Algorithm):
         """Return φ."""
         return [tuple(state.anchor_N for state in self._states)]
 
+    def sent_shares(self) -> tuple[float, ...]:
+        """Return, for each learner, the norms it sent as a share of those it newly learnt (`Lengths`)."""
+        return tuple(one.sent / one.learnt if one.learnt else 1.0 for one in self.lengths)
+
     def _come_and_go(self, away_share: float) -> None:
         """Draw the learners that are away, and off the roster, in the next cycle.
 

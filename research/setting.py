@@ -142,6 +142,7 @@ class Outcome:
         seconds: CPU time; of trials that made their steps together, that of all.
         device: kind of device of the inner steps.
         blocks: loss of each piece of the held-out text, whose mean is `loss`; empty if there is only one.
+        sent_shares: for each learner, the length it sent as a share of what it learnt; empty if it is not counted.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Outcome:
     seconds: float
     device: str = "cpu"
     blocks: tuple[float, ...] = ()
+    sent_shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,7 @@ class _Trial:
             seconds=time.process_time() - self._began,
             device=self._device,
             blocks=blocks if len(blocks) > 1 else (),
+            sent_shares=algorithm.sent_shares(),
         )
 
 

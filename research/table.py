@@ -93,6 +93,8 @@ class Table:
             lines.append(
                 f"{name:<{width}}  loss {row['loss']:.4f}{spread}  {row['bytes_sent_per_parameter']:8.2f} bytes{gap}"
             )
+            if shares := row["sent_shares"]:
+                lines.append(f"{'':<{width}}  sent of what was learnt: {', '.join(f'{share:.0%}' for share in shares)}")
             if note := self.experiment.notes.get(name):
                 lines.append(f"{'':<{width}}  {note}")
         devices = sorted({outcome.device for outcomes in self.outcomes.values() for outcome in outcomes})
@@ -203,6 +205,7 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "seeds": len(losses),
         "tokens": outcomes[0].tokens,
         "bytes_sent_per_parameter": fmean(outcome.bytes_sent_per_parameter for outcome in outcomes),
+        "sent_shares": [fmean(of) for of in zip(*(o.sent_shares for o in outcomes if o.sent_shares), strict=True)],
     }
 
 

@@ -51,8 +51,8 @@ def test_the_trials_of_the_evidence_are_found() -> None:
             assert all(kept.find(setting, seed) for seed in seeds_of("test", primary.seeds)), setting.name
 
 
-def test_losses_of_pieces_are_kept(tmp_path: Path) -> None:
-    judged = replace(outcome(0), blocks=(1.0, 2.0))
+def test_lists_are_kept(tmp_path: Path) -> None:
+    judged = replace(outcome(0), blocks=(1.0, 2.0), sent_shares=(1.0, 0.9))
     KeptOutcomes(tmp_path / "kept.jsonl", TEXT).add(ROW, judged)
     assert KeptOutcomes(tmp_path / "kept.jsonl", TEXT).find(ROW, 0) == judged
 

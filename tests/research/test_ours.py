@@ -70,6 +70,8 @@ def test_an_island_that_is_far_too_long_keeps_four_limits_and_the_rest_is_counte
     slow, fast = ours.lengths[0], ours.lengths[2]
     assert slow.learnt == slow.sent > slow.given_up == 0.0
     assert fast.sent < 0.1 * fast.learnt < fast.given_up
+    assert ours.sent_shares() == (1.0, 1.0, pytest.approx(fast.sent / fast.learnt))
+    assert ours.sent_shares()[2] < 1.0
 
 
 def test_a_contribution_that_is_lost_is_not_counted_and_not_sent_again() -> None:

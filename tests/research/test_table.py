@@ -25,7 +25,7 @@ def test_a_table_is_written_for_people_and_for_programs() -> None:
     figures = table.figures()
     assert figures["rows"][1] == {
         "name": "b", "loss": 1.5, "loss_std": pytest.approx(0.7071, rel=1e-3), "seeds": 2, "tokens": 100,
-        "bytes_sent_per_parameter": 2.0,
+        "bytes_sent_per_parameter": 2.0, "sent_shares": [],
     }  # fmt: skip
     assert figures["gaps"] == {"b": pytest.approx(0.02)}
     assert figures["intervals"] == {"b": pytest.approx(0.1271, rel=1e-3)}
@@ -33,6 +33,15 @@ def test_a_table_is_written_for_people_and_for_programs() -> None:
     assert lines[0] == "which?"
     assert lines[2].endswith("a +2.00 ± 12.71 %")
     assert len(lines) == 3
+
+
+def test_a_row_shows_what_each_learner_sent_over_the_seeds_that_counted_it() -> None:
+    alike = outcomes("a", [1.0, 1.0, 1.0])
+    counted = (alike[0], replace(alike[1], sent_shares=(1.0, 0.5)), replace(alike[2], sent_shares=(1.0, 0.75)))
+    two = Experiment(question="which?", settings=(Setting(name="a"), Setting(name="b")), seeds=3)
+    table = Table(experiment=two, outcomes={"a": counted, "b": alike})
+    assert [row["sent_shares"] for row in table.figures()["rows"]] == [[1.0, 0.625], []]
+    assert table.lines()[2].strip() == "sent of what was learnt: 100%, 62%"
 
 
 def test_a_table_of_evidence_says_how_rows_were_tuned_and_what_intervals_are() -> None:
