@@ -55,8 +55,9 @@ from p2p_diloco.session.own_model import OwnModel, check_description, describe_m
 from p2p_diloco.session.peer_plan import Founding, PeerPlan, read_founding
 from p2p_diloco.session.start import nothing_left_if_refused, run_peer
 from p2p_diloco.session.trained_state import TrainedState
-from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
-from p2p_diloco.status.status_file import PeerStatus, write_status
+from p2p_diloco.status.event_log import PeerEvent, event_line
+from p2p_diloco.status.peer_files import PeerFiles
+from p2p_diloco.status.status_file import PeerStatus
 
 LEAVE_SECONDS, STOP_SECONDS = 10.0, 5.0
 _LOOK_SECONDS = 0.02
@@ -704,25 +705,25 @@ class _Observer:
     def __init__(self, folder: Path, on_event: OnEvent | None) -> None:
         self.latest = PeerStatus()
         self.invite = ""
-        self._folder = folder
+        self._files = PeerFiles(folder)
         self._on_event = on_event
         # A slow disk must not block the event loop.
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="files")
 
     def close(self) -> None:
-        self._files.shutdown()
+        self._writer.shutdown()
 
     def listening(self, invite: str, *, own_model: bool) -> None:
         self.invite = invite
 
     def status(self, status: PeerStatus) -> None:
         self.latest = status
-        self._keep(lambda: write_status(self._folder, status))
+        self._keep(lambda: self._files.status(status))
 
     def event(self, event: PeerEvent) -> None:
         event = replace(event, text=flags_as_keys(event.text))
         logger.log(logging.DEBUG if event.topic == "round" else logging.INFO, event_line(event))
-        self._keep(lambda: append_event(self._folder, event))
+        self._keep(lambda: self._files.event(event))
         if self._on_event is not None:
             try:
                 self._on_event(event)
@@ -731,7 +732,7 @@ class _Observer:
 
     def _keep(self, write: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # closed: a thread of the peer reported something after the end
-            self._files.submit(_warned, write)
+            self._writer.submit(_warned, write)
 
 
 def _warned(write: Callable[[], None]) -> None:

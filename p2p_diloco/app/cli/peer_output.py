@@ -21,8 +21,9 @@ from p2p_diloco.app.cli.status_table import status_line, status_table
 from p2p_diloco.config.settings import NO_LIMIT, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.session.peer_plan import AskQuota
-from p2p_diloco.status.event_log import PeerEvent, append_event, event_line
-from p2p_diloco.status.status_file import PeerStatus, write_status
+from p2p_diloco.status.event_log import PeerEvent, event_line
+from p2p_diloco.status.peer_files import PeerFiles
+from p2p_diloco.status.status_file import PeerStatus
 from p2p_diloco.wording import join_line
 
 # The status line already contains these.
@@ -67,7 +68,7 @@ class PeerOutput:
             now_seconds: returns the Unix time.
             soon: runs functions that write to the disk, one at a time: a slow disk must not block the peer.
         """
-        self._folder = folder
+        self._files = PeerFiles(folder)
         self._stream = stream or sys.stdout
         self._console = _OutputConsole(file=self._stream, soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
@@ -97,7 +98,7 @@ class PeerOutput:
         self._release()
 
     def status(self, status: PeerStatus) -> None:
-        self._keep(lambda: write_status(self._folder, status))
+        self._keep(lambda: self._files.status(status))
         self._awaits_trainers = status.role == "bootstrap" and not status.num_members
         if (live := self._live) is not None:
             self._show(lambda: live.update(status_table(status), refresh=True))
@@ -108,7 +109,7 @@ class PeerOutput:
             self.show(status_line(status))
 
     def event(self, event: PeerEvent) -> None:
-        self._keep(lambda: append_event(self._folder, event))
+        self._keep(lambda: self._files.event(event))
         # Until there is a trainer, every round is skipped, and the status shows that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
             self.show(event_line(event))
