@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 SUBFLOORS = {
     "protocol": ("wire", "membership", "round", "repair", "files"),
-    "app": ("text", "models", "training", "cli"),
+    "app": ("text", "models", "training", "page", "cli"),
 }
 """Packages inside a room, the lowest first; modules of the room itself are outside them."""
 STRANGERS = (

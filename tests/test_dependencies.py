@@ -54,7 +54,7 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def test_the_package_imports_exactly_what_is_declared() -> None:
-    optional = declared("hf") | declared("lightning") | declared("track")
+    optional = declared("hf") | declared("lightning") | declared("page") | declared("track")
     assert imported(PROJECT / "p2p_diloco") == declared() | {name.replace("-", "_") for name in optional}
 
 
@@ -79,4 +79,4 @@ def test_plots_import_exactly_what_their_extra_declares() -> None:
 
 def test_no_extra_is_unused() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"dev", "plots", "hf", "lightning", "notebooks", "track"}
+    assert set(project["optional-dependencies"]) == {"dev", "plots", "hf", "lightning", "notebooks", "page", "track"}

@@ -20,6 +20,7 @@ from p2p_diloco.app.cli import owner
 from p2p_diloco.app.cli.app import main
 from p2p_diloco.guest.owner_files import Control, MonthTraffic, read_control, write_control, write_traffic
 from p2p_diloco.guest.pause_rule import month_of
+from p2p_diloco.status import owner_requests
 from p2p_diloco.status.status_file import PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]
@@ -97,7 +98,7 @@ def test_a_peer_that_does_not_run_cannot_be_asked(command: str, state: Path, cap
 def test_a_peer_that_does_not_answer_is_reported(
     state: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(owner_requests, "ANSWER_SECONDS", 0.1)
     write_status(state, running())
     assert run("pause", state=state) == 4
     assert "the peer has not answered within 0.1 s; the request stays in" in capsys.readouterr().err

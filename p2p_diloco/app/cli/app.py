@@ -268,6 +268,41 @@ def status(
 
 
 @app.command
+def page(
+    *states: Annotated[Path, Parameter(help="state directory of a peer; several make one page")],
+    public: Switch = False,
+    host: str | None = None,
+    port: int | None = None,
+    samples: bool = True,
+    with_parent: Annotated[bool, Parameter(show=False, negative=())] = False,
+    around: Around,
+) -> int:
+    """Serve a web page about the peer on this machine, for you alone or, with --public, for everybody.
+
+    The page reads the files that the peer writes. If it ends, the peer goes on. Figures for Prometheus are at /metrics.
+
+    Parameters
+    ----------
+    public
+        for everybody: read-only, without addresses, keys and ids of members; put a proxy with TLS before it
+    host
+        address to listen on, with --public, such as 0.0.0.0 [default: this machine alone]
+    port
+        port to listen on [default: the first free one from 31380]
+    samples
+        show text that the model writes, renewed every five minutes while somebody looks
+    """
+    from p2p_diloco.app.cli.page import serve_page
+
+    if with_parent:
+        from p2p_diloco.app.cli.ranks import end_with_parent
+
+        end_with_parent()
+    folders = states or (_folder(None, around),)
+    return serve_page(folders, host=host, port=port, is_public=public, samples=samples)
+
+
+@app.command
 def pause(
     *,
     duration: Annotated[

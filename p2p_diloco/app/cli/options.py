@@ -82,10 +82,12 @@ class StartOptions:
 
     Attributes:
         until_round: stop after this round; all peers that name the same one end with the same bytes
+        page: serve a web page about this peer, for this machine alone, and print its address
     """
 
     organiser_key: KeyFlag = None
     until_round: int | None = None
+    page: Annotated[bool, Parameter(negative=())] = False
     with_parent: Annotated[bool, Parameter(show=False, negative=())] = False
     settings: SettingsFlags = field(default_factory=dict)
 

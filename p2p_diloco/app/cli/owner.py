@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 
 from p2p_diloco.app.cli.status_table import LOG_WIDTH, status_table
@@ -17,7 +16,6 @@ from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.guest.owner_files import (
     CONTROL_FILE,
-    Control,
     MonthTraffic,
     new_number,
     read_control,
@@ -27,15 +25,20 @@ from p2p_diloco.guest.owner_files import (
 from p2p_diloco.guest.pause_rule import month_of
 from p2p_diloco.guest.sensors import folder_bytes, free_bytes
 from p2p_diloco.rate import format_rate, parse_seconds
-from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.status.owner_requests import (
+    LOOK_SECONDS,
+    ask_peer,
+    ask_to_leave,
+    find_running,
+    is_alive,
+    is_running,
+    kept_control,
+)
+from p2p_diloco.status.status_file import STATUS_FILE, read_status, status_document
 from p2p_diloco.wording import format_bytes, format_seconds, join_line
 
-ANSWER_SECONDS = 5.0
 LEAVE_SECONDS = 60.0
 """Leaving takes ten seconds and the time for a checkpoint."""
-_LOOK_SECONDS = 0.05
-_SILENT_SECONDS = 60.0
-"""Age of a status beyond which its process id may have been given to another process."""
 LATE_SECONDS = 10.0
 
 
@@ -84,9 +87,8 @@ def pause_peer(folder: Path, duration: str | None) -> int:
         StateError: the peer does not answer.
     """
     seconds = None if duration is None else parse_seconds(duration, "--for")
-    _running_peer(folder)
     until = None if seconds is None else time.time() + seconds
-    status = _ask(folder, lambda control: replace(control, pauses=True, pauses_until=until))
+    status = ask_peer(folder, lambda control: replace(control, pauses=True, pauses_until=until))
     offline = status.pause_reason == "monthly quota"
     print(f"{status.paused}; {'it is offline' if offline else 'it follows the run, and makes no steps'}")
     return 0
@@ -94,26 +96,24 @@ def pause_peer(folder: Path, duration: str | None) -> int:
 
 def resume_peer(folder: Path) -> int:
     """End a pause that the owner has asked for; others last."""
-    _running_peer(folder)
-    status = _ask(folder, lambda control: replace(control, pauses=False, pauses_until=None))
+    status = ask_peer(folder, lambda control: replace(control, pauses=False, pauses_until=None))
     print(f"still {status.paused}" if status.paused else "running again")
     return 0
 
 
 def leave_peer(folder: Path) -> int:
     """Ask the peer to leave the run, and wait until its process has ended."""
-    pid = _running_peer(folder).pid
     began = time.monotonic()
-    write_control(folder, replace(_kept_control(folder), number=new_number(), leaves=pid))
+    pid = ask_to_leave(folder)
     while time.monotonic() < began + LEAVE_SECONDS:
-        if not _is_alive(pid):
+        if not is_alive(pid):
             print(f"the peer has left after {time.monotonic() - began:.1f} s; its state is kept in {folder}")
             return 0
         status = read_status(folder)
         if status is not None and status.pid == pid and status.own_model and status.phase == "finished":
             print(f"the peer has left after {time.monotonic() - began:.1f} s; the program that it ran in goes on")
             return 0
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)
     raise StateError(
         f"process {pid} has not ended within {LEAVE_SECONDS:g} s; it may still be writing a checkpoint; "
         f"if it hangs, end it with kill {pid}"
@@ -131,11 +131,11 @@ def limit_peer(folder: Path, changes: Mapping[str, str], *, as_json: bool) -> in
         raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
     if changes:
         PeerSettings().with_limits(changes, "the command line")
-    running = _find_running(folder)
+    running = find_running(folder)
     if changes and running is not None:
-        running = _ask(folder, lambda control: replace(control, limits={**control.limits, **changes}))
+        running = ask_peer(folder, lambda control: replace(control, limits={**control.limits, **changes}))
     elif changes:
-        control = _kept_control(folder)
+        control = kept_control(folder)
         write_control(folder, replace(control, number=new_number(), limits={**control.limits, **changes}))
     limits = _kept_limits(folder) if running is None else dict(running.limits)
     traffic = read_traffic(folder) or MonthTraffic()
@@ -175,64 +175,5 @@ def _shown(key: str, value: object) -> str:
     return format_bytes(float(str(value))) if key in ("monthly_quota", "disk_cap", "disk_free") else str(value)
 
 
-def _running_peer(folder: Path) -> PeerStatus:
-    """Return the status of the peer that runs in `folder`.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    status = _find_running(folder)
-    if status is None:
-        raise ConfigError(
-            f"no peer is running with the state directory {folder}; name the directory of one that is with "
-            "--state-directory"
-        )
-    return status
-
-
-def _find_running(folder: Path) -> PeerStatus | None:
-    status = read_status(folder)
-    return status if status is not None and is_running(status) and status.phase != "finished" else None
-
-
-def is_running(status: PeerStatus) -> bool:
-    """Return whether the process that wrote `status` is alive; False for an old status."""
-    return status.pid > 0 and time.time() - status.updated <= _SILENT_SECONDS and _is_alive(status.pid)
-
-
-def _kept_control(folder: Path) -> Control:
-    """Return what was asked for before, without a leave."""
-    return replace(read_control(folder), leaves=0)
-
-
 def _kept_limits(folder: Path) -> dict[str, str]:
     return PeerSettings().with_limits(read_control(folder).limits, str(folder / CONTROL_FILE)).limit_texts()
-
-
-def _ask(folder: Path, change: Callable[[Control], Control]) -> PeerStatus:
-    """Change what is asked for, and return the status in which the peer says that it obeys.
-
-    Raises:
-        StateError: it does not, in time.
-    """
-    number = new_number()
-    write_control(folder, replace(change(_kept_control(folder)), number=number))
-    give_up_at = time.monotonic() + ANSWER_SECONDS
-    while time.monotonic() < give_up_at:
-        status = read_status(folder)
-        if status is not None and status.control == number:
-            return status
-        time.sleep(_LOOK_SECONDS)
-    raise StateError(
-        f"the peer has not answered within {ANSWER_SECONDS:g} s; the request stays in {folder / CONTROL_FILE} and is "
-        "obeyed as soon as the peer looks; see events.jsonl there for what it does"
-    )
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True

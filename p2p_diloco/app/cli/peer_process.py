@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from p2p_diloco.app.cli.options import PeerOptions, StartOptions
 from p2p_diloco.app.cli.output import print_to_stderr
+from p2p_diloco.app.cli.page import page_beside
 from p2p_diloco.app.cli.peer_output import PeerOutput, QuotaQuestion, line_from_terminal
 from p2p_diloco.app.cli.ranks import Place, end_with_parent, follow, island_of_ranks
 from p2p_diloco.config.settings import PeerSettings
@@ -49,14 +50,14 @@ def run_trainer(plan: PeerPlan, options: PeerOptions, place: Place | None = None
 
     if place is None:
         training = BuiltInTraining(evaluate_seconds=options.evaluate_seconds, founds=plan.founding is not None)
-        return _run_to_end(replace(plan, training=training))
+        return _run_to_end(replace(plan, training=training), options)
     with island_of_ranks(place, plan.settings) as (island, settings):
         if not island.leads:
             return follow(island, settings)
         training = BuiltInTraining(
             evaluate_seconds=options.evaluate_seconds, founds=plan.founding is not None, island=island
         )
-        code = _run_to_end(replace(plan, settings=settings, training=training), island)
+        code = _run_to_end(replace(plan, settings=settings, training=training), options, island)
         if island.lost is not None:
             raise island.lost
         return code
@@ -65,7 +66,7 @@ def run_trainer(plan: PeerPlan, options: PeerOptions, place: Place | None = None
 def run_bootstrap_peer(plan: PeerPlan, options: StartOptions) -> int:
     """Run a peer that does not train; see `run_trainer`."""
     _prepare(plan.settings, options)
-    return _run_to_end(plan)
+    return _run_to_end(plan, options)
 
 
 def run_archivist(plan: PeerPlan, exports: ExportPlan, options: StartOptions) -> int:
@@ -73,7 +74,7 @@ def run_archivist(plan: PeerPlan, exports: ExportPlan, options: StartOptions) ->
     _prepare(plan.settings, options)
     from p2p_diloco.app.models.archivist import Archivist
 
-    return _run_to_end(replace(plan, training=Archivist(exports)))
+    return _run_to_end(replace(plan, training=Archivist(exports)), options)
 
 
 def _prepare(settings: PeerSettings, options: StartOptions, *, is_silent: bool = False) -> None:
@@ -93,7 +94,7 @@ def _prepare(settings: PeerSettings, options: StartOptions, *, is_silent: bool =
     wake_politely()
 
 
-def _run_to_end(plan: PeerPlan, island: Island | None = None) -> int:
+def _run_to_end(plan: PeerPlan, options: StartOptions, island: Island | None = None) -> int:
     import uvloop
 
     from p2p_diloco.session.start import nothing_left_if_refused
@@ -103,7 +104,7 @@ def _run_to_end(plan: PeerPlan, island: Island | None = None) -> int:
         output = PeerOutput(
             plan.settings.state_directory, announces_invite=plan.founding is not None, soon=files.submit
         )
-        with output:
+        with output, page_beside(plan.settings.state_directory if options.page else None, output.show):
             return uvloop.run(_run(plan, output, island))
 
 
