@@ -2,6 +2,8 @@
 #                 table, a plot and text that the model generates; 2 minutes
 # make test       what every change must keep; five minutes on two cores
 # make test-long  further cases of simulated stories, more real processes, tests of benchmarks and research; fifteen minutes
+# make test-web   the page in a browser, beside a live swarm and for 200 members; installs Chromium where it may; three
+#                 minutes. Its pictures: make test-web WEB_SHOTS=docs/page
 # make coverage   the pure packages, with every line and branch covered; nightly
 # make faults     real processes, killed and frozen at many moments, or all at once; the loss of any one or two of three;
 #                 damaged memory; joining over thin lines; needs an otherwise idle machine; 30 minutes
@@ -78,7 +80,7 @@ PURE_TESTS := tests/span_log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/span_log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long coverage faults churn replay homes internet attacks fuzz clocks own-loop guest ranks rivals size crash-matrix learning extras examples models files bench reference gauges check format clean install
+.PHONY: demo test test-long test-web coverage faults churn replay homes internet attacks fuzz clocks own-loop guest ranks rivals size crash-matrix learning extras examples models files bench reference gauges check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -94,6 +96,12 @@ test-long: $(STAMP) $(EXTRAS_STAMP)
 	$(EXTRAS_VENV)/bin/python -m pytest $(IN_PARALLEL) -m "long or not long" $(FILE_TESTS) $(TEST_FLAGS)
 	$(EXTRAS_VENV)/bin/python -m pytest -s -m long tests/processes/test_families.py -k llama $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m "wall_clock and not (long or slow)" tests/swarm/test_faults.py tests/internet $(TEST_FLAGS)
+
+WEB_SHOTS ?=
+test-web: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[web]"
+	tests/web/install_browser
+	WEB_SHOTS=$(WEB_SHOTS) $(BIN)/python -m pytest -s -m "long or not long" tests/web $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)

@@ -140,6 +140,13 @@ def test_what_is_wrong_comes_first_with_what_to_do(tmp_path: Path, changes: dict
     assert text.index("Needs attention") < text.index("The run</h2>")
 
 
+def test_a_peer_that_has_ended_is_not_shown_as_training(tmp_path: Path) -> None:
+    a_peer(tmp_path, pid=0)
+    text = a_site(tmp_path).get("/").text
+    assert "When this machine last followed it, 3 machines took part." in text
+    assert text.count("not running") == 3, "in the first line, in the table, and below This machine"
+
+
 def test_nothing_is_wrong_on_a_page_of_a_run_that_is_well(tmp_path: Path) -> None:
     a_peer(tmp_path)
     assert "Needs attention" not in a_site(tmp_path).get("/").text

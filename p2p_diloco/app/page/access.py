@@ -20,7 +20,7 @@ HEADERS = {
     b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     b"img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
+    b"referrer-policy": b"same-origin",
     b"cache-control": b"no-store",
 }
 

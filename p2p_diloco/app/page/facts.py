@@ -99,16 +99,15 @@ def sentence(view: PeerView) -> str:
         return "This peer has not yet reached the run."
     size = f" with {format_count(status.parameters)} parameters" if status.parameters else ""
     num = status.num_members
-    who = (
-        "No machine trains it at the moment." if not num else f"{counted(num, 'machine')} now {_verb(num)} it together."
-    )
+    if not view.is_running:
+        who = f"When this machine last followed it, {counted(num, 'machine')} took part."
+    elif num:
+        who = f"{counted(num, 'machine')} now {'trains' if num == 1 else 'train'} it{' together' * (num > 1)}."
+    else:
+        who = "No machine trains it at the moment."
     since = f" This machine has followed the run since {day(view.points[0].at)}." if view.points else ""
     what = f"{title(view)} is a model{size}, trained by machines of many people together, without a server."
     return f"{what} {who}{since}"
-
-
-def _verb(num: int) -> str:
-    return "trains" if num == 1 else "train"
 
 
 def alarms(view: PeerView, *, is_public: bool) -> list[str]:
@@ -246,7 +245,7 @@ def strip(view: PeerView) -> list[RoundMark]:
 def members(view: PeerView, *, sort: str, is_descending: bool, is_public: bool) -> list[MemberRow]:
     """Return this peer and the others, sorted by a column; rows without its value come last."""
     status = view.status
-    rows = [_own_row(status)]
+    rows = [_own_row(view)]
     rows += [_row(line, number, is_public=is_public) for number, line in enumerate(status.peers, 1)]
     column = sort if sort in SORTS else "name"
     known = [row for row in rows if row.keys[column] not in ("", -1.0)]
@@ -254,12 +253,20 @@ def members(view: PeerView, *, sort: str, is_descending: bool, is_public: bool) 
     return sorted(known, key=lambda row: row.keys[column], reverse=is_descending) + unknown
 
 
-def _own_row(status: PeerStatus) -> MemberRow:
+def _own_state(view: PeerView) -> str:
+    status = view.status
+    if not view.is_running:
+        return status.phase if status.phase == "finished" else "not running"
+    return status.paused or status.phase
+
+
+def _own_row(view: PeerView) -> MemberRow:
+    status = view.status
     trains = status.role == "trainer"
     return _member_row(
         name=Figure(name="machine", text="this machine"),
         sort_name="",
-        state=status.paused or status.phase,
+        state=_own_state(view),
         tokens=float(status.tokens) if trains else None,
         rate=status.tokens_per_second if trains else None,
         loss=status.loss,
@@ -273,10 +280,11 @@ def _own_row(status: PeerStatus) -> MemberRow:
 
 
 def _row(line: PeerLine, number: int, *, is_public: bool) -> MemberRow:
-    name = f"machine {number}" if is_public else short_peer(line.peer)
+    peer = clean_text(line.peer)
+    name = f"machine {number}" if is_public else short_peer(peer)
     return _member_row(
-        name=Figure(name="machine", text=name, hint="" if is_public else line.peer),
-        sort_name=f"{number:06d}" if is_public else line.peer,
+        name=Figure(name="machine", text=name, hint="" if is_public else peer),
+        sort_name=f"{number:06d}" if is_public else peer,
         state=member_state(line),
         tokens=line.steps * line.step_tokens if line.step_tokens is not None else None,
         rate=line.tokens_per_second if line.trains else None,
@@ -354,7 +362,7 @@ def machine(view: PeerView) -> list[Figure]:
     status = view.status
     hours = _hours(view.points)
     rows = [
-        Figure(name="state", text=status.paused or status.phase),
+        Figure(name="state", text=_own_state(view)),
         Figure(name="tokens", text=format_count(float(status.tokens)), value=str(status.tokens)),
         Figure(name="steps", text=format_count(float(status.inner_steps)), value=str(status.inner_steps)),
         Figure(name="hours", text=f"{hours:.1f}", value=_value(hours)),
