@@ -100,8 +100,8 @@ test-long: $(STAMP) $(EXTRAS_STAMP)
 WEB_SHOTS ?=
 test-web: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[web]"
-	tests/web/install_browser
-	WEB_SHOTS=$(WEB_SHOTS) $(BIN)/python -m pytest -s -m "long or not long" tests/web $(TEST_FLAGS)
+	tests/web/install_programs build/promtool
+	PATH="$(CURDIR)/build/promtool/usr/bin:$$PATH" WEB_SHOTS=$(WEB_SHOTS) $(BIN)/python -m pytest -s -m "long or not long" tests/web $(TEST_FLAGS)
 
 faults: $(STAMP)
 	P2P_DILOCO_MOST_BUSY_SHARE=0 $(BIN)/python -m pytest -m "long or not long" tests/swarm/test_faults.py $(TEST_FLAGS)
