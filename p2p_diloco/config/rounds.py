@@ -48,15 +48,15 @@ SHARE_OF_LINE = 0.5
 SHARE_OF_CORES = 0.1
 """A cycle is long enough that the outer work takes at most this share of it."""
 SAFE_ROUND_SECONDS, SAFE_ON_LAN_SECONDS = 4.0, 2.0
-"""Minimum length of a round: over the internet, shorter ones leave far machines out (docs/decisions/0046); on a local
-network, busy machines have no time to pause in them."""
+"""Minimum length of a round: over the internet, shorter ones leave far machines out (docs/decisions/lines.md); on a
+local network, busy machines have no time to pause in them."""
 LONG_WAY_SECONDS, LAN_WAY_SECONDS = 0.2, 0.005
 """One way between two machines of which nothing is known: over the internet, and within one local network."""
 WAYS_OF_A_CONTRIBUTION = 4
 """Its opening, its vector, and a lost packet that is noticed and sent again."""
 THIN_BITS, LOST_SECONDS = 10e6, 2.5
 """Over the internet, uplinks under this rate are taken for long copper lines or radio, which lose packets: there a
-contribution takes this much longer (docs/decisions/0047)."""
+contribution takes this much longer (docs/decisions/lines.md)."""
 MOST_STRETCH = 4.0
 """Maximum length of a cycle that limited traffic may require, relative to the best one."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
@@ -546,13 +546,11 @@ def _short_rounds(question: Question, fragments: int) -> str:
     if shortest > least_round(question):
         parts = ["a step", "a contribution", f"{WAYS_OF_A_CONTRIBUTION * way_seconds(question):g} s on the way"]
         if longer := lost_seconds(question):
-            parts.append(
-                f"{longer:g} s for packets that uplinks under {format_rate(THIN_BITS)} may lose (decision 0047)"
-            )
+            parts.append(f"{longer:g} s for packets that uplinks under {format_rate(THIN_BITS)} may lose")
         return f"half of {shortest:.3g} s holds {', '.join(parts[:-1])} and {parts[-1]}"
     if question.is_lan:
         return f"rounds under {shortest:g} s leave a busy machine no time to pause"
-    return f"over the internet rounds under {shortest:g} s leave far machines out (decision 0046)"
+    return f"over the internet rounds under {shortest:g} s leave far machines out"
 
 
 def _cost(steps: float) -> str:

@@ -2,7 +2,7 @@
 
 Messages beyond the budget are dropped and counted in one line a minute. Nothing else happens, because sending too many
 is not a lie. The rates are several times what honest peers were seen to send, even while they caught up
-(docs/decisions/0029).
+(docs/decisions/finding-peers.md).
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {},
             (
                 "a cycle is 89 steps of 45 ms, 1 round of 4 s; 1.68 Mbit/s each way",
-                "set by the shortest round: over the internet rounds under 4 s leave far machines out (decision "
-                f"0046); cycles of 89 steps end with a loss about 10 % above that of 8 {TRIALS}",
+                "set by the shortest round: over the internet rounds under 4 s leave far machines out; "
+                f"cycles of 89 steps end with a loss about 10 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -85,8 +85,8 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 340 steps of 45 ms, 1 round of 15.3 s; 441 kbit/s each way",
                 "set by the shortest round: half of 15.3 s holds a step, a contribution, 0.8 s on the way and 2.5 s "
-                "for packets that uplinks under 10 Mbit/s may lose (decision 0047); cycles of 340 steps end with a "
-                f"loss more than 18 % above that of 8 {TRIALS}",
+                "for packets that uplinks under 10 Mbit/s may lose; cycles of 340 "
+                f"steps end with a loss more than 18 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -95,8 +95,8 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             {"rounds.fragments": 8},
             (
                 "a cycle is 64 steps of 500 ms, 8 rounds of 4 s; 211 kbit/s each way",
-                "set by the shortest round: over the internet rounds under 4 s leave far machines out (decision "
-                f"0046); cycles of 64 steps end with a loss about 7.9 % above that of 8 {TRIALS}",
+                "set by the shortest round: over the internet rounds under 4 s leave far machines out; "
+                f"cycles of 64 steps end with a loss about 7.9 % above that of 8 {TRIALS}",
             ),
         ),
         (
@@ -116,7 +116,7 @@ def test_a_cycle_has_eight_steps_where_line_cores_and_clock_allow(
             (
                 "a cycle is 22 steps of 45 ms, 2 rounds of 0.5 s; 6.74 Mbit/s each way",
                 "rounds of 0.5 s are short: half of 8.84 s holds a step, a contribution, 0.8 s on the way and 2.5 s "
-                "for packets that uplinks under 10 Mbit/s may lose (decision 0047)",
+                "for packets that uplinks under 10 Mbit/s may lose",
                 "the uplink is too slow for that: an exchange takes 3.2 s at 2 Mbit/s, more than 50 % of the cycle, so "
                 "contributions arrive late; rounds of 8.84 s are long enough",
             ),

@@ -1,6 +1,7 @@
 """One or two members, and strangers that claim to be ready and to hold other tips.
 
-Until it is ready, the only member of a run asks strangers for entries: it may have lost its own (docs/decisions/0031).
+Until it is ready, the only member of a run asks strangers for entries: it may have lost its own
+(docs/decisions/agreement.md).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(420)
 ROUND_SECONDS = 5.0
 LATE_ROUNDS = 5
 MOST_SECONDS = 240.0
-"""Three times the time that it took on two cores (docs/decisions/0021)."""
+"""Three times the time that it took on two cores (docs/decisions/lines.md)."""
 MOST_CONTROL_SHARE = 0.1
 
 

@@ -6,7 +6,7 @@ member that leaves, or a vote whose certificate is lost, leads to a ballot at an
 
 No round is governed by two rosters: a peer that has voted for a child names no parents under the old roster in the
 rounds that the child may govern, so the old roster has no majority left in them. See
-docs/decisions/0026-governing-rosters.md and 0044-ballots-have-their-own-clock.md.
+docs/decisions/agreement.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which of two lines of rosters to follow, after a swarm was split or stalled.
 
 The comparison uses only what both sides hold: the certified rosters since the one at which the lines part. So both
-sides prefer the same line, and cannot swap lines. See docs/decisions/0030-membership-by-rule.md.
+sides prefer the same line, and cannot swap lines. See docs/decisions/agreement.md.
 
 A line is *sound* if a majority certified all of it, it made entries, and it had no long gap until now. No other line
 from the same parting can be sound too, unless a leader lies.

@@ -3,7 +3,7 @@
 A promise carries what its voter has observed (`View`), and a proposal follows from the promises that it shows, by a
 rule (`proposal.py`). So any peer can check a proposal at any time: a leader can delay, but not choose. A proposal that
 was voted for in an earlier ballot is proposed again, with the promises from which it followed then.
-See docs/decisions/0002-rosters-by-paxos.md and 0030-membership-by-rule.md.
+See docs/decisions/agreement.md.
 
 Promises and votes must be on disk before they are sent: a restarted peer must not vote twice.
 """
