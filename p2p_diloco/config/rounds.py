@@ -60,7 +60,7 @@ contribution takes this much longer (docs/decisions/lines.md)."""
 MOST_STRETCH = 4.0
 """Maximum length of a cycle that limited traffic may require, relative to the best one."""
 LOSS_BY_STEPS = {8: 1.625, 16: 1.650, 32: 1.694, 64: 1.753, 128: 1.825, 256: 1.923}
-"""Final loss by inner steps per cycle, four islands, short trials (docs/decisions/0033)."""
+"""Final loss by inner steps per cycle, four islands, short trials (docs/decisions/learning.md)."""
 BFLOAT16_BYTES = 2
 DAY_SECONDS = 86_400.0
 
@@ -72,7 +72,7 @@ COMPILED_NANOSECONDS = 10.0
 MOST_CYCLES = 2**20
 """Maximum number of cycles that a manifest can plan."""
 FINAL_SHARE = 0.25
-"""Share of the outer rate that is left at the planned end of a run (docs/decisions/0040)."""
+"""Share of the outer rate that is left at the planned end of a run (docs/decisions/learning.md)."""
 RETAINED_SECONDS = 320.0
 """Minimum time for which entries are retained, even with short cycles: the time between checkpoints is a quarter of
 it, and each checkpoint is as large as the whole state."""
@@ -558,7 +558,7 @@ def _cost(steps: float) -> str:
     words = "more than" if steps > most else "about"
     return (
         f"cycles of {counted(round(steps), 'step')} end with a loss {words} {100 * loss_cost(steps):.2g} % above that "
-        f"of {_FEWEST_STEPS} (short trials; decision 0033)"
+        f"of {_FEWEST_STEPS} (short trials)"
     )
 
 

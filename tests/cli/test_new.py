@@ -302,8 +302,8 @@ def test_a_cycle_fits_the_step_the_line_and_the_islands(tmp_path: Path, capsys: 
     )
     assert capsys.readouterr().out.splitlines()[1:3] == [
         "a cycle is 89 steps of 45 ms, 1 round of 4 s; 1.68 Mbit/s each way",
-        "set by the shortest round: over the internet rounds under 4 s leave far machines out; "
-        "cycles of 89 steps end with a loss about 10 % above that of 8 (short trials; decision 0033)",
+        "set by the shortest round: over the internet rounds under 4 s leave far machines out; cycles "
+        "of 89 steps end with a loss about 10 % above that of 8 (short trials)",
     ]
 
 

@@ -12,7 +12,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.signing import SigningKey
 
 ORGANISER = SigningKey(bytes(32)).peer
-TRIALS = "(short trials; decision 0033)"
+TRIALS = "(short trials)"
 
 
 def chosen(

@@ -110,7 +110,7 @@ def _machine_lines(
     lines += [
         f"all            {format_count(hourly)} tokens an hour; {format_count(wanted)}{planned} take "
         f"{_seconds(3600 * wanted / hourly)}",
-        "               equal weight: its share among strangers, where a fast one counts like most (decision 0053)",
+        "               equal weight: its share among strangers, where a fast one counts like most",
         f"assumed        {options.windows} windows of {options.context:,} tokens in a planned step, {OPERATIONS:g} "
         "operations per parameter and token",
     ]
@@ -153,7 +153,7 @@ def _limited(question: Question, plan: Plan) -> list[str]:
         return []
     return [
         f"               without --traffic a cycle would be {counted(plan.best_steps, 'step')}; "
-        f"the longer one costs about {100 * cost_of_traffic(plan):.2g} % of the loss (short trials; decision 0033)"
+        f"the longer one costs about {100 * cost_of_traffic(plan):.2g} % of the loss (short trials)"
     ]
 
 
