@@ -21,10 +21,10 @@ MAX_WEIGHT_RATIO = 4.0
 MAX_NORM_RATIO = 4.0
 """Largest norm of a contribution, as a multiple of the last published radius; longer ones are clipped. The radius may
 be the norm of a slow island, so with less an island that makes four times as many steps could not send what it has
-learnt (docs/decisions/0041)."""
+learnt (docs/decisions/weights-and-influence.md)."""
 LONGEST_BLOCK = 2.5
 """Largest length of 64 elements of a stranger's contribution, as a multiple of the median length of these elements; a
-longer one counts for that much (docs/decisions/0053)."""
+longer one counts for that much (docs/decisions/weights-and-influence.md)."""
 REJECT_NORM_RATIO = 6.0
 """Largest norm of an entry, as a multiple of the last published radius; longer ones are refused. It is at least 1.5
 times `MAX_NORM_RATIO`, because rounding to four bits lengthens a mean by up to a third."""
@@ -41,7 +41,7 @@ FOUNDING_RMS = 2.0**-4
 """A span's radius at its founding, per element (root mean square), so that even its first entry has a limit.
 
 It is longer than most honest first contributions, and an entry of a few times as much slows an untrained model down
-but does not ruin it. It suits every run, because each entry can change the radius by half (docs/decisions/0028).
+but does not ruin it. It suits every run, because each entry can change the radius by half (docs/decisions/learning.md).
 """
 FOUNDING_WEIGHT = 2.0**16
 """A span's median weight at its founding. If all contributions exceed the limit that follows from it, all have the same

@@ -312,7 +312,8 @@ SUITED_RATES = {
     "adamw": {"tiny": 2e-3, "small": 1e-3, "base": 4e-4},
 }
 """Inner learning rates for each built-in size: half of the best rate in short trials with a cosine schedule; for small
-with Muon the full rate, since means are radial. Base, and small with AdamW, are not tuned (docs/decisions/0016)."""
+with Muon the full rate, since means are radial. Base, and small with AdamW, are not tuned
+(docs/decisions/inner-steps.md)."""
 
 
 class OuterSection(Section):

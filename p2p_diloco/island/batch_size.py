@@ -13,7 +13,8 @@ from statistics import median
 
 LARGEST_BATCH = 2
 """Largest batch of an island, as a multiple of the planned one. An island that is faster still makes more steps: at
-equal tokens a batch twice as large costs nothing measurable, one four times as large does (docs/decisions/0053)."""
+equal tokens a batch twice as large costs nothing measurable, one four times as large does
+(docs/decisions/weights-and-influence.md)."""
 HYSTERESIS = 1.25
 MOST_OFF = math.sqrt(2.0) * HYSTERESIS
 """Factor between the steps of a cycle and the planned ones from which another size is tried. Powers of two come within

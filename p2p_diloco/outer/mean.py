@@ -15,7 +15,7 @@ A block is the unit that has a codec scale. The model determines which blocks ar
 an embedding are rare, and their means are short because most islands have no update for them.
 
 Source: Decoupled DiLoCo, arXiv 2604.21428, radial-directional averaging, there tensor by tensor. For the reason for
-blocks, and the bound, see docs/decisions/0022.
+blocks, and the bound, see docs/decisions/learning.md.
 
 Legend: N = elements of one span, P = vectors, B = blocks of a span, K = 64 elements of a block.
 """

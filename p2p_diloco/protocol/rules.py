@@ -30,7 +30,7 @@ LIMITS_OF_TOKENS: Mapping[str, Any] = {
     "entry_limit": 24.0,
 }
 """Rules of a run in which each island counts by the tokens that it reports: limits are for mistakes, not for liars. An
-island that is 64 times as fast as most keeps within them (docs/decisions/0053)."""
+island that is 64 times as fast as most keeps within them (docs/decisions/weights-and-influence.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ ISLANDS = 4
 UPLINK = "20mbit"
 MODEL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "context": 32}
 BEFORE = ("--rounds.round_seconds", "5", "--rounds.fragments", "4")
-"""The rounds that `new` once wrote on every machine, docs/decisions/0033."""
+"""The rounds that `new` once wrote on every machine, docs/decisions/learning.md."""
 RETAINED_CYCLES = 10_000
 """Cycles of entries kept; a replay needs every entry."""
 MOST_OFF_PLAN = 1.5

@@ -3,7 +3,7 @@
 A member holds much of the weight of the means; a contributor claims norms that are always clipped, or points against
 the others; an owner signs entries that point against what this peer contributed. The first may be an honest fast
 island: a sentence says what is so, and people decide. Nothing here changes what a peer does. See
-docs/decisions/0049-who-has-influence-is-named.md.
+docs/decisions/weights-and-influence.md.
 """
 
 from __future__ import annotations
