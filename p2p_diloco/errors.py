@@ -53,8 +53,10 @@ class DialFailure(enum.Enum):
 
     REFUSED = "refused"
     TIMED_OUT = "timed out"
+    SILENT = "silent"
     OTHER_PEER = "another peer"
     OTHER_PROTOCOL = "another protocol"
+    NO_NAME = "no such name"
     NO_ROUTE = "no route"
 
 
@@ -64,6 +66,14 @@ class NotReached(PeerError):
     def __init__(self, text: str, failure: DialFailure = DialFailure.TIMED_OUT) -> None:
         super().__init__(text)
         self.failure = failure
+
+
+class NobodyAnswered(NetworkError):
+    """No known peer could be asked; `failures` holds why, for each address that was tried."""
+
+    def __init__(self, text: str, failures: tuple[NotReached, ...] = ()) -> None:
+        super().__init__(text)
+        self.failures = failures
 
 
 class FrameError(PeerError):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from p2p_diloco.errors import ConfigError, DialFailure, FrameError, NetworkError, NotInRun, NotReached, PeerError
+from p2p_diloco.errors import ConfigError, DialFailure, FrameError, NobodyAnswered, NotInRun, NotReached, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.protocol.wire.messages import (
     Introductions,
@@ -33,6 +33,11 @@ REQUESTED_AT_ONCE = 64
 LIKELIEST = (
     (DialFailure.OTHER_PEER, "another peer has this address now; ask for a new invite"),
     (DialFailure.OTHER_PROTOCOL, "another program answers at this address; check address and port of the bootstrap"),
+    (
+        DialFailure.SILENT,
+        "the bootstrap hangs, or another program has its port; ask its owner to start it again, or for a new invite",
+    ),
+    (DialFailure.NO_NAME, "the name has changed, or this machine's DNS is down; check both, or ask for a new invite"),
     (DialFailure.NO_ROUTE, "this machine is not connected to that network; check its network"),
     (
         DialFailure.TIMED_OUT,
@@ -98,7 +103,7 @@ async def fetch_manifest(
         peers: addresses of each peer, in the order in which to ask.
         check: raises `FrameError` or `ConfigError` if the bytes are not the manifest of the run.
     Raises:
-        NetworkError: no peer answered in time, or every address refused; the text gives the failure at each.
+        NobodyAnswered: no peer answered in time, or every address refused; the text gives the failure at each.
         ConfigError: every peer answered that it does not take part in this run, or sent a wrong manifest.
     """
     listener = _ManifestListener(peers.keys())
@@ -118,7 +123,7 @@ async def fetch_manifest(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    raise NetworkError(search.explain(f" within {timeout_seconds:.0f} s"))
+    raise search.failed(f" within {timeout_seconds:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class _Search:
 
         Raises:
             ConfigError: every peer has answered that it does not take part in the run, or sent a wrong manifest.
-            NetworkError: every address of every peer has refused the connection.
+            NobodyAnswered: every address of every peer has refused the connection.
         """
         loop = asyncio.get_running_loop()
         while loop.time() < self.until:
@@ -174,10 +179,10 @@ class _Search:
         """End if nothing listens at any address: waiting would not change that."""
         kinds = {failure.failure for failures in self.failures.values() for failure in failures}
         if len(self.failures) == self.num_peers and all(self.failures.values()) and kinds == {DialFailure.REFUSED}:
-            raise NetworkError(self.explain(""))
+            raise self.failed("")
 
-    def explain(self, when: str) -> str:
-        """Return what failed at each peer, and the likeliest cause."""
+    def failed(self, when: str) -> NobodyAnswered:
+        """Return an error with what failed at each peer, and the likeliest cause."""
         failed: dict[PeerId, object] = dict(self.trouble)
         for peer, failures in self.failures.items():
             if failures:
@@ -185,11 +190,12 @@ class _Search:
         which = f"none of the {self.num_peers} peers asked answered"
         if self.num_peers == 1:
             which = "the one peer asked did not answer"
-        kinds = {failure.failure for failures in self.failures.values() for failure in failures}
+        tried = tuple(failure for failures in self.failures.values() for failure in failures)
+        kinds = {failure.failure for failure in tried}
         cause = next(
             (text for kind, text in LIKELIEST if kind in kinds), "the peers of the invite are gone; ask for a new one"
         )
-        return f"{which}{when} ({format_troubles(failed)}); most likely {cause}"
+        return NobodyAnswered(f"{which}{when} ({format_troubles(failed)}); most likely {cause}", tried)
 
     async def _fetch_once(self, peer: PeerId, addresses: tuple[str, ...]) -> bytes:
         loop = asyncio.get_running_loop()

@@ -51,12 +51,18 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 16)
             found = await _identity_behind(reader, writer)
     except TimeoutError:
+        if writer is not None:
+            raise NotReached(f"{place} accepts connections, but does not answer", DialFailure.SILENT) from None
         raise NotReached(f"{place} timed out", DialFailure.TIMED_OUT) from None
     except ConnectionRefusedError:
         raise NotReached(f"{place} refused", DialFailure.REFUSED) from None
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError, InvalidTag):
         raise NotReached(f"{place} answers, but is not a libp2p peer", DialFailure.OTHER_PROTOCOL) from None
+    except socket.gaierror as error:
+        raise NotReached(f"{place} does not resolve ({error.strerror})", DialFailure.NO_NAME) from None
     except OSError as error:
+        if error.errno is None and "refused" in str(error).lower():  # at each of a name's addresses
+            raise NotReached(f"{place} refused", DialFailure.REFUSED) from None
         reason = error.strerror or "cannot be reached"
         raise NotReached(f"{place} has no route from here ({reason})", DialFailure.NO_ROUTE) from None
     finally:

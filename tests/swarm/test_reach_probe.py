@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.errors import PeerError
+from p2p_diloco.errors import DialFailure, NotReached, PeerError
 from p2p_diloco.ids import PeerId, short_peer_id
 from p2p_diloco.storage.identity import load_or_create_identity
 from p2p_diloco.transport.p2pd import Daemon, DaemonSettings
@@ -78,13 +78,39 @@ def test_an_answer_that_does_not_prove_an_identity_is_not_a_peer(said: bytes) ->
         asyncio.run(probe_server(answering))
 
 
-def test_a_server_that_accepts_and_sends_nothing_times_out() -> None:
+def test_a_server_that_accepts_and_sends_nothing_is_silent() -> None:
     async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    with pytest.raises(PeerError, match=r"timed out$"):
+    with pytest.raises(NotReached, match=r"accepts connections, but does not answer$") as caught:
         asyncio.run(probe_server(answering, seconds=0.3))
+    assert caught.value.failure is DialFailure.SILENT
+
+
+@pytest.mark.parametrize(
+    ("raised", "text", "kind"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "b.example:9 does not resolve", DialFailure.NO_NAME),
+        (ConnectionRefusedError(111, "Connection refused"), "b.example:9 refused", DialFailure.REFUSED),
+        (OSError("Multiple exceptions: [Errno 111] Connection refused, …"), "b.example:9 refused", DialFailure.REFUSED),
+        (OSError(113, "No route to host"), "b.example:9 has no route from here", DialFailure.NO_ROUTE),
+        (TimeoutError(), "b.example:9 timed out", DialFailure.TIMED_OUT),
+    ],
+)
+def test_each_failure_to_connect_has_its_name(
+    raised: OSError, text: str, kind: DialFailure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def open_connection(*_: object, **__: object) -> None:
+        raise raised
+
+    async def scene() -> None:
+        monkeypatch.setattr(asyncio, "open_connection", open_connection)
+        await probe_identity(SOMEBODY, "b.example", 9, asyncio.get_running_loop().time() + 5.0)
+
+    with pytest.raises(NotReached, match=f"^{text}") as caught:
+        asyncio.run(scene())
+    assert caught.value.failure is kind
 
 
 def test_this_machines_addresses_are_distinguished_from_others() -> None:
