@@ -169,11 +169,12 @@ class _Search:
 
     async def _look_at(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """Find out why each address fails; libp2p says so only once, and then waits."""
-        until = min(asyncio.get_running_loop().time() + LOOK_SECONDS, self.until)
-
+        loop = asyncio.get_running_loop()
+        until = min(loop.time() + LOOK_SECONDS, self.until)
         places = dict.fromkeys(place for address in addresses if (place := place_in(address)) is not None)
         found = await asyncio.gather(*(self.transport.why_unreachable(peer, *place, until) for place in places))
-        self.failures[peer] = [failure for failure in found if isinstance(failure, NotReached)]
+        if peer not in self.failures or loop.time() < self.until:  # as above: one that was cut short finds only that
+            self.failures[peer] = [failure for failure in found if isinstance(failure, NotReached)]
 
     def _raise_if_refused(self) -> None:
         """End if nothing listens at any address: waiting would not change that."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import socket
 from dataclasses import dataclass, field
 
@@ -63,7 +64,7 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
     except OSError as error:
         if error.errno is None and "refused" in str(error).lower():  # at each of a name's addresses
             raise NotReached(f"{place} refused", DialFailure.REFUSED) from None
-        reason = error.strerror or "cannot be reached"
+        reason = os.strerror(error.errno) if error.errno else "cannot be reached"
         raise NotReached(f"{place} has no route from here ({reason})", DialFailure.NO_ROUTE) from None
     finally:
         if writer is not None:

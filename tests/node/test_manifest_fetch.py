@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.errors import ConfigError, NetworkError
-from p2p_diloco.ids import Digest, PeerId, sha256, short_peer_id
+from p2p_diloco.errors import ConfigError, DialFailure, NetworkError, NobodyAnswered, NotReached
+from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.node.manifest_fetch import FetchedManifest, fetch_manifest
 from p2p_diloco.protocol.wire.messages import (
     Introductions,
@@ -160,6 +160,26 @@ def test_after_the_timeout_the_error_describes_each_peer() -> None:
         return asyncio.get_running_loop().time() - begin
 
     assert play(act) <= 31.0
+
+
+def test_a_look_that_the_deadline_cuts_short_does_not_replace_what_an_earlier_one_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def why_unreachable(_: Transport, peer: PeerId, host: str, port: int, deadline: float) -> NotReached:
+        loop = asyncio.get_running_loop()
+        if deadline - loop.time() > 1.0:
+            return NotReached("it is silent", DialFailure.SILENT)
+        await asyncio.sleep(deadline - loop.time())
+        return NotReached("it timed out", DialFailure.TIMED_OUT)
+
+    async def act(scene: Scene) -> tuple[NotReached, ...]:
+        monkeypatch.setattr(Transport, "why_unreachable", why_unreachable)
+        transport = await scene.add(ME)
+        with pytest.raises(NobodyAnswered) as caught:
+            await fetch_manifest(transport, {BOOTSTRAP: (f"/ip4/1.2.3.4/tcp/5/p2p/{format_peer_id(BOOTSTRAP)}",)}, 6.0)
+        return caught.value.failures
+
+    assert [failed.failure for failed in play(act)] == [DialFailure.SILENT]
 
 
 def test_an_invite_whose_peers_are_all_in_other_runs_fails_at_once() -> None:
