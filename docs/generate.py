@@ -39,9 +39,9 @@ def pages() -> dict[str, str]:
 def commands_page() -> str:
     """Return the commands and their options."""
     parts = [
-        f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join`, `bootstrap` and `archive` "
-        "also accept the\n[settings of this machine](settings.md) as flags; `new` and `bootstrap` accept the [keys of "
-        "the manifest](manifest.md).\n"
+        f"# Commands\n\n{NOTE}\n`p2p-diloco COMMAND --help` prints the same. `join`, `bootstrap`, `archive` "
+        "and `doctor` also accept the\n[settings of this machine](settings.md) as flags; `new` and `bootstrap` accept "
+        "the [keys of the manifest](manifest.md).\n"
     ]
     for name in (name for name in app if not name.startswith("-")):
         command = app[name]
@@ -86,8 +86,8 @@ def settings_page() -> str:
         rows.append((flag, variable, *_with_default(field.description, default)))
     return (
         f"# Settings of this machine\n\n{NOTE}\nThey are private to a peer. Pass them as flags of `join`, "
-        "`bootstrap` and `archive`, as environment variables, or as\nkeys of a file (`@peer.toml`; a key is the flag "
-        "with underscores). A flag overrides the environment, and the environment\noverrides a file.\n\n"
+        "`bootstrap`, `archive` and `doctor`, as environment variables,\nor as keys of a file (`@peer.toml`; a key is "
+        "the flag with underscores). A flag overrides the environment, and the\nenvironment overrides a file.\n\n"
         + _table(("flag", "environment", "meaning", "default"), rows)
     )
 

@@ -114,7 +114,7 @@ async def keep_port(
         preferred: port of a first start if it is free, such as the bootstrap port.
         notify: called with a sentence when this peer's port changes.
     """
-    kept = _read(folder)
+    kept = kept_port(folder)
     named = {port_of(address) for address in host_maddrs} - {0}
     if all(map(port_of, host_maddrs)):
         if len(named) == 1 and kept not in named:
@@ -164,7 +164,7 @@ def _is_free(host_maddrs: Sequence[str]) -> bool:
     return True
 
 
-def _read(folder: Path) -> int | None:
+def kept_port(folder: Path) -> int | None:
     """Return the stored port; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         with (folder / PORT_FILE).open("rb") as file:

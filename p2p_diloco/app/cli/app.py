@@ -32,6 +32,7 @@ from p2p_diloco.app.cli.options import (
     OwnStateFlag,
     PeerOptions,
     PlanOptions,
+    SettingsFlags,
     StartOptions,
 )
 from p2p_diloco.config.invite import is_invite
@@ -249,6 +250,29 @@ def archive(
 
     plan, exports = request_archive(run, options, around, into=into, every=every, keep=keep)
     return run_archivist(plan, exports, options)
+
+
+@app.command
+def doctor(
+    invite: str | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    settings: SettingsFlags = NONE_TYPED,
+    around: Around,
+) -> int:
+    """Check whether this machine can take part in a run. It joins nothing and changes nothing.
+
+    Parameters
+    ----------
+    invite
+        check the way to this run too: its addresses, and what it needs
+    json
+        print JSON
+    """
+    from p2p_diloco.app.cli.doctor import run_doctor
+
+    return run_doctor(invite, around.settings(settings), as_json=json)
 
 
 @app.command
