@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.app.cli import join
+from p2p_diloco.app.cli.app import main
 from p2p_diloco.app.cli.join import request_join, run_join
 from p2p_diloco.app.cli.options import CommandContext, PeerOptions
 from p2p_diloco.app.cli.ranks import Place
+from p2p_diloco.errors import DialFailure, NobodyAnswered, NotReached
 from p2p_diloco.session.peer_plan import PeerPlan
 
 PEER = "12D3KooWFFAFvBNKmfhmUuCEaWMf1VfggeKQERH8Mvx289SF58mp"
@@ -81,3 +83,18 @@ def test_the_command_starts_ranks_unless_it_is_one(monkeypatch: pytest.MonkeyPat
         ended = run_join(request_join(INVITE, options, around), options, around)
         assert ended == code
     assert ran == [(("join", INVITE, "--ranks", "2"), 2), Place(rank=1, count=2, local_rank=1)]
+
+
+def test_a_failed_join_shows_each_address_and_names_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_trainer(*_: object) -> int:
+        dead = NotReached("127.0.0.1:9 refused", DialFailure.REFUSED)
+        raise NobodyAnswered("the one peer asked did not answer", (dead,))
+
+    monkeypatch.setattr(join, "run_trainer", run_trainer)
+    assert main(["join", INVITE]) == 3
+    line, error = capsys.readouterr().err.splitlines()
+    assert line.startswith("failure  address    127.0.0.1:9 refused; no bootstrap is running there; start it")
+    assert error.startswith("p2p-diloco: error: the one peer asked did not answer; `")
+    assert error.endswith("doctor INVITE` checks this machine and the way there")

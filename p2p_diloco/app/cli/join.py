@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2p_diloco.app.cli.options import CommandContext, PeerOptions, StartOptions
+from p2p_diloco.app.cli.output import print_to_stderr
 from p2p_diloco.app.cli.peer_process import run_trainer
 from p2p_diloco.app.cli.ranks import place_among_ranks, ranks_to_start, run_ranks
 from p2p_diloco.config.invite import is_invite, parse_invite
 from p2p_diloco.config.manifest import STANDARD_LIBRARY
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, NetworkError, NobodyAnswered
 from p2p_diloco.session.peer_plan import PeerPlan, read_founding
 from p2p_diloco.storage.export_folder import ExportPlan
 from p2p_diloco.storage.run_folder import ARCHIVE_FOLDER, BOOTSTRAP_FOLDER
+from p2p_diloco.wording import own_command
 
 if TYPE_CHECKING:
     from p2p_diloco.codec.vectors import Vector
@@ -57,8 +61,26 @@ def run_join(plan: PeerPlan, options: PeerOptions, around: CommandContext) -> in
     place = place_among_ranks(around.environment)
     count = ranks_to_start(plan.settings) if place is None else 1
     if count == 1:
-        return run_trainer(plan, options, place)
+        with each_address_shown():
+            return run_trainer(plan, options, place)
     return run_ranks(around.arguments, count, around.environment, with_parent=options.with_parent)
+
+
+@contextmanager
+def each_address_shown() -> Iterator[None]:
+    """Print a line for each address that was tried in vain if nobody answers inside the block.
+
+    Raises:
+        NetworkError: nobody answered; the text names the command that checks more.
+    """
+    try:
+        yield
+    except NobodyAnswered as error:
+        from p2p_diloco.app.cli.doctor_network import address_failure
+
+        for failed in error.failures:
+            print_to_stderr(str(address_failure(failed)))
+        raise NetworkError(f"{error}; `{own_command('doctor')} INVITE` checks this machine and the way there") from None
 
 
 def request_bootstrap(
