@@ -57,6 +57,8 @@ async def probe_identity(peer: PeerId, host: str, port: int, deadline: float) ->
         raise NotReached(f"{place} timed out", DialFailure.TIMED_OUT) from None
     except ConnectionRefusedError:
         raise NotReached(f"{place} refused", DialFailure.REFUSED) from None
+    except UnicodeError:
+        raise NotReached(f"{place} does not resolve (not a host name)", DialFailure.NO_NAME) from None
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError, InvalidTag):
         raise NotReached(f"{place} answers, but is not a libp2p peer", DialFailure.OTHER_PROTOCOL) from None
     except socket.gaierror as error:

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import psutil
 
@@ -125,17 +125,22 @@ def run_doctor(invite: str | None, settings: PeerSettings, *, as_json: bool) -> 
     return FOUND_FAILURE if counts[Result.FAILURE] else 0
 
 
+Started: TypeAlias = asyncio.Future[Sequence[Finding]]
+"""A check that runs, with its findings."""
+
+
 async def examine(invite: str | None, settings: PeerSettings, show: Callable[[Finding], None]) -> list[Finding]:
     """Run the checks concurrently; each finding is shown as soon as those before it are there."""
     from p2p_diloco.app.cli.doctor_network import RunChecks
 
-    parsed, refused = _parsed(invite)
-    port = _port_facts(settings)
+    parsed, read = _parsed(invite)
+    port = await _port_in_time(settings)
     dials = RunChecks(parsed, settings, port.addresses if not port.problem else port.any_port)
-    dialled = dials.dial()
+    dialling = asyncio.ensure_future(dials.dial(FIRST_SECONDS))
+    await asyncio.sleep(0)  # they have begun
 
     async def after_dials(checks: Awaitable[Sequence[Finding]]) -> Sequence[Finding]:
-        await asyncio.wait({dialled}, timeout=FIRST_SECONDS)
+        await asyncio.shield(dialling)
         return await checks
 
     identity = in_thread(lambda: _identity_facts(settings))
@@ -156,31 +161,30 @@ async def examine(invite: str | None, settings: PeerSettings, show: Callable[[Fi
         facts = await asyncio.shield(identity)
         return [check_identity(facts), check_port(port, is_own=facts.is_used)]
 
-    async def check_own_device() -> Sequence[Finding]:
-        return [await in_thread(lambda: _device_finding(settings.device, settings.threads))]
+    def start(name: str, check: Awaitable[Sequence[Finding]], limit_seconds: float) -> Started:
+        return asyncio.ensure_future(guarded(name, check, limit_seconds))
 
-    checks = [asyncio.ensure_future(guarded(name, each(judge), LIMIT_SECONDS)) for name, judge in local]
-    checks.append(asyncio.ensure_future(guarded("identity", check_own_identity(), LIMIT_SECONDS)))
-    checks.append(asyncio.ensure_future(guarded("device", after_dials(check_own_device()), IMPORT_SECONDS)))
-    if invite is not None:
-        checks.append(asyncio.ensure_future(guarded("invite", _finished([refused]), LIMIT_SECONDS)))
-    checks.append(asyncio.ensure_future(guarded("address", dials.check_addresses(), LIMIT_SECONDS)))
-    checks.append(asyncio.ensure_future(guarded("daemon", after_dials(dials.check_swarm()), IMPORT_SECONDS)))
     findings: list[Finding] = []
 
-    def take(some: Sequence[Finding]) -> None:
-        findings.extend(some)
-        for finding in some:
-            show(finding)
+    async def take(*checks: Started) -> None:
+        for check in checks:
+            for finding in await check:
+                findings.append(finding)
+                show(finding)
 
-    for check in checks:
-        take(await check)
-    me = await asyncio.shield(identity) if identity.done() and identity.exception() is None else IdentityFacts()
-    here = [
-        asyncio.ensure_future(guarded(name, each(judge), limit)) for name, judge, limit in dials.run_checks(me.peer)
-    ]
-    for check in here:
-        take(await check)
+    here = [start(name, each(judge), LIMIT_SECONDS) for name, judge in local]
+    here.append(start("identity", check_own_identity(), LIMIT_SECONDS))
+    device = each(lambda: _device_finding(settings.device, settings.threads))
+    here.append(start("device", after_dials(device), IMPORT_SECONDS))
+    there = [start("address", dials.check_addresses(), LIMIT_SECONDS)]
+    there.append(start("daemon", after_dials(dials.check_swarm()), IMPORT_SECONDS))
+    await take(*here)
+    if invite is not None:
+        findings.append(read)
+        show(read)
+    await take(*there)
+    me = identity.result().peer if identity.done() and identity.exception() is None else None
+    await take(*[start(name, each(judge), limit) for name, judge, limit in dials.run_checks(me)])
     return findings
 
 
@@ -222,10 +226,6 @@ def in_thread(call: Callable[[], Value]) -> asyncio.Future[Value]:
 
     threading.Thread(target=work, name="doctor", daemon=True).start()
     return future
-
-
-async def _finished(findings: Sequence[Finding]) -> Sequence[Finding]:
-    return findings
 
 
 # -- checks of this machine
@@ -300,9 +300,10 @@ def check_memory(free: float, total: float) -> Finding:
 
 
 def check_files(hard_limit: int) -> Finding:
-    if hard_limit in (resource.RLIM_INFINITY,) or hard_limit >= MOST_DAEMON_FILES:
-        limited = "no limit" if hard_limit == resource.RLIM_INFINITY else f"{hard_limit:,}"
-        return ok("files", f"limit of open files: {limited}")
+    if hard_limit == resource.RLIM_INFINITY:
+        return ok("files", "no limit of open files")
+    if hard_limit >= MOST_DAEMON_FILES:
+        return ok("files", f"at most {hard_limit:,} open files")
     text = f"at most {hard_limit:,} open files; a peer of a large run needs {MOST_DAEMON_FILES:,}"
     result = failure if hard_limit < LEAST_FILES else warning
     return result("files", text, f"raise the hard limit: ulimit -Hn {MOST_DAEMON_FILES}")
@@ -446,7 +447,7 @@ def _parsed(invite: str | None) -> tuple[Invite | None, Finding]:
         return None, ok("invite", "none")
     try:
         parsed = parse_invite(invite)
-    except ConfigError as error:
+    except Exception as error:
         return None, failure_of("invite", error)
     text = f"run {parsed.run.hex()[:16]}, {counted(len(parsed.bootstraps), 'place')} to dial"
     if parsed.complaints:
@@ -526,9 +527,18 @@ def _port_facts(settings: PeerSettings) -> PortFacts:
     is_named = bool(settings.port or settings.host_maddrs)
     try:
         check_ports_are_free(addresses)
-    except P2PDilocoError as error:
+    except (P2PDilocoError, OSError) as error:
         return PortFacts(addresses=addresses, is_named=is_named, problem=str(error))
     return PortFacts(addresses=addresses, is_named=is_named)
+
+
+async def _port_in_time(settings: PeerSettings) -> PortFacts:
+    """Look for the port; the state directory may be on a disk that hangs."""
+    try:
+        return await asyncio.wait_for(in_thread(lambda: _port_facts(settings)), LIMIT_SECONDS)
+    except TimeoutError:
+        problem = f"no result within {LIMIT_SECONDS:.0f} s; is the disk of the state directory overloaded?"
+        return PortFacts(addresses=settings.listen_addresses(0), is_named=True, problem=problem)
 
 
 def _device_finding(name: str, threads: int | None) -> Finding:

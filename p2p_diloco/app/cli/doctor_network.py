@@ -112,11 +112,12 @@ class RunChecks:
         self._dials: list[asyncio.Task[DialledAddress]] = []
         self._visit: Visit | None = None
 
-    def dial(self) -> asyncio.Future[list[DialledAddress]]:
-        """Begin to dial every address of the invite and the settings; return the results when all are there."""
+    async def dial(self, first_seconds: float) -> None:
+        """Begin to dial every address of the invite and the settings; return when all are done, or after this time."""
         named = () if self._invite is None else (*self._settings.initial_peers, *self._invite.bootstraps)
         self._dials = [asyncio.ensure_future(dial(address)) for address in dict.fromkeys(named)]
-        return asyncio.ensure_future(asyncio.gather(*self._dials))
+        if self._dials:
+            await asyncio.wait(self._dials, timeout=first_seconds)
 
     async def check_addresses(self) -> Sequence[Finding]:
         """Return a finding for each address, and one for all."""
@@ -198,7 +199,7 @@ async def dial(address: str) -> DialledAddress:
     try:
         async with asyncio.timeout_at(deadline):
             # First in a thread that may be left behind: a loop waits at its end for a name server that does not answer.
-            with suppress(socket.gaierror):  # the dial says so again
+            with suppress(OSError, UnicodeError):  # the dial says so again
                 await in_thread(lambda: socket.getaddrinfo(*place))
         await probe_identity(peer, *place, deadline)
     except TimeoutError:
@@ -206,6 +207,9 @@ async def dial(address: str) -> DialledAddress:
         return DialledAddress(peer=peer, address=address, failure=NotReached(text, DialFailure.NO_NAME))
     except NotReached as error:
         return DialledAddress(peer=peer, address=address, failure=error)
+    except Exception as error:
+        text = f"{address}: the check itself failed ({type(error).__name__}: {error})"
+        return DialledAddress(peer=peer, address=address, failure=NotReached(text, DialFailure.NO_ROUTE))
     return DialledAddress(peer=peer, address=address, seconds=time.monotonic() - began)
 
 
@@ -363,9 +367,8 @@ def check_listed(manifest: RunManifest, me: PeerId | None) -> Finding:
         return ok("listed", "anyone with the invite may join")
     if me is None:
         remedy = "start `join` once: it makes an identity, and says which peer id to send to the organiser"
-        return failure(
-            "listed", f"the run lists its {counted(len(manifest.trust.peers), 'peer')}, and none is here", remedy
-        )
+        listed = counted(len(manifest.trust.peers), "peer")
+        return failure("listed", f"the run lists {listed}, and this one has no identity that can be read", remedy)
     if plan_run(manifest).rules.may_be_member(me):
         return ok("listed", f"{short_peer_id(me)} is one of {counted(len(manifest.trust.peers), 'listed peer')}")
     return failure_of("listed", ConfigError(explain_unlisted(me)))
