@@ -81,6 +81,7 @@ def play(swarm: "Swarm", volunteers: list[str]) -> None:
     (invite,) = INVITE.findall(swarm.output(BOOTSTRAP))
     for name in early:
         swarm.start(name, "join", invite)
+    swarm.start_page(volunteers)
     swarm.wait(LATE)
     swarm.start(late, "join", invite)
     swarm.wait(KILL, "volunteers that can spare one", lambda: swarm.are_ready(early))
@@ -136,6 +137,20 @@ class Swarm:
             )
         self.started[name] = self.now()
         self.mark(f"{name} starts")
+
+    def start_page(self, names: list[str]) -> None:
+        """Serve a page about these peers while the demo runs, and print its address."""
+        line = [sys.executable, "-m", "p2p_diloco", "page", *names, "--no-samples"]
+        with (self.folder / "page.log").open("wb") as log:
+            subprocess.Popen(
+                line, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        give_up_at = time.monotonic() + 10.0
+        while not (text := (self.folder / "page.log").read_text(errors="replace").strip()):
+            if time.monotonic() > give_up_at:
+                return
+            time.sleep(0.1)
+        self.mark(text)
 
     def kill(self, name: str) -> None:
         if self.processes[name].poll() is not None:

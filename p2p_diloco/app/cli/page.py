@@ -18,7 +18,7 @@ from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.wording import NAME, install_line
 
 FIRST_PORT, PORTS_TRIED = 31380, 20
-LINE = "the page of this peer: "
+LINE = "page: "
 MOST_CONNECTIONS = 500
 _END_SECONDS = 3.0
 
