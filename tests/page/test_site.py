@@ -112,7 +112,7 @@ def test_machines_are_sorted_by_a_column_with_unknown_values_last(
     tmp_path: Path, sort: str, down: str, names: list[str]
 ) -> None:
     a_peer(tmp_path)
-    text = a_site(tmp_path).get(f"/?sort={sort}&down={down}").text
+    text = an_owner(tmp_path).get(f"/?sort={sort}&down={down}").text
     found = re.findall(r'<th scope="row"><bdi[^>]*>([^<]+)</bdi>', text)
     assert [name.replace("..oBob02", "..BobBob02") for name in found] == [short(name) for name in names]
 
@@ -135,7 +135,7 @@ def short(name: str) -> str:
 def test_what_is_wrong_comes_first_with_what_to_do(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
     age = changes.pop("updated_before", 0.0)
     a_peer(tmp_path, **changes, updated=time.time() - float(str(age)))
-    text = a_site(tmp_path).get("/").text
+    text = an_owner(tmp_path).get("/").text
     assert sentence in text.replace("&#39;", "'")
     assert text.index("Needs attention") < text.index("The run</h2>")
 
@@ -230,6 +230,15 @@ def test_a_public_page_shows_no_address_key_id_or_event_and_changes_nothing(tmp_
     assert site.post("/do/leave", data={"peer": "0", "sure": "yes"}).status_code == 404
 
 
+def test_a_private_page_without_the_token_shows_no_more_than_a_public_one(tmp_path: Path) -> None:
+    a_peer(tmp_path, trouble=f"cannot dial {OTHER} at 203.0.113.9")
+    text = a_site(tmp_path).get("/").text
+    assert "Tales" in text
+    for secret in (OTHER[-8:], "203.0.113", "p2pdiloco://", "roster 3"):
+        assert secret not in text
+        assert secret in an_owner(tmp_path).get("/").text
+
+
 def test_a_public_page_answers_any_host_but_an_address_only_so_often(tmp_path: Path) -> None:
     a_peer(tmp_path)
     site = a_site(tmp_path, is_public=True)
@@ -252,7 +261,7 @@ def test_an_address_that_waits_may_ask_again() -> None:
 def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     a_peer(tmp_path, run_name="<script>alert(1)</script>\u202e", trouble='"><img src=x onerror=alert(1)>')
     append_event(tmp_path, PeerEvent(time=time.time(), topic="trust", text="<b>\u202e\x1b[2J"))
-    text = a_site(tmp_path).get("/").text
+    text = an_owner(tmp_path).get("/").text
     assert "&lt;script&gt;alert(1)" in text
     assert not any(piece in text for piece in ("<script>alert", "<img", "<b>", "\u202e", "\x1b"))
 
@@ -277,7 +286,7 @@ def test_only_the_end_of_a_long_log_of_events_is_read(tmp_path: Path) -> None:
         file.truncate(10_000_000_000)  # a hole
     append_event(tmp_path, PeerEvent(time=time.time(), topic="ready", text="ready again"))
     began = time.monotonic()
-    assert "ready again" in a_site(tmp_path).get("/").text
+    assert "ready again" in an_owner(tmp_path).get("/").text
     assert time.monotonic() - began < 5.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +36,8 @@ def serve_page(folders: Sequence[Path], *, host: str | None, port: int | None, i
     for folder in folders:
         if folder.is_file():
             raise ConfigError(f"{folder} is a file; name the folder of a peer's state")
+    if port is not None and not 0 < port < 65_536:
+        raise ConfigError(f"--port is {port}; expected a port from 1 to 65535, or none for the first that is free")
     if host is not None and not is_public:
         raise ConfigError(
             f"--host {host} would let others see this page; add --public, which shows no addresses and keys"
@@ -102,20 +103,24 @@ def page_beside(folder: Path | None, show: Callable[[str], None]) -> Iterator[No
 
     def pass_on() -> None:
         assert page.stdout is not None
-        for line in page.stdout:
-            show(line.decode("utf-8", "replace").rstrip())
+        with page.stdout:
+            for line in page.stdout:
+                show(line.decode("utf-8", "replace").rstrip())
 
-    threading.Thread(target=pass_on, name="page", daemon=True).start()
+    reader = threading.Thread(target=pass_on, name="page", daemon=True)
+    reader.start()
     try:
         yield
     finally:
-        with suppress(ProcessLookupError):
-            page.send_signal(signal.SIGTERM)
+        page.terminate()
         try:
             page.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             page.kill()
             page.wait()
+        assert page.stdin is not None
+        page.stdin.close()
+        reader.join()
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

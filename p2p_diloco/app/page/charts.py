@@ -54,7 +54,8 @@ def chart(
         [scale(y) for _, y in points], HEIGHT - _BOTTOM, _TOP, margin=0.06, least=-math.inf if is_log else 0.0
     )
     words = escape(_in_words(title, drawn, y_text))
-    parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">']
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {box}>']
     for value in upward.ticks():
         y, label = upward.place(value), y_text(math.exp(value) if is_log else value)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')

@@ -15,6 +15,7 @@ LONGEST_SECONDS = 120.0
 PROMPT = "The "
 NUM_BYTES = 400
 MOST_TEXT = 4_000
+NO_SAMPLE = "No sample yet"
 
 
 class SampleText:
@@ -39,13 +40,22 @@ class SampleText:
         self._asked_at = float("-inf")
         self._thread: threading.Thread | None = None
 
-    def latest(self) -> str:
-        """Return the latest sample. If it is old, a new one is begun, at the lowest priority."""
+    def latest(self, *, shows_errors: bool) -> str | None:
+        """Return the latest sample. If it is old, a new one is begun, at the lowest priority.
+
+        Args:
+            shows_errors: whether to return why there is no sample, which may name folders; None otherwise.
+        """
         if self._now() - self._asked_at >= EVERY_SECONDS and (self._thread is None or not self._thread.is_alive()):
             self._asked_at = self._now()
             self._thread = threading.Thread(target=self._renew, name="sample", daemon=True)
             self._thread.start()
-        return self._text
+        return None if self._text.startswith(NO_SAMPLE) and not shows_errors else self._text
+
+    def wait(self) -> None:
+        """Wait for a sample that is being made."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _renew(self) -> None:
         self._text = self._write(self._folder)[:MOST_TEXT]
@@ -66,8 +76,8 @@ def write_sample(folder: Path) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"No sample: {error}"
+        return f"{NO_SAMPLE}: {error}"
     if done.returncode != 0:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return f"No sample yet: {lines[-1] if lines else 'the command failed'}"
+        return f"{NO_SAMPLE}: {lines[-1] if lines else 'the command failed'}"
     return done.stdout.decode("utf-8", "replace").strip()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode
 
 import jinja2
@@ -26,10 +26,10 @@ from p2p_diloco.app.page.metrics import CONTENT_TYPE, exposition
 from p2p_diloco.app.page.peers import WatchedPeer
 from p2p_diloco.app.page.sample_text import SampleText
 from p2p_diloco.config.settings import LIMITS, PeerSettings
-from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.errors import P2PDilocoError, clean_text
 from p2p_diloco.rate import parse_seconds
 from p2p_diloco.status.owner_requests import ask_peer, ask_to_leave
-from p2p_diloco.wording import join_line, short_peer
+from p2p_diloco.wording import join_line
 
 LOOK_SECONDS = 0.5
 TELL_SECONDS = 1.0
@@ -70,6 +70,15 @@ class PagePlan:
     samples: bool
 
 
+class Choice(NamedTuple):
+    """A visitor's choice of what to see."""
+
+    peer: int
+    sort: str
+    is_descending: bool
+    over: facts.Over
+
+
 def make_site(plan: PagePlan) -> Starlette:
     """Return the application that serves the page."""
     site = _Site(plan)
@@ -93,7 +102,7 @@ class _Site:
         pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
         self._template = pages.get_template("page.html")
         self._samples = [SampleText(folder) for folder in plan.folders] if plan.samples else []
-        self._rendered: dict[tuple[str, bool], tuple[float, tuple[object, ...], str]] = {}
+        self._rendered: dict[tuple[Choice, bool], tuple[float, tuple[object, ...], str]] = {}
         self._streams: Counter[str] = Counter()
         self._static = {name: (FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
 
@@ -108,31 +117,36 @@ class _Site:
             return response
         may_change = token is not None and token.is_held_by(request)
         answer = request.query_params.get("answer", "")[:300] if may_change else ""
-        query = urlencode({key: request.query_params.get(key, "") for key in ("peer", "sort", "over", "down")})
-        return HTMLResponse(self._page(request.query_params.get("peer", ""), query, may_change, answer))
+        return HTMLResponse(self._page(self._choice(request), may_change, answer))
 
-    def _page(self, peer: str, query: str, may_change: bool, answer: str) -> str:
+    def _choice(self, request: Request) -> Choice:
+        """Return what a visitor wants to see; what is unknown is left out, so that there are few kinds of pages."""
+        asked = request.query_params
+        peer, sort = asked.get("peer", ""), asked.get("sort", "")
+        return Choice(
+            peer=int(peer) if peer in map(str, range(len(self._peers))) else 0,
+            sort=sort if sort in facts.SORTS else "",
+            is_descending=asked.get("down") == "1",
+            over="tokens" if asked.get("over") == "tokens" else "time",
+        )
+
+    def _page(self, choice: Choice, may_change: bool, answer: str) -> str:
         """Render the page, or return what was rendered since the files last changed."""
         stamps = tuple(watched.stamp() for watched in self._peers)
         second = time.monotonic() // 5.0  # what depends on the time alone, such as ages, is that old at most
-        kept = self._rendered.get((query, may_change))
+        kept = self._rendered.get((choice, may_change))
         if kept is not None and not answer and kept[0] == second and kept[1] == stamps:
             return kept[2]
-        text = self._template.render(self._facts(peer, query, may_change, answer))
+        text = self._template.render(self._facts(choice, may_change, answer))
         if not answer:
-            if len(self._rendered) > 64:
-                self._rendered.clear()
-            self._rendered[query, may_change] = second, stamps, text
+            self._rendered[choice, may_change] = second, stamps, text
         return text
 
-    def _facts(self, peer: str, query: str, may_change: bool, answer: str) -> dict[str, Any]:
-        is_public = self._plan.is_public
-        index = int(peer) if peer.isascii() and peer.isdigit() and int(peer) < len(self._peers) else 0
+    def _facts(self, choice: Choice, may_change: bool, answer: str) -> dict[str, Any]:
+        # Without the token, a private page shows what a public one does: the state directory may be closed to others.
+        index, sort, over, is_public = choice.peer, choice.sort, choice.over, not may_change
         view = self._peers[index].view()
         status = view.status
-        asked = {key: values[0] for key, values in parse_qs(query).items()}
-        over: facts.Over = "tokens" if asked.get("over") == "tokens" else "time"
-        sort, is_descending = asked.get("sort", ""), asked.get("down") == "1"
 
         def link(**changes: str) -> str:
             return f"./?{urlencode({'peer': str(index), 'sort': sort, 'over': over, **changes})}"
@@ -142,10 +156,10 @@ class _Site:
             if key == "group" and len(status.grid) < 2:
                 continue
             is_sorted = bool(by) and sort == by
-            turned = "1" if is_sorted and not is_descending else "0"
-            order = ("descending" if is_descending else "ascending") if is_sorted else ""
+            turned = "1" if is_sorted and not choice.is_descending else "0"
+            order = ("descending" if choice.is_descending else "ascending") if is_sorted else ""
             columns.append({"key": key, "text": text, "link": link(sort=by, down=turned) if by else "", "order": order})
-        sample = self._samples[index].latest() if self._samples else None
+        sample = self._samples[index].latest(shows_errors=may_change) if self._samples else None
         return {
             "title": facts.title(view),
             "sentence": facts.sentence(view),
@@ -160,11 +174,12 @@ class _Site:
             "rate_chart": facts.rate_chart(view),
             "strip": facts.strip(view),
             "columns": columns,
-            "members": facts.members(view, sort=sort, is_descending=is_descending, is_public=is_public),
+            "members": facts.members(view, sort=sort, is_descending=choice.is_descending, is_public=is_public),
             "machine": facts.machine(view),
             "limits": facts.limits(view),
             "may_change": may_change,
             "is_public": is_public,
+            "has_token": self._plan.token is not None,
             "limit_keys": LIMITS,
             "sample_text": sample,
             "join_line": join_line(status.invite, own_model=status.own_model) if status.invite else "",
@@ -175,8 +190,7 @@ class _Site:
 
     def _name(self, index: int) -> str:
         status = self._peers[index].view().status
-        where = f"peer {index + 1}" if self._plan.is_public else short_peer(status.peer) or f"peer {index + 1}"
-        return f"{status.run_name or 'run'} · {where}"
+        return f"{clean_text(status.run_name) or 'run'} · peer {index + 1}"
 
     async def live(self, request: Request) -> Response:
         """Send a line whenever a file has changed."""
