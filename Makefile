@@ -42,6 +42,8 @@
 #                 share; archivists, one of them killed and restarted; exports loaded with transformers; 20 minutes
 # make files      every kind of file that people have, and models of many families, five of them in real processes; 15 minutes
 # make reference  generates the pages of docs/reference
+# make docs       builds the documents as a site into build/site, checks their links, and runs the commands that they mark
+#                 as runnable; half a minute
 # make gauges     measures the code: its size and shape, and the modules on the ways of messages through it; 1 minute
 # make check      style and types
 # make format     formats with ruff
@@ -80,7 +82,7 @@ PURE_TESTS := tests/span_log tests/outer tests/codec tests/protocol
 # Folders, not module names: a file that no test imports counts as uncovered.
 PURE_ROOMS := --cov=p2p_diloco/span_log --cov=p2p_diloco/outer --cov=p2p_diloco/codec --cov=p2p_diloco/protocol
 
-.PHONY: demo test test-long test-web coverage faults churn replay homes internet attacks fuzz clocks own-loop guest ranks rivals size crash-matrix learning extras examples models files bench reference gauges check format clean install
+.PHONY: demo test test-long test-web coverage faults churn replay homes internet attacks fuzz clocks own-loop guest ranks rivals size crash-matrix learning extras examples models files bench reference docs gauges check format clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -262,6 +264,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
+	$(BIN)/python docs/site.py
 
 reference: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -79,4 +79,4 @@ def test_plots_import_exactly_what_their_extra_declares() -> None:
 
 def test_no_extra_is_unused() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    assert sorted(project["optional-dependencies"]) == "dev hf lightning notebooks page plots track web".split()
+    assert sorted(project["optional-dependencies"]) == "dev docs hf lightning notebooks page plots track web".split()
