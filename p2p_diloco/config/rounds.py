@@ -95,7 +95,7 @@ class Question:
         cores: CPU cores that share an island's outer work; a process uses one.
         core_nanoseconds: time of one core per parameter and cycle.
         fewest_steps: minimum steps of a cycle, even on a fast uplink. Shorter cycles learn better, at least down to
-            this length (`python -m research sync`, docs/lab-log.md).
+            this length (short trials, docs/decisions/learning.md).
         fragments: number of fragments if it is fixed; None: choose it.
         is_lan: whether all machines are on one local network.
         traffic_bytes: maximum bytes that a machine sends and receives in a day; None: no maximum.

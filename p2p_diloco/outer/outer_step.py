@@ -126,7 +126,7 @@ def apply_outer_step(anchor_N: Vector, momentum_N: Vector, update_N: Vector, rul
     Raises:
         NonFiniteUpdate: `update_N`, or the step along it, holds a NaN or an infinity. This cannot happen with a sound
             state and a decoded update, so the memory of one of them is damaged.
-    Source: DiLoCo, arXiv 2311.08105, algorithm 1; Nesterov as in torch.optim.SGD. Momentum 0.5 instead of 0.9 for
+    Source: DiLoCo, arXiv 2311.08105, algorithm 1; Nesterov as in torch.optim.SGD. Momentum 0.3 instead of 0.9 for
         asynchrony.
     """
     assert anchor_N.shape == momentum_N.shape == update_N.shape, "the span's vectors differ in length"
