@@ -93,6 +93,7 @@ class HeartbeatBuilder:
             tokens_per_second=0.0 if conditions.is_paused else _sendable(progress.tokens_per_second),
             loss=_sendable(progress.loss),
             clock_behind=_sendable(conditions.clock_behind_seconds),
+            name=me.name,
             signature=NO_SIGNATURE,
         )
         return unsigned.signed(me.sign)

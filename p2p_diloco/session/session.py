@@ -69,6 +69,7 @@ class SessionParts:
     Attributes:
         start: initial φ to found the run from; cleared once it is no longer needed, since it is as large as the model.
         text: copy of the text, in a run that shares it.
+        name: what the owner calls this peer.
     """
 
     plan: PeerPlan
@@ -84,6 +85,7 @@ class SessionParts:
     records: tuple[bytes, ...] = ()
     has_met_somebody: bool = False
     text: OwnText | TextStore | None = None
+    name: str = ""
 
 
 class _Threads:
@@ -555,6 +557,7 @@ def _engine_of(parts: SessionParts, run: RunPlan) -> PeerEngine:
         trains=parts.plan.trains,
         sign=parts.key.sign,
         archives=parts.plan.keeps_state and not parts.plan.trains,
+        name=parts.name.encode("utf-8"),
     )
     engine = PeerEngine(me=me, rules=run.rules, verify=is_signed_by, recalled=parts.folder.recall())
     rate = parts.transport.limits.upload_bytes_per_second

@@ -41,7 +41,7 @@ from p2p_diloco.status.event_log import EVENTS_FILE
 from p2p_diloco.status.reporter import PeerObserver, StatusReporter
 from p2p_diloco.status.tensorboard import with_tensorboard
 from p2p_diloco.storage.checkpoint import CHECKPOINTS
-from p2p_diloco.storage.identity import PORT_FILE, load_or_create_identity, lock_identity
+from p2p_diloco.storage.identity import PORT_FILE, load_or_create_identity, lock_identity, read_name
 from p2p_diloco.storage.run_folder import (
     ADDRESSES_FILE,
     ARCHIVE_FOLDER,
@@ -139,6 +139,7 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
         least = 1 if is_new else int(plan.clocks.wall())
         folder = RunFolder(settings.state_directory, run, least_incarnation=least)
         reporter = StatusReporter(observer=observer, unix_seconds=plan.clocks.wall, steady=plan.clocks.steady)
+        _note_name(settings, reporter)
         for complaint in plan.invite.complaints if plan.invite is not None else ():
             reporter.report("invite", complaint)
         guest = GuestWatch(plan, run=run, peer=key.peer, reporter=reporter, stop=stop)
@@ -157,6 +158,13 @@ async def _run_peer(plan: PeerPlan, observer: PeerObserver, stop: StopRequest) -
                 is_first = False
                 guest.go_offline()
     return PeerResult(state_digest=reporter.latest.state_digest, anchor_loss=reporter.latest.anchor_loss)
+
+
+def _note_name(settings: PeerSettings, reporter: StatusReporter) -> None:
+    try:
+        reporter.note(name=read_name(settings.state_directory))
+    except StateError as error:
+        reporter.report("identity", f"this peer has no name: {error}")
 
 
 async def _take_part(
@@ -226,6 +234,7 @@ async def _take_part(
                 records=found.records,
                 has_met_somebody=answered is not None,
                 text=text,
+                name=reporter.latest.name,
             )
             return await PeerSession(parts, reporter, stop).run()
 

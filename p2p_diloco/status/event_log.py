@@ -47,7 +47,7 @@ TOPICS = {
     "founded": "this peer founded the run",
     "frame-refused": "a peer sent a frame that cannot be read, or too many",
     "good-bye": "another peer leaves",
-    "identity": "another process or machine uses the identity of this peer",
+    "identity": "another process or machine uses the identity of this peer, or its name cannot be read",
     "influence": "a member has much influence on the run, or abuses it",
     "inner": "the optimiser's state could not be saved or restored",
     "invite": "a new join command, or a problem with the given invite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -10,12 +11,13 @@ from typing import Any, Protocol
 from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.config.manifest import RunManifest
 from p2p_diloco.errors import clean_text
-from p2p_diloco.ids import Digest, PeerId, format_peer_id, sha256
+from p2p_diloco.ids import SHORT_CHARACTERS, Digest, PeerId, format_peer_id, sha256
 from p2p_diloco.node.node import Purpose, SwarmNode
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
 from p2p_diloco.protocol.membership.reach import Network, Standing, network_of
 from p2p_diloco.protocol.wire.member import EQUAL_SHARE
+from p2p_diloco.protocol.wire.peer_name import decode_name, named
 from p2p_diloco.rate import counted, format_part
 from p2p_diloco.status.event_log import Figure, PeerEvent
 from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
@@ -26,6 +28,8 @@ SPAN_BY_SPAN = frozenset({"adoption", "tips"})
 """Topics reported span by span, in every round in which an owner is dishonest."""
 SHOWN_A_MINUTE = 4
 """Events shown per minute for each of those topics; the others are only counted."""
+_SHORT_ID = re.compile(rf"12D3\.\.(\w{{{SHORT_CHARACTERS}}})")
+"""A peer in a text, as `short_peer_id` writes it."""
 _WITHIN = {Network.MACHINE: ", within this machine", Network.SITE: ", within its own network", Network.WORLD: ""}
 
 
@@ -144,8 +148,15 @@ class StatusReporter:
         self._reach = self._reach[0] if standing is None else standing, ports
 
     def report(self, topic: str, text: str, **figures: Figure) -> None:
-        """Forward an event, unless too many of its topic have occurred in the last minute."""
-        self._feed.report(topic, text, **figures)
+        """Forward an event, unless too many of its topic have occurred in the last minute.
+
+        Peers that the status lists appear with their names.
+        """
+        self._feed.report(topic, _SHORT_ID.sub(self._with_name, text), **figures)
+
+    def _with_name(self, found: re.Match[str]) -> str:
+        ids = (line for line in self.latest.peers if line.peer.endswith(found[1]))
+        return named(found[0], next((line.name for line in ids), ""))
 
     def round_closed(self, closed: RoundClosed) -> None:
         """Count a round if this peer is ready, and report it."""
@@ -286,6 +297,7 @@ def _peer_lines(engine: PeerEngine, now: float) -> tuple[PeerLine, ...]:
         lines.append(
             PeerLine(
                 peer=format_peer_id(peer),
+                name=decode_name(beat.name),
                 ready=beat.ready,
                 reachable=beat.can_be_dialled,
                 trains=beat.trains,

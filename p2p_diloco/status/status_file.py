@@ -40,6 +40,7 @@ class PeerLine:
     """One other peer, as its heartbeats describe it; None where they do not."""
 
     peer: Annotated[str, "text id"]
+    name: Annotated[str, "what its owner calls it, which nobody checks; empty if nothing, or no name"] = ""
     ready: Annotated[bool, "whether it holds the run's state"] = False
     reachable: Annotated[bool, "whether others have proved that they can dial it"] = False
     trains: Annotated[bool, "False for a bootstrap peer or an archivist"] = True
@@ -67,6 +68,7 @@ class PeerStatus:
     run: Annotated[str, "run id in hexadecimal digits; empty until the peer knows it"] = ""
     run_name: Annotated[str, "name of the run"] = ""
     peer: Annotated[str, "id of this peer, as text"] = ""
+    name: Annotated[str, "what the owner of this peer calls it; empty if nothing"] = ""
     role: Annotated[str, '"trainer", "bootstrap" or "archivist"'] = "trainer"
     incarnation: Annotated[int, "increases with each start of this identity"] = 0
     pid: Annotated[int, "process id"] = 0

@@ -1,4 +1,4 @@
-"""A peer's identity: its key, its lock, and its port, which are the same at every start, whatever run it joins.
+"""A peer's identity: its key, its lock, its port and its name, which are the same at every start, in whatever run.
 
 The key makes its id. The port keeps its known addresses valid. A new peer derives its port from its id: two state
 directories on one machine have different ones, so neither takes the other's port while that is not running. The range
@@ -19,13 +19,14 @@ from pathlib import Path
 
 from p2p_diloco.config.invite import port_of
 from p2p_diloco.config.key_file import create_key_file, read_key_file
-from p2p_diloco.errors import ConfigError, NetworkError
+from p2p_diloco.errors import ConfigError, NetworkError, StateError
 from p2p_diloco.ids import PeerId, sha256
+from p2p_diloco.protocol.wire.peer_name import MOST_NAME_BYTES, decode_name, encode_name
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.storage.whole_file import replace_file
 from p2p_diloco.transport.p2pd import check_ports_are_free, not_for_children
 
-PORT_FILE = "port"
+PORT_FILE, NAME_FILE = "port", "name"
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 OLD_DAEMON_SECONDS = 3.0
 """Time for which the libp2p daemon of a killed peer may keep listening."""
@@ -88,6 +89,43 @@ def _lock(descriptor: int, path: Path) -> None:
         raise ConfigError(
             f"cannot lock the identity file {path}: {error.strerror}; keep it on a local disk, see --identity-path"
         ) from None
+
+
+def read_name(folder: Path) -> str:
+    """Return the name that this peer's owner has stored in a state directory; empty if there is none.
+
+    Raises:
+        StateError: the file holds no name, or cannot be read.
+    """
+    path = folder / NAME_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_NAME_BYTES + 2).removesuffix(b"\n")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}; check the folder and the disk") from None
+    name = decode_name(content)
+    if not name:
+        raise StateError(f"{path} holds no name; set one with `p2p-diloco id --name`, or remove the file")
+    return name
+
+
+def write_name(folder: Path, name: str) -> None:
+    """Store a name, or remove the stored one if `name` is empty.
+
+    Raises:
+        ConfigError: it is not a name.
+        StateError: it cannot be written.
+    """
+    path, encoded = folder / NAME_FILE, encode_name(name)
+    try:
+        if encoded:
+            replace_file(path, encoded + b"\n")
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StateError(f"cannot write {path}: {error.strerror}; check the folder and the disk") from None
 
 
 def _exists(path: Path) -> bool:

@@ -45,6 +45,13 @@ def test_the_table_shows_peers_round_loss_speed_participation_and_bytes() -> Non
         assert part in text
 
 
+def test_a_peer_with_a_name_is_shown_with_it_before_its_id() -> None:
+    other = replace(STATUS.peers[0], name="bo [red]")
+    text = shown(replace(STATUS, name="ada", peers=(other, STATUS.peers[1])))
+    for part in ("trainer ada (..89SF58mp)", "bo [red] (..efgh1111)", "\n..efgh2222"):
+        assert part in text
+
+
 def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     wide = replace(STATUS.peers[0], reachable=False, ready=False, weight=1.0, claimed_token_share=1.0, loss=2.5)
     peers = (wide, *STATUS.peers)

@@ -67,6 +67,7 @@ from p2p_diloco.protocol.wire.messages import (
     kind_of,
     longest_frames,
 )
+from p2p_diloco.protocol.wire.peer_name import MOST_NAME_BYTES
 
 A, B = ids(2)
 D = sha256(b"digest")
@@ -85,6 +86,7 @@ BOUND = Promise(parent=D, degraded=True, ballot=9, voted=(4, D), view=VIEW, vote
 PROPOSAL = Proposal(ballot=9, roster=CHILD, promises=(PROMISE, BOUND), origin=(PROMISE,))
 MESSAGES: tuple[Message, ...] = (
     heartbeat(A, heads=(fragment_head(),), loss=1.5),
+    heartbeat(B, name=b"b" * MOST_NAME_BYTES),
     Ping(nonce=7),
     Pong(nonce=7, clock_seconds=12.5),
     Pong(nonce=8, clock_seconds=12.5, is_settled=False),

@@ -13,7 +13,7 @@ from small_run import peer_key, small_manifest, small_plan, start_states
 
 from p2p_diloco.bandwidth.uplink import UplinkWatch
 from p2p_diloco.config.run_plan import plan_run
-from p2p_diloco.ids import PeerId, format_peer_id, sha256
+from p2p_diloco.ids import PeerId, format_peer_id, sha256, short_peer_id
 from p2p_diloco.node.node import Traffic
 from p2p_diloco.protocol.actions import RoundClosed
 from p2p_diloco.protocol.engine import PeerEngine
@@ -24,7 +24,7 @@ from p2p_diloco.signing import is_signed_by
 from p2p_diloco.status import trouble
 from p2p_diloco.status.event_log import EVENTS_FILE, append_event
 from p2p_diloco.status.reporter import StatusReporter
-from p2p_diloco.status.status_file import ByteCounts, PeerStatus
+from p2p_diloco.status.status_file import ByteCounts, PeerLine, PeerStatus
 from p2p_diloco.transport.link import TransportCounters, TransportLimits
 from tests.status.kept_events import read_events
 
@@ -174,6 +174,7 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
         tokens_per_second=7.0,
         loss=1.25,
         incarnation=1,
+        name="Łódź".encode(),
     )
     silent: Any = SimpleNamespace(
         ready=False,
@@ -185,6 +186,7 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
         tokens_per_second=0.0,
         loss=0.0,
         incarnation=1,
+        name=b"a\x1b[2J",
     )
     peer.membership.liveness.views[peer_key("ben").peer] = PeerView(heartbeat=beat, at=NOW - 2.0, since=NOW - 9.0)
     peer.membership.liveness.views[peer_key("boot").peer] = PeerView(heartbeat=silent, at=NOW + 5.0, since=NOW - 9.0)
@@ -195,6 +197,15 @@ def test_peers_are_listed_as_in_their_heartbeats() -> None:
     assert (ben.step_tokens, ben.cycle_steps) == (20.0, pytest.approx(7.0 * PLAN.rules.cycle_seconds / 20.0))
     assert (boot.step_tokens, boot.cycle_steps) == (None, None)
     assert (boot.loss, boot.seconds_since_heard) == (None, 0.0)
+    assert (ben.name, boot.name) == ("Łódź", "")
+
+
+def test_an_event_names_the_peers_that_the_status_lists() -> None:
+    count, watcher = reporter()
+    ben, boot = (peer_key(name).peer for name in ("ben", "boot"))
+    count.note(peers=(PeerLine(peer=format_peer_id(ben), name="12D3..x"), PeerLine(peer=format_peer_id(boot))))
+    count.report("link", f"link to {short_peer_id(ben)} lost, not to {short_peer_id(boot)}")
+    assert watcher.events[-1].text == (f"link to 12D3..x ({short_peer_id(ben)}) lost, not to {short_peer_id(boot)}")
 
 
 def test_shares_of_weight_stand_beside_shares_of_tokens_as_trainers_claim_them() -> None:
@@ -203,7 +214,7 @@ def test_shares_of_weight_stand_beside_shares_of_tokens_as_trainers_claim_them()
     for name, trains in (("ben", True), ("boot", False)):
         beat: Any = SimpleNamespace(
             ready=True, can_be_dialled=True, share=8, trains=trains, steps=0, tokens=0, tokens_per_second=0.0, loss=0.0,
-            incarnation=1,
+            incarnation=1, name=b"",
         )  # fmt: skip
         peer.membership.liveness.views[peer_key(name).peer] = PeerView(heartbeat=beat, at=NOW, since=NOW)
     ada, ben, boot = (peer_key(name).peer for name in ("ada", "ben", "boot"))

@@ -377,6 +377,28 @@ def leave(*, state_directory: OwnStateFlag = None, around: Around) -> int:
     return leave_peer(_folder(state_directory, around))
 
 
+@app.command
+def id(
+    *,
+    name: str | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    state_directory: OwnStateFlag = None,
+    around: Around,
+) -> int:
+    """Show the id and the name of the peer on this machine, by which others see it, or give it a name.
+
+    Parameters
+    ----------
+    name
+        what to call this peer, at most 24 bytes; "" removes the name
+    json
+        print JSON
+    """
+    from p2p_diloco.app.cli.members import show_identity
+
+    return show_identity(around.settings({"state_directory": state_directory}), name, as_json=json)
+
+
 def _folder(state_directory: str | None, around: CommandContext) -> Path:
     return around.settings({"state_directory": state_directory}).state_directory
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from p2p_diloco.protocol.wire.peer_name import named
 from p2p_diloco.rate import counted, format_part
 from p2p_diloco.status.status_file import PeerLine, PeerStatus
 from p2p_diloco.wording import (
@@ -53,7 +54,7 @@ def _heading(status: PeerStatus) -> Text:
     name = status.run_name or "run"
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{name} {status.run[:8]}", style="bold")
-    text.append(f"  {status.role} {short_peer(status.peer)}  ")
+    text.append(f"  {status.role} {named(short_peer(status.peer), status.name)}  ")
     text.append(_phase(status), style=_phase_style(status))
     text.append(f"  round {status.round}  roster {status.roster}")
     if status.degraded_rosters:
@@ -147,7 +148,7 @@ def _peer_cells(line: PeerLine, *, has_rows: bool) -> tuple[str, ...]:
         words.insert(0, "ready" if line.ready else "paused" if is_paused else "catching up")
     heard = NOTHING if line.seconds_since_heard is None else f"{format_seconds(line.seconds_since_heard)} ago"
     return (
-        short_peer(line.peer),
+        named(short_peer(line.peer), line.name),
         ", ".join(words),
         *([NOTHING if line.row is None else str(line.row + 1)] if has_rows else []),
         format_count(line.cycle_steps),

@@ -20,6 +20,7 @@ class LocalPeer:
     Attributes:
         can_be_dialled: what is known at its start.
         sign: signs with its key.
+        name: what its owner calls it; empty if nothing.
         archives: whether it follows the logs although it does not train, to keep what the run has learnt.
     """
 
@@ -29,6 +30,7 @@ class LocalPeer:
     trains: bool
     sign: Callable[[bytes], bytes]
     archives: bool = False
+    name: bytes = b""
 
     def member(self, share: int = FULL_SHARE) -> Member:
         """Return this incarnation as the member that founds a run."""

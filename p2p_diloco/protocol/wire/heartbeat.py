@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Annotated
 
 from p2p_diloco.ids import Digest, PeerId
-from p2p_diloco.protocol.wire.frames import F32, I64, SIGNATURE, U32, U64, fixed, many, record, signed_bytes
+from p2p_diloco.protocol.wire.frames import F32, I64, SIGNATURE, U32, U64, blob, fixed, many, record, signed_bytes
 from p2p_diloco.protocol.wire.member import SHARE
+from p2p_diloco.protocol.wire.peer_name import MOST_NAME_BYTES
 
 MOST_FRAGMENTS = 1 << 12
 SHORT_DIGEST_BYTES = 8
@@ -38,6 +39,7 @@ class Heartbeat:
         tokens, steps: trained so far in this incarnation.
         tokens_per_second: recent rate; 0 while the peer is paused.
         loss: the last training loss, 0 if there is none.
+        name: what its owner calls it, as `peer_name` encodes it; a stranger's may be anything.
         clock_behind: seconds by which its wall clock is behind the run's time, as far as it knows; negative: ahead.
     """
 
@@ -58,6 +60,7 @@ class Heartbeat:
     tokens_per_second: Annotated[float, F32]
     loss: Annotated[float, F32]
     clock_behind: Annotated[float, F32] = 0.0
+    name: Annotated[bytes, blob(MOST_NAME_BYTES)] = b""
     signature: Annotated[bytes, SIGNATURE]
 
     def statement(self) -> bytes:

@@ -46,7 +46,7 @@ from p2p_diloco.protocol.wire.member import Declaration
 from p2p_diloco.protocol.wire.roster import MOST_MEMBERS, CertifiedRoster
 from p2p_diloco.span_log import SpanHead
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MOST_SPANS = 1 << 16
 MOST_PIECE_BYTES = 1 << 20
 """Maximum bytes of a span in one frame. Each piece costs both ends a fraction of a millisecond, whatever its length, so
