@@ -93,10 +93,15 @@ class AbsorbedEntry:
     median_weight: float
 
 
+def chain_digest(parent: Digest, entry: Digest) -> Digest:
+    """Return the chain digest after an entry: d ← H(d, entry digest)."""
+    return sha256(parent, entry)
+
+
 def advance_head(head: SpanHead, entry: AbsorbedEntry) -> SpanHead:
-    """Return the tip after `entry`: d ← H(d, entry digest), height + 1, and the entry's published values."""
+    """Return the tip after `entry`: its chain digest, height + 1, and the entry's published values."""
     return SpanHead(
-        digest=sha256(head.digest, entry.digest),
+        digest=chain_digest(head.digest, entry.digest),
         height=head.height + 1,
         round=entry.round,
         roster=entry.roster,

@@ -25,6 +25,7 @@ from p2p_diloco.protocol.repair.readiness import ASKS_IN_A_ROUND
 from p2p_diloco.protocol.repair.repair import Repair
 from p2p_diloco.protocol.results import EntryChecked, EntryCompared, Result, SpanReduced
 from p2p_diloco.protocol.round.chain import ChainBook, EntryFate
+from p2p_diloco.protocol.round.credit import CreditBook
 from p2p_diloco.protocol.round.exchange import Exchange, RoundDriver
 from p2p_diloco.protocol.round.influence import Agreement, Influence
 from p2p_diloco.protocol.round.round import FragmentContribution, newcomers_of
@@ -129,6 +130,7 @@ class PeerEngine:
         )
         self._paths = Paths(rules=rules, membership=self.membership)
         self.influence = Influence(me.peer)
+        self.credit = CreditBook(rules)
         self._to_greet: set[PeerId] = set()
         self._ticked_at = -math.inf
         self.noted: dict[SpanId, _Noted] = {}
@@ -241,6 +243,8 @@ class PeerEngine:
             actions += self._absorbed(due, now) if due else self._ask_noted(now)
             waits, reports = self.repair.serving.followers.wait_for(now)
             left_out = self.catch_up.differences.left_out()
+            is_level = self.ready and left_out is not None and not left_out
+            self.credit.look(self.book, self.chains.heads, self.rules.clock.cycle(begun), is_level=is_level)
             contributes = self.serves_state and left_out is not None and not waits and not is_time_uncertain
             self._heartbeats.freeze(begun)
             actions += self.repair.begin_round(begun)
@@ -435,6 +439,7 @@ class PeerEngine:
             peers = self.book.included_in(entry)
             roster, grid = self.book.folded(entry.roster, entry.round)
             self._note_weights(entry, grid.owner(entry.span), roster)
+            self.credit.entry_absorbed(entry, roster)
             self.membership.presence.owners.entry_absorbed(entry.round, entry.span, roster, grid)
             # The owner was present too, although after a restart it contributes nothing until a roster lists its new
             # incarnation.
