@@ -42,6 +42,7 @@ from p2p_diloco.session.ending import (
 from p2p_diloco.session.founding import found_roster, genesis_digest, genesis_states, start_from
 from p2p_diloco.session.guest_watch import LEAVE_SECONDS, GuestWatch
 from p2p_diloco.session.held_state import HeldState
+from p2p_diloco.session.member_watch import MemberWatch
 from p2p_diloco.session.peer_plan import PeerPlan
 from p2p_diloco.session.shared_text import SharedText
 from p2p_diloco.session.training import Evaluations, NoTraining, TrainingHost
@@ -183,6 +184,14 @@ class PeerSession:
             soon=threads.write_soon,
             refused=lambda text: threads.in_loop(lambda: reporter.report("addresses", text)),
         )
+        self._members = MemberWatch(
+            folder.path,
+            self._engine,
+            soon=threads.write_soon,
+            report=reporter.report,
+            now=self._clock.now,
+            wall=plan.clocks.wall,
+        )
         self._state: HeldState | None = None
         self._node: SwarmNode | None = None
 
@@ -268,6 +277,7 @@ class PeerSession:
         if self._parts.guest is not None:
             self._parts.guest.detach()
         self._parts.transport.serve(TransportListener())  # ignore what still arrives
+        await self._members.save()
         self._threads.close()
         await self._training.end()
         if self._state is not None:
@@ -398,6 +408,8 @@ class PeerSession:
         states = await asyncio.to_thread(self._archive.recall)
         in_force = self._engine.book.in_force  # others may have sent it meanwhile
         if states is not None:
+            heads, credit = {span: state.head for span, state in states.items()}, self._engine.credit
+            await asyncio.to_thread(credit.replay, heads, self._archive.entry_after, self._engine.book)
             self._hold(states)
         elif (founding := self._parts.plan.founding) is not None and (in_force is None or in_force.k == 0):
             await self._found(node, founding.organiser_key)
@@ -449,6 +461,7 @@ class PeerSession:
             for notice in self._parts.line.steer(self._engine, now) if self._parts.line is not None else ():
                 self._reporter.report(notice.topic, notice.text, **notice.figures)
             self._publish(node)
+            self._members.look(loop.time())
             self._next_start.keep(self._clock, self._contact.keeper.kept_addresses(), loop.time())
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 

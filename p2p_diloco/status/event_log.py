@@ -58,6 +58,7 @@ TOPICS = {
     "loops": "numba's compiled loops are not available; NumPy is used instead",
     "majority": "number of voters that have named the state that this peer waits for",
     "manifest": "the manifest was verified",
+    "members": "what is remembered of the members cannot be read or written",
     "memory": "memory may run out; windows of a step that fit into the device; activations that are recomputed",
     "missing": "contributions missing from a mean",
     "not-finite": "a step that left parameters not finite was undone",

@@ -31,7 +31,7 @@ from p2p_diloco.protocol.wire.roster import Roster
 from p2p_diloco.signing import SigningKey
 from p2p_diloco.status.event_log import PeerEvent
 from p2p_diloco.status.status_file import PeerStatus, read_status
-from p2p_diloco.storage.identity import load_or_create_identity
+from p2p_diloco.storage.identity import load_or_create_identity, write_name
 from p2p_diloco.storage.run_folder import RunFolder
 from p2p_diloco.storage.text_copy import list_own_text
 from tests.status.kept_events import read_events
@@ -198,6 +198,8 @@ class ProcessSwarm:
         port: int = 0,
         has_text: bool = True,
         flips_text: bool = False,
+        block_cycles: int | None = None,
+        called: str = "",
     ) -> PeerProcess:
         """Start a peer, or restart it.
 
@@ -213,15 +215,19 @@ class ProcessSwarm:
         records have times of its own clock.
             has_text: whether it has a copy of the text.
             flips_text: whether it flips a bit in each piece of the text that it sends.
+            block_cycles: cycles of a block of credit; None: as usual.
+            called: the name that its owner gives it.
             crash: step of a round at which it may fail, once `arm` was called; see tests/processes/crashing_peer.py.
             lie: lie of a hostile member, told once the file `lie` is in its folder; see tests/processes/lying_peer.py.
         """
         peer = self.peers.setdefault(name, PeerProcess(name=name, folder=self._root / name))
         peer.folder.mkdir(exist_ok=True)
+        write_name(peer.folder, called)
         order = {
             "folder": str(peer.folder),
             "text": str(self.text) if has_text else None,
             "flips_text": flips_text,
+            "block_cycles": block_cycles,
             "trains": trains,
             "dial_out_only": dial_out_only,
             "manifest": self.manifest.sign(ORGANISER).encode().hex() if founds else None,

@@ -26,6 +26,7 @@ from p2p_diloco.config.manifest import decode_signed_manifest
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.ids import Digest
 from p2p_diloco.protocol.actions import ServeSpan
+from p2p_diloco.protocol.round import credit
 from p2p_diloco.session.ending import StopRequest
 from p2p_diloco.session.peer_plan import Founding, PeerPlan
 from p2p_diloco.session.start import run_peer
@@ -34,6 +35,7 @@ from p2p_diloco.signing import SigningKey
 from p2p_diloco.span import serve
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.status.status_file import PeerStatus, write_status
+from p2p_diloco.storage import member_files
 from p2p_diloco.storage.text_copy import TextCopy
 
 LAST_ROUND_FILE = "last_round"
@@ -146,6 +148,8 @@ async def main(order: dict[str, Any]) -> None:
     loop.add_signal_handler(signal.SIGUSR2, flip_a_bit, folder)
     if order["serves_slowly"]:
         serve_slowly(order["serves_slowly"])
+    if order.get("block_cycles"):
+        credit.BLOCK_CYCLES = member_files.BLOCK_CYCLES = order["block_cycles"]
     if order.get("flips_text"):
         flip_text()
     loop.add_signal_handler(signal.SIGUSR1, lambda: stop.end_after(int((folder / LAST_ROUND_FILE).read_text())))

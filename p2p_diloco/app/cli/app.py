@@ -399,6 +399,29 @@ def id(
     return show_identity(around.settings({"state_directory": state_directory}), name, as_json=json)
 
 
+@app.command
+def members(
+    *,
+    credit: Switch = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    state_directory: OwnStateFlag = None,
+    around: Around,
+) -> int:
+    """Show who is in the run of the peer on this machine, and who was.
+
+    Parameters
+    ----------
+    credit
+        show the tokens of each member that entries include, as this peer has counted them
+    json
+        print JSON
+    """
+    from p2p_diloco.app.cli.members import show_credit, show_members
+
+    show = show_credit if credit else show_members
+    return show(_folder(state_directory, around), as_json=json)
+
+
 def _folder(state_directory: str | None, around: CommandContext) -> Path:
     return around.settings({"state_directory": state_directory}).state_directory
 

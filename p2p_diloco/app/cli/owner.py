@@ -43,19 +43,8 @@ LATE_SECONDS = 10.0
 
 
 def show_status(folder: Path, *, as_json: bool) -> int:
-    """Print the status in `folder`.
-
-    Raises:
-        ConfigError: no peer has run there, or its file cannot be parsed.
-    """
-    status = read_status(folder)
-    if status is None:
-        if folder.is_file():
-            raise ConfigError(f"{folder} is a file; name the folder of a peer's state with --state-directory")
-        path = folder / STATUS_FILE
-        if path.exists():
-            raise ConfigError(f"{path} cannot be read; was it written by another version?")
-        raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+    """Print the status in `folder`; raises as `latest_status`."""
+    status = latest_status(folder)
     age_seconds = max(0.0, time.time() - status.updated)
     running = is_running(status)
     if as_json:
@@ -77,6 +66,23 @@ def show_status(folder: Path, *, as_json: bool) -> int:
     if status.invite:
         console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
     return 0
+
+
+def latest_status(folder: Path) -> PeerStatus:
+    """Return the status in `folder`.
+
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be parsed.
+    """
+    status = read_status(folder)
+    if status is not None:
+        return status
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; name the folder of a peer's state with --state-directory")
+    path = folder / STATUS_FILE
+    if path.exists():
+        raise ConfigError(f"{path} cannot be read; was it written by another version?")
+    raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
 
 
 def pause_peer(folder: Path, duration: str | None) -> int:

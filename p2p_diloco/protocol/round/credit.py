@@ -66,7 +66,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCredit:
-    """What a restarted peer must know to go on counting.
+    """The counts of a peer, from which its next start goes on.
 
     Attributes:
         followed: the last cycle in which this peer held all spans at the tips of the others; -1 before the first.
@@ -82,10 +82,25 @@ class SavedCredit:
         """Return whether a block is over, with all its entries counted; late ones have a cycle to arrive."""
         return block in self.blocks and not self.blocks[block].missing and self.followed > (block + 1) * BLOCK_CYCLES
 
+    def missing(self, block: int) -> list[int]:
+        """Return the cycles of a block of which entries may be missing."""
+        bits = self.blocks[block].missing
+        return [cycle for place, cycle in enumerate(cycles_of(block)) if bits >> place & 1]
+
+    def covered(self, block: int) -> list[int]:
+        """Return the other cycles of a block that are over, as far as this peer has followed the run."""
+        missing = {*self.missing(block)}
+        return [cycle for cycle in cycles_of(block) if cycle < self.followed and cycle not in missing]
+
+
+def cycles_of(block: int) -> range:
+    """Return the cycles of a block."""
+    return range(block * BLOCK_CYCLES, (block + 1) * BLOCK_CYCLES)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counted:
-    """What was counted of an entry, to take it back if another child of its parent wins."""
+    """The parts of an entry that was counted, to take it back if another child of its parent wins."""
 
     parent: Digest
     cycle: int
@@ -112,7 +127,7 @@ class CreditBook:
         self._followed, self._line = saved.followed, saved.line
 
     def saved(self) -> SavedCredit:
-        """Return what is to be saved; a copy."""
+        """Return a copy of the counts, to be saved."""
         blocks = {number: Block(dict(block.sums), block.missing) for number, block in sorted(self._blocks.items())}
         return SavedCredit(blocks=blocks, tips=dict(self._tips), followed=self._followed, line=self._line)
 
