@@ -11,12 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from p2p_diloco.app.cli.owner import is_running, latest_status
+from p2p_diloco.app.cli.owner import latest_status
 from p2p_diloco.app.cli.status_table import LOG_WIDTH
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
 from p2p_diloco.protocol.round.credit import SavedCredit, cycles_of
+from p2p_diloco.status.owner_requests import is_running
 from p2p_diloco.status.status_file import read_status
 from p2p_diloco.storage.identity import load_or_create_identity, read_name, write_name
 from p2p_diloco.storage.member_files import MemberRecord, read_credit, read_members

@@ -34,7 +34,7 @@ from p2p_diloco.status.owner_requests import (
     is_running,
     kept_control,
 )
-from p2p_diloco.status.status_file import STATUS_FILE, read_status, status_document
+from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
 from p2p_diloco.wording import format_bytes, format_seconds, join_line
 
 LEAVE_SECONDS = 60.0
