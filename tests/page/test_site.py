@@ -8,18 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pages import INVITE, OTHER, PEER, a_peer, a_status
+from pages import INVITE, OTHER, PEER, RUN, a_peer, a_status
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from p2p_diloco.app.page.access import REQUESTS_AT_ONCE, Budgets, Token
 from p2p_diloco.app.page.site import PagePlan, hosts_of, make_site
 from p2p_diloco.guest.owner_files import Control, read_control
+from p2p_diloco.ids import Digest, PeerId, format_peer_id
 from p2p_diloco.status.event_log import PeerEvent, append_event
 from p2p_diloco.status.status_file import read_status, write_status
+from p2p_diloco.storage.member_files import MEMBERS_FILE, MemberRecord, Members, encode_members
+from p2p_diloco.storage.run_folder import run_folder
 
 PORT = 31380
 HOST = f"127.0.0.1:{PORT}"
@@ -256,6 +260,32 @@ def test_an_address_that_waits_may_ask_again() -> None:
     assert budgets.takes("b")
     now = 1.0
     assert sum(budgets.takes("a") for _ in range(100)) == 5
+
+
+def test_names_stand_before_ids_and_a_public_page_has_none(tmp_path: Path) -> None:
+    status = a_status(name="Ann's laptop")
+    named = replace(status.peers[0], name="Bob <3")
+    a_peer(tmp_path, name=status.name, peers=(named, *status.peers[1:]))
+    text = an_owner(tmp_path).get("/").text.replace("&#39;", "'")
+    assert "Ann's laptop (this machine)" in text
+    assert f"Bob &lt;3 (..{OTHER[-8:]})" in text
+    public = a_site(tmp_path, is_public=True).get("/").text
+    assert "Bob" not in public
+    assert "Ann" not in public
+
+
+def test_the_table_shows_since_when_a_machine_is_there(tmp_path: Path) -> None:
+    peer = PeerId(bytes(range(32)))
+    line = replace(a_status().peers[0], peer=format_peer_id(peer))
+    a_peer(tmp_path, peers=(line,))
+    folder = run_folder(tmp_path, Digest(bytes.fromhex(RUN)))
+    folder.mkdir()
+    record = MemberRecord(peer=peer, since=1_764_547_200.0)
+    (folder / MEMBERS_FILE).write_bytes(encode_members(Members(updated=0.0, records=(record,))))
+    text = an_owner(tmp_path).get("/").text
+    assert '<data value="1764547200.0">' in text
+    (folder / MEMBERS_FILE).write_bytes(b"{")
+    assert an_owner(tmp_path).get("/").status_code == 200
 
 
 def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:

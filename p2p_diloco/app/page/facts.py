@@ -6,17 +6,19 @@ A public page gets no address, key or id of a member, and no sentence of a peer 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from p2p_diloco.app.page.charts import Line, chart
 from p2p_diloco.errors import clean_text
+from p2p_diloco.protocol.wire.peer_name import named
 from p2p_diloco.rate import counted, format_rate
 from p2p_diloco.status.event_log import PeerEvent, event_line
 from p2p_diloco.status.history import SILENT_SECONDS, Point, RoundRow
 from p2p_diloco.status.status_file import PeerLine, PeerStatus
+from p2p_diloco.storage.member_files import MemberRecord
 from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
@@ -35,7 +37,7 @@ STALLED_ROUNDS = 8
 """Closed rounds in a row without a result beyond which the page says that the run stands still."""
 DAY_SECONDS = 86_400.0
 _HIDDEN_TOPICS = frozenset({"round", "evaluation", "skipped"})
-SORTS = ("name", "state", "tokens", "rate", "loss", "share", "seen", "group")
+SORTS = ("name", "state", "tokens", "rate", "loss", "share", "since", "seen", "group")
 
 Over = Literal["time", "tokens"]
 
@@ -75,6 +77,7 @@ class PeerView:
     """One peer's files at one time.
 
     Attributes:
+        members: who is and was in the run, by id.
         is_running: whether the process that wrote the status is alive.
         now: Unix seconds.
     """
@@ -83,6 +86,7 @@ class PeerView:
     points: Sequence[Point]
     rounds: Sequence[RoundRow]
     events: Sequence[PeerEvent]
+    members: Mapping[str, MemberRecord]
     is_running: bool
     now: float
 
@@ -245,8 +249,9 @@ def strip(view: PeerView) -> list[RoundMark]:
 def members(view: PeerView, *, sort: str, is_descending: bool, is_public: bool) -> list[MemberRow]:
     """Return this peer and the others, sorted by a column; rows without its value come last."""
     status = view.status
-    rows = [_own_row(view)]
-    rows += [_row(line, number, is_public=is_public) for number, line in enumerate(status.peers, 1)]
+    rows = [_own_row(view, is_public=is_public)]
+    for number, line in enumerate(status.peers, 1):
+        rows.append(_row(line, number, view.members.get(line.peer), is_public=is_public))
     column = sort if sort in SORTS else "name"
     known = [row for row in rows if row.keys[column] not in ("", -1.0)]
     unknown = [row for row in rows if row.keys[column] in ("", -1.0)]
@@ -260,11 +265,11 @@ def _own_state(view: PeerView) -> str:
     return status.paused or status.phase
 
 
-def _own_row(view: PeerView) -> MemberRow:
+def _own_row(view: PeerView, *, is_public: bool) -> MemberRow:
     status = view.status
     trains = status.role == "trainer"
     return _member_row(
-        name=Figure(name="machine", text="this machine"),
+        name=Figure(name="machine", text=named("this machine", "" if is_public else clean_text(status.name))),
         sort_name="",
         state=_own_state(view),
         tokens=float(status.tokens) if trains else None,
@@ -275,16 +280,17 @@ def _own_row(view: PeerView) -> MemberRow:
         reachable=status.reachable,
         seen=0.0,
         group=status.row,
+        since=None if (record := view.members.get(status.peer)) is None else record.since,
         is_self=True,
     )
 
 
-def _row(line: PeerLine, number: int, *, is_public: bool) -> MemberRow:
+def _row(line: PeerLine, number: int, record: MemberRecord | None, *, is_public: bool) -> MemberRow:
     peer = clean_text(line.peer)
-    name = f"machine {number}" if is_public else short_peer(peer)
+    name = f"machine {number}" if is_public else named(short_peer(peer), clean_text(line.name))
     return _member_row(
         name=Figure(name="machine", text=name, hint="" if is_public else peer),
-        sort_name=f"{number:06d}" if is_public else peer,
+        sort_name=f"{number:06d}" if is_public else clean_text(line.name).lower() or f"~{peer}",
         state=member_state(line),
         tokens=line.steps * line.step_tokens if line.step_tokens is not None else None,
         rate=line.tokens_per_second if line.trains else None,
@@ -294,6 +300,7 @@ def _row(line: PeerLine, number: int, *, is_public: bool) -> MemberRow:
         reachable=line.reachable,
         seen=line.seconds_since_heard,
         group=line.row,
+        since=None if record is None else record.since,
         is_self=False,
     )
 
@@ -311,6 +318,7 @@ def _member_row(
     reachable: bool,
     seen: float | None,
     group: int | None,
+    since: float | None,
     is_self: bool,
 ) -> MemberRow:
     is_silent = seen is None or seen > SILENT_SECONDS
@@ -325,6 +333,7 @@ def _member_row(
             name="share", text=format_share(share), value=_value(share), hint=f"claims {format_share(claimed)}"
         ),
         "reach": Figure(name="reachable", text="yes" if reachable else "dials out"),
+        "since": Figure(name="since", text=NOTHING if since is None else day(since), value=_value(since)),
         "seen": Figure(name="last seen", text=ago, value=_value(seen)),
         "group": Figure(name="group", text=NOTHING if group is None else str(group + 1)),
     }
@@ -338,6 +347,7 @@ def _member_row(
                 ("rate", rate),
                 ("loss", loss),
                 ("share", share),
+                ("since", since),
                 ("seen", seen),
                 ("group", group),
             )
@@ -404,7 +414,9 @@ def events(view: PeerView) -> list[tuple[str, str]]:
 def organiser_lines() -> list[tuple[str, str]]:
     """Return what needs a terminal on this machine, as the exact lines to run."""
     return [
-        ("show who takes part", own_command("status")),
+        ("name this machine", own_command("id", "--name", "NAME")),
+        ("list who is and was there", own_command("members")),
+        ("count whose tokens are in the model", own_command("members", "--credit")),
         ("write the model as files", own_command("export", "model")),
         ("let the model write", own_command("sample", "Once upon a time")),
     ]

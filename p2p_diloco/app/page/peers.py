@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from p2p_diloco.app.page.facts import STRIP_ROUNDS, PeerView
+from p2p_diloco.errors import StateError
+from p2p_diloco.ids import Digest, format_peer_id
 from p2p_diloco.status.event_log import EVENTS_FILE, PeerEvent
 from p2p_diloco.status.history import Point, RoundRow, read_points, read_rounds
 from p2p_diloco.status.owner_requests import is_running
 from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status
+from p2p_diloco.storage.member_files import MemberRecord, read_members
+from p2p_diloco.storage.run_folder import run_folder
 
 READ_EVENT_BYTES = 256 * 1024
 """The end of the log of events that is read, however long the log is."""
@@ -32,6 +36,7 @@ class WatchedPeer:
         self._stamp: tuple[int, int] | None = None
         self._status = PeerStatus()
         self._history: tuple[Sequence[Point], Sequence[RoundRow]] = (), ()
+        self._members: Mapping[str, MemberRecord] = {}
         self._history_at = float("-inf")
 
     def stamp(self) -> tuple[int, int] | None:
@@ -51,6 +56,7 @@ class WatchedPeer:
         if not 0.0 <= now - self._history_at < HISTORY_SECONDS:
             run = self._status.run
             self._history = read_points(self.folder, run), read_rounds(self.folder, run, STRIP_ROUNDS)
+            self._members = read_known_members(self.folder, run)
             self._history_at = now if run else float("-inf")
         points, rounds = self._history
         return PeerView(
@@ -58,9 +64,19 @@ class WatchedPeer:
             points=points,
             rounds=rounds,
             events=read_last_events(self.folder),
+            members=self._members,
             is_running=is_running(self._status),
             now=now,
         )
+
+
+def read_known_members(folder: Path, run: str) -> dict[str, MemberRecord]:
+    """Return who is and was in a run, by id; nobody if that is not known."""
+    try:
+        records = read_members(run_folder(folder, Digest(bytes.fromhex(run)))).records if run else ()
+    except (StateError, ValueError):
+        return {}
+    return {format_peer_id(record.peer): record for record in records}
 
 
 def read_last_events(folder: Path) -> list[PeerEvent]:

@@ -45,6 +45,7 @@ _COLUMNS = (
     ("loss", "loss", "loss"),
     ("share", "share of the run", "share"),
     ("reach", "reachable", ""),
+    ("since", "since", "since"),
     ("seen", "last seen", "seen"),
     ("group", "group", "group"),
 )
