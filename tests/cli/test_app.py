@@ -91,7 +91,7 @@ def test_help_is_a_command_too(capsys: Captured) -> None:
         (["jion"], "unknown command jion; did you mean join?"),
         (
             ["zzz"],
-            "unknown command zzz; known are: new, tokenize, bootstrap, join, archive, doctor, status, page, pause, ",
+            "unknown command zzz; known are: new, tokenize, bootstrap, join, archive, doctor, status, report, page, ",
         ),
         (["join"], "join needs an invite"),
         (["join", "hello"], "'hello' is not an invite; expected p2pdiloco://"),

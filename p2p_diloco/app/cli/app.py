@@ -292,6 +292,23 @@ def status(
 
 
 @app.command
+def report(*, into: Path | None = None, state_directory: OwnStateFlag = None, around: Around) -> int:
+    """Write what helps to understand a field trial into one zip file, without addresses, ids, names, paths and keys.
+
+    Look at the file before you send it. The peer may run.
+
+    Parameters
+    ----------
+    into
+        new file [default: p2p-diloco-report-TIME.zip in this folder]
+    """
+    from p2p_diloco.app.cli.report import write_report
+
+    settings = around.settings({"state_directory": state_directory})
+    return write_report(settings.state_directory, into, settings)
+
+
+@app.command
 def page(
     *states: Annotated[Path, Parameter(help="state directory of a peer; several make one page")],
     public: Switch = False,
