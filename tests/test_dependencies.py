@@ -14,7 +14,7 @@ ELSEWHERE = frozenset({"torchft"})
 """Packages with an environment of their own, which `python -m benchmarks install-torchft` creates."""
 LATER_STDLIB = {"compression"}
 """Part of Python from 3.14 on."""
-LABORATORY = ("benchmarks", "gauges", "internet", "research", "simulator")
+LABORATORY = ("benchmarks", "gauges", "internet", "release", "research", "simulator")
 
 
 def declared(extra: str | None = None) -> set[str]:

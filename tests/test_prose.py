@@ -10,7 +10,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 CODE = sorted(
     path
-    for room in ("p2p_diloco", "simulator", "benchmarks", "gauges", "research")
+    for room in ("p2p_diloco", "simulator", "benchmarks", "gauges", "release", "research")
     for path in (PROJECT / room).rglob("*.py")
 )
 PAGES = sorted(
@@ -33,6 +33,7 @@ MODULES = [
         "simulator",
         "benchmarks",
         "gauges",
+        "release",
         "research",
         "tests",
         "docs",

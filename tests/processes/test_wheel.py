@@ -1,6 +1,7 @@
 """The wheel and the sdist, as a user without a checkout gets them: built, installed, and training.
 
-`make examples` runs these. PIP_FLAGS in the environment holds further arguments for pip.
+`make examples` runs these. PIP_FLAGS in the environment holds further arguments for pip; INSTALLED_PROGRAMS names the
+folder of programs of an environment that has the wheel, as `make release` makes it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
+from release.archives import check_sdist, check_wheel, read_project
 from tests.status.kept_events import read_events
 
 pytestmark = [pytest.mark.wall_clock, pytest.mark.long, pytest.mark.timeout(3600)]
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_SECONDS = 300.0
+NUM_ROUNDS = 3
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -63,11 +66,10 @@ def test_the_sdist_and_the_checkout_make_the_same_wheel(built: Path, wheel: Path
     assert wheel.read_bytes() == (built / "direct" / wheel.name).read_bytes()
 
 
-def test_the_wheel_holds_only_the_package(wheel: Path) -> None:
-    package = PROJECT / "p2p_diloco"
-    expected = {path.relative_to(PROJECT).as_posix() for path in package.rglob("*.py")} | {"p2p_diloco/py.typed"}
-    with zipfile.ZipFile(wheel) as archive:
-        assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
+def test_the_archives_hold_what_a_release_needs(built: Path, wheel: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    project = read_project(PROJECT)
+    assert [*check_wheel(wheel, project), *check_sdist(sdist, project)] == []
 
 
 def test_the_sdist_holds_the_files_that_its_readme_and_makefile_name(built: Path) -> None:
@@ -87,12 +89,15 @@ def test_the_metadata_is_valid_for_an_index(wheel: Path) -> None:
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
     assert str(message_from_bytes(text).get_payload()).startswith("# p2p_diloco\n")
-    assert set(metadata.provides_extra or ()) == {"dev", "hf", "lightning", "notebooks", "plots", "track"}
+    assert set(metadata.provides_extra or ()) == set("dev hf lightning notebooks page plots track web".split())
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the programs of an environment with the wheel and its dependencies."""
+    if "INSTALLED_PROGRAMS" in os.environ:
+        return Path(os.environ["INSTALLED_PROGRAMS"])
+    wheel = request.getfixturevalue("wheel")
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder, cwd=folder)
     words = [
@@ -107,7 +112,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_it_founds_a_run_and_the_printed_command_trains(installed: Path, tmp_path: Path) -> None:
+def test_it_founds_a_run_and_the_printed_command_trains_and_leaves(installed: Path, tmp_path: Path) -> None:
     with shell(installed, tmp_path) as start:
         assert start("p2p-diloco --version").wait() == 0
         assert start("p2p-diloco new --rounds.round_seconds 5").wait() == 0
@@ -117,11 +122,13 @@ def test_it_founds_a_run_and_the_printed_command_trains(installed: Path, tmp_pat
         line = log.read_text().splitlines()[0]
         assert line.startswith('p2p-diloco join "p2pdiloco://')
         began = time.time()
-        start(line, "join.log")
-        wait_for("an entry", lambda: entries(tmp_path / "peer"), tmp_path / "join.log")
+        joined = start(line, "join.log")
+        wait_for(f"{NUM_ROUNDS} rounds", lambda: len(entries(tmp_path / "peer")) >= NUM_ROUNDS, tmp_path / "join.log")
         print(f"the first entry after {entries(tmp_path / 'peer')[0] - began:.0f} s")
         assert start("p2p-diloco status").wait() == 0
         assert "p2p-diloco join" in (tmp_path / "output.log").read_text()
+        assert start("p2p-diloco leave").wait() == 0
+        assert joined.wait(60.0) == 0
 
 
 def entries(folder: Path) -> list[float]:
