@@ -36,7 +36,7 @@ _TESTS = re.compile(r"(^|/)(tests/|test_[^/]*\.py$|conftest\.py$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What a checkout says about itself.
+    """A checkout, as far as its archives must agree with it.
 
     Attributes:
         files: the package's files, as paths from the checkout, with `/`.
