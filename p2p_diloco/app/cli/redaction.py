@@ -28,19 +28,20 @@ _B58 = "[1-9A-HJ-NP-Za-km-z]"
 _PROTOCOLS = "ip4|ip6|ip6zone|dns|dns4|dns6|dnsaddr|tcp|udp|quic|quic-v1|p2p|ipfs|ws|wss|tls|http|https|p2p-circuit"
 _IDS = rf"(?:12D3KooW{_B58}{{44}}|12D3KooW{_B58}*|(?:Qm|16Uiu2HA|1){_B58}{{40,50}})"
 _SHORT_IDS = rf"(?:12D3{_B58}*)?(?:\.\.\.?|…)(?:{_B58}{{{SHORT_CHARACTERS}}}(?!{_B58})|(?<=12D3\.\.){_B58}{{4,8}})"
-_IN_PATH = r"[^\s\"'`<>|,;:()\]\[]"
+_IN_PATH = r"(?:[^\s\"'`<>|,;:()\]\[]| (?=[\w.-]+[\\/]\S))"
+"""A character of a path; a space only if a slash follows the next word."""
 _IN_QUOTES = (
     r"(?<=[\"'`])(?:file://)?(?:[A-Za-z]:[\\/]|\\\\|~[\w.-]*/|/(?!(?:%s)/))[^\"'`\n]+(?=[\"'`])" % _PROTOCOLS  # noqa: UP031
 )
 _PATHS = (
-    rf"{_IN_QUOTES}|file://[^\s\"'`<>|,;()]+|(?<![^\W_])[A-Za-z]:[\\/][^\s\"'`<>|]+|\\\\[^\s\"'`<>|]+|(?<!\w)~[\w.-]*/[^\s\"'`<>|]*"
-    rf"|(?<![\w/…])/(?!(?:{_PROTOCOLS})/)[^\s\"'`<>|/,;:()\]\[][^\s\"'`<>|,;:()\]\[]+"
+    rf"{_IN_QUOTES}|file://[^\s\"'`<>|,;()]+|(?<![^\W_])[A-Za-z]:[\\/]{_IN_PATH}+|\\\\[^\s\"'`<>|]+|(?<!\w)~[\w.-]*/[^\s\"'`<>|]*"
+    rf"|(?<![\w/…])/(?!(?:{_PROTOCOLS})/)[^\s\"'`<>|/,;:()\]\[]{_IN_PATH}+"
 )
 _PATTERNS = (
     ("invite", r"p2pdiloco(?::|%3A)(?:/|%2F|\\/){2}[^\s\"'`<>\\]*"),
     ("secret", r"-----BEGIN [\s\S]*?(?:-----END [^-]*-----|\Z)"),
     ("address", r"(?<![\w+.-])(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'`<>\\]+"),
-    ("user", r"[\w.+-]+@\w[\w-]*(?:\.[\w-]+)*"),
+    ("user", r"(?<![\w.+-])[\w.+-]+@\w[\w-]*(?:\.[\w-]+)*"),
     ("peer", rf"{_IDS}|{_SHORT_IDS}"),
     ("path", _PATHS),
     ("host", r"(?<=/dns/)[^/\s]+|(?<=/dns[46]/)[^/\s]+|(?<=/dnsaddr/)[^/\s]+"),
@@ -53,6 +54,8 @@ _PATTERNS = (
     ("host", r"(?<![\w.-])(?:[^\W_][\w-]*\.)+(?:[^\W\d_]{2,}|xn--[\w-]+)(?![\w-])"),
     ("host", r"(?<![\w.-])(?!line:|localhost:)[^\W\d_][\w-]*(?=:\d{2,5}(?!\d))"),
 )
+_NUM_WHOLE = 4
+"""The first patterns replace a whole that may hold learnt names: invites, PEM blocks, URLs and mail addresses."""
 _DOTTED = frozenset(
     "events.jsonl events.old.jsonl status.json control.json traffic.json peers.json manifest.json run.toml peer.toml "
     "rosters.bin ballots.bin history.sqlite identity.key organiser.key".split()
@@ -138,8 +141,9 @@ class Redactor:
             whole if len(name) < _ANYWHERE else part for name, part, whole in zip(names, literal, edged, strict=True)
         ]
         tails = [rf"(?:12D3{_B58}*)?(?:\.\.\.?|…)?(?-i:{re.escape(tail)})" for tail in self._tails]
-        first = [_PATTERNS[0], ("name", "|".join(literal)), ("peer", "|".join(tails)), *_PATTERNS[1:]]
-        # Invites first, then names, because a path or a host may hold a name that is learnt as a whole.
+        learnt = [("name", "|".join(literal)), ("peer", "|".join(tails))]
+        # Names before paths and hosts, which may hold a name that is learnt as a whole.
+        first = [*_PATTERNS[:_NUM_WHOLE], *learnt, *_PATTERNS[_NUM_WHOLE:]]
         self._groups = [kind for kind, pattern in first if pattern]
         parts = [pattern for _, pattern in first if pattern]
         exact = {"peer", "secret"}
