@@ -37,8 +37,8 @@ from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, 
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.wording import format_bytes
 
-MOST_EVENT_BYTES = 3_000_000
-"""Size of the newest events that a report reads: more than half a day, redacted within seconds."""
+MOST_EVENT_BYTES = 5_000_000
+"""Size of the newest events that a report reads: about a day, redacted within seconds."""
 MOST_ROWS = 2_000
 """Number of the newest points and rounds of the history."""
 MOST_RUNS = 4
