@@ -55,8 +55,8 @@ def test_a_command_without_a_manifest_takes_no_manifest_values(words: list[str],
     errors = capsys.readouterr().err
     assert text in errors
     known = (
-        "new, bootstrap, join, archive, doctor, status, report, page, pause, resume, limits, leave, id, members, sample "
-        "and export"
+        "new, bootstrap, join, archive, doctor, status, report, page, pause, resume, limits, leave, id, members, "
+        "sample and export"
     )
     assert f"only {known} take files and" in errors
 
