@@ -171,7 +171,7 @@ crash-matrix: $(STAMP)
 # Evidence, by the rules of research/README.md, the primary comparison first. Finished trials are stored, so this can be
 # stopped at any time; it goes on where it was. DEVICE=cuda plays it on a GPU.
 DEVICE ?= cpu
-TRIALS := docs/results/trials.jsonl
+TRIALS := research/results/trials.jsonl
 PROSE := $(VENV)/prose.txt
 RESEARCH = $(BIN)/python -m research
 PLAYED = --device $(DEVICE) --keep $(TRIALS)
@@ -201,7 +201,7 @@ BENCH_TRAINING ?= --repeat 2 --against $(BENCH_TRAINERS)
 BENCH_MEMORY ?= --peers 2 --parameters 10M,40M
 BENCH_FAILURES ?= --islands 1,2,4,8,16
 BENCH_GOODPUT ?= $(if $(BENCH_FAILURES),--costs $(BENCH_TO)/failures.json)
-BENCH_TO ?= docs/performance
+BENCH_TO ?= benchmarks/figures
 # torchft takes part if `python -m benchmarks install-torchft` has installed it.
 ASK_FOR_TORCHFT := from benchmarks.training.torchft_environment import torchft_interpreter as ask; ask()
 BENCH_TRAINERS = $(shell $(BIN)/python -c '$(ASK_FOR_TORCHFT)' 2>/dev/null && echo blocking,torchft || echo blocking)
@@ -220,7 +220,7 @@ state = $(BIN)/python -m benchmarks state --megabytes $(call part,$1,1) --donors
 # A benchmark with the given flags; nothing if there are none.
 other = $(if $2,$(BIN)/python -m benchmarks $1 $2 --json $(BENCH_TO)/$1.json)
 
-# A benchmark that fails stops this; earlier figures are kept, and `python docs/performance/draw.py docs/performance`
+# A benchmark that fails stops this; earlier figures are kept, and `python benchmarks/figures/draw.py benchmarks/figures`
 # draws them. Training comes last, because it creates networks, which not every machine allows.
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[plots]"
@@ -232,7 +232,7 @@ bench: $(STAMP)
 	$(call other,failures,$(BENCH_FAILURES))
 	$(call other,goodput,$(BENCH_GOODPUT))
 	$(call other,training,$(BENCH_TRAINING))
-	$(BIN)/python docs/performance/draw.py $(BENCH_TO)
+	$(BIN)/python benchmarks/figures/draw.py $(BENCH_TO)
 
 EXTRAS_TESTS := tests/status/test_tensorboard.py $(wildcard tests/swarm/test_*_callback.py tests/processes/test_*_callback.py)
 extras: $(EXTRAS_STAMP)

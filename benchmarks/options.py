@@ -170,7 +170,7 @@ class GoodputOptions:
     """The options of `goodput`.
 
     Attributes:
-        costs: figures of `failures`; by default those kept in docs/performance
+        costs: figures of `failures`; by default those kept in benchmarks/figures
     """
 
     costs: str | None = None

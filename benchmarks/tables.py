@@ -37,7 +37,7 @@ def performance_lines(kept: Sequence[Kept], plots: Mapping[str, str]) -> list[st
     if not kept:
         return [*lines, "There are no results yet: `make bench` measures them in half an hour and writes this page."]
     lines += [
-        "Written by `make bench` from the JSON files in this folder; `python docs/performance/draw.py docs/performance`"
+        "Written by `make bench` from the JSON files in this folder; `python benchmarks/figures/draw.py`"
         " only draws the page again. "
         "Figures are medians with quartiles in brackets, or with minimum and maximum for fewer than four repeats. "
         "Ratios are from one run in which all systems took turns. Seconds and nanoseconds hold for the named machine.",

@@ -185,8 +185,10 @@ class Tree:
         """Return the words of the documents, tables and code included."""
         pages = {path.relative_to(self.root).as_posix(): path for path in sorted((self.root / "docs").rglob("*.md"))}
         groups = {"README": [self.root / "README.md"], "CHANGELOG": [self.root / "CHANGELOG.md"]}
+        if (log := self.root / "research" / "lab-log.md").exists():
+            groups["lab log"] = [log]
         for name, page in pages.items():
-            group = "lab log" if name == "docs/lab-log.md" else "decisions" if "/decisions/" in name else "docs"
+            group = "decisions" if "/decisions/" in name else "docs"
             groups.setdefault(group, []).append(page)
         return {
             group: sum(len(page.read_text(encoding="utf-8").split()) for page in found)

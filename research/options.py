@@ -51,5 +51,5 @@ class ExperimentOptions:
     data: str | None = None
     device: str = "cpu"
     keep: str | None = None
-    tuned: str = "docs/results/tuned.json"
+    tuned: str = "research/results/tuned.json"
     json: FiguresFlag = None

@@ -25,7 +25,7 @@ CYCLE = 8
 """Steps of a cycle in the primary comparison."""
 _DELAYED = 16
 """Ratio of a cycle to the delay of an entry, which is at least one step, in all rows that train meanwhile. Entries of
-real processes on one machine are a step late, both in rounds of three steps and of seven (docs/lab-log.md)."""
+real processes on one machine are a step late, both in rounds of three steps and of seven (research/lab-log.md)."""
 _OTHERS_FRAGMENTS = 4
 
 Values = Mapping[str, float]

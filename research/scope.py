@@ -13,8 +13,8 @@ RATES: dict[OptimizerName, dict[str, float]] = {
     "muon": {"micro": 1.6e-2, "tiny": 8e-3, "small": 4e-3, "base": 4e-3},
 }
 """Inner learning rates. Those of micro and tiny suit data-parallel and islands best. The rate of small with Muon is the
-best of three for data-parallel and of two for islands (docs/lab-log.md). Those of base, and of small with AdamW, are
-not tuned."""
+best of three for data-parallel and of two for islands (research/lab-log.md). Those of base, and of small with AdamW,
+are not tuned."""
 LONGEST_CYCLE = 32
 """Steps of the longest cycle of any row; trials are as long as whole ones."""
 

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-PAGES = sorted(
+PAGES = sorted(PROJECT.glob("*.md")) + sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "bootstrap/*.md", "research/*.md", "benchmarks/*.md", "examples/*/*.md")
-    for path in PROJECT.glob(pattern)
+    for room in ("docs", "bootstrap", "research", "benchmarks", "simulator", "internet", "examples")
+    for path in (PROJECT / room).rglob("*.md")
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)", re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)

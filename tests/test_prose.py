@@ -22,6 +22,9 @@ PAGES = sorted(
         "docs/decisions/*.md",
         "bootstrap/*.md",
         "research/*.md",
+        "benchmarks/*.md",
+        "simulator/*.md",
+        "internet/*.md",
         "examples/*/*.md",
     )
     for path in PROJECT.glob(pattern)

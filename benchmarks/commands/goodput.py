@@ -10,7 +10,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.options import GoodputOptions
 from p2p_diloco.app.cli.output import check_target
 
-KEPT_COSTS = Path(__file__).resolve().parents[2] / "docs" / "performance" / "failures.json"
+KEPT_COSTS = Path(__file__).resolve().parents[2] / "benchmarks" / "figures" / "failures.json"
 
 
 def bench_goodput(options: GoodputOptions) -> int:

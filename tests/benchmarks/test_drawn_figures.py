@@ -1,4 +1,4 @@
-"""docs/performance/draw.py: all that is kept, or any part of it, and always the same bytes."""
+"""benchmarks/figures/draw.py: all that is kept, or any part of it, and always the same bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.kept_documents import averaging_document, keep, keep_one_of_each, memory_document, state_document
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "performance" / "draw.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "figures" / "draw.py"
 
 
 @pytest.fixture

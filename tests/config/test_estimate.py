@@ -26,7 +26,7 @@ PAPER = Question(parameters=12_000_000_000, islands=4, uplink_bits=2e9, step_sec
 
 @pytest.mark.parametrize(("islands", "measured"), [(8, 0.930), (64, 1.070), (256, 1.089), (1024, 1.082)])
 def test_bytes_match_the_measurements_of_the_lab_except_for_headers(islands: int, measured: float) -> None:
-    """`python -m simulator scale`, docs/lab-log.md."""
+    """`python -m simulator scale`, research/lab-log.md."""
     estimate = flow_per_parameter(dataclasses.replace(PAPER, islands=islands)).sent
     assert 0.96 * measured < estimate < measured
 

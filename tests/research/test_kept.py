@@ -16,7 +16,7 @@ from research.setting import Outcome, Setting
 from research.stages import seeds_of
 from research.tuned import read_searches
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "research" / "results"
 PROSE = Digest(bytes.fromhex("54d1afc452ed6c57e93c41d22c8f2e219e343c6797dc21ff7fe2423a596bd502"))
 """Fingerprint of the second text of the rules of evidence."""
 

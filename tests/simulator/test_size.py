@@ -1,4 +1,4 @@
-"""Swarms of the size that a run is meant for, with the real frame limits; see docs/lab-log.md for larger ones."""
+"""Swarms of the size that a run is meant for, with the real frame limits; see research/lab-log.md for larger ones."""
 
 from __future__ import annotations
 

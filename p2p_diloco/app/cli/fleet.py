@@ -24,7 +24,7 @@ PEAK_TFLOPS = {
 cores."""
 LEAST_STEP_SECONDS = 0.02
 """Shortest step that is assumed: a step of a model of 0.1 M parameters took 23 ms on an H100, all of it the host's
-(docs/lab-log.md)."""
+(research/lab-log.md)."""
 OPERATIONS = 6.0
 """Floating-point operations per parameter and token, forward and backward (arXiv 2001.08361)."""
 _GROUP = re.compile(r"(?:(\d+)\s*x\s*)?(?:(\d+\.?\d*)\s*(tflops|tokens/s)|([a-z0-9][a-z0-9 -]*))")

@@ -1,6 +1,6 @@
 """Writes tables.md and its plots from the figures that a folder keeps; this folder, unless another is named.
 
-    python docs/performance/draw.py docs/performance
+    python benchmarks/figures/draw.py benchmarks/figures
 
 Nothing is measured here. What is not kept is left out.
 """
@@ -195,7 +195,7 @@ def _beside(place: int, count: int) -> float:
 
 
 def _can_be_drawn(one: Kept) -> bool:
-    """Tell whether there is something beside ours, where only ratios are drawn."""
+    """Return whether there is something beside ours, where only ratios are drawn."""
     return one.figures.get("ratios") != {}
 
 
