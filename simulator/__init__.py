@@ -1,1 +1,1 @@
-"""A simulator that runs whole peers on virtual time, with faults. See docs/reference/simulator.md."""
+"""A simulator that runs whole peers on virtual time, with faults. See simulator/README.md."""
