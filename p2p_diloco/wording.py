@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -18,6 +19,21 @@ NOTHING = "–"
 NAME = "p2p-diloco"
 _MAIN_MODULE = Path(__file__).with_name("__main__.py")
 _STEP = 1000.0
+_PLAIN_PHRASES = (
+    (re.compile(r"\bin no entry\b"), "in no update of the shared model"),
+    (re.compile(r"\bnot on roster \d+ of (\d+ member)"), r"not among the \1"),
+)
+_PLAIN_WORDS = {
+    "roster": "member list",
+    "rosters": "member lists",
+    "anchor": "shared model",
+    "anchors": "shared models",
+    "span": "part",
+    "spans": "parts",
+    "entry": "update",
+    "entries": "updates",
+}
+_OUR_WORDS = re.compile(rf"""("[^"]*")|(?<![\w/.-])({"|".join(_PLAIN_WORDS)})(?![\w/.])""")
 
 
 def format_count(value: float | None) -> str:
@@ -54,6 +70,13 @@ def format_seconds(value: float | None) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def plain_words(sentence: str) -> str:
+    """Replace the protocol's words by those that a volunteer knows; what is quoted, and paths, stay as they are."""
+    for phrase, plain in _PLAIN_PHRASES:
+        sentence = phrase.sub(plain, sentence)
+    return _OUR_WORDS.sub(lambda found: found[1] or _PLAIN_WORDS[found[2]], sentence)
 
 
 def install_line(extra: str) -> str:

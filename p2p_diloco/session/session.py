@@ -414,7 +414,8 @@ class PeerSession:
         elif (founding := self._parts.plan.founding) is not None and (in_force is None or in_force.k == 0):
             await self._found(node, founding.organiser_key)
         self._parts.start.clear()
-        self._reporter.note(phase="catching up")
+        plan = self._parts.plan
+        self._reporter.note(phase="catching up" if plan.trains or plan.keeps_state else "serving")
 
     async def _found(self, node: SwarmNode, organiser: SigningKey) -> None:
         start = self._parts.start or await asyncio.to_thread(self._untrained)

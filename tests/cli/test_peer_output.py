@@ -83,6 +83,35 @@ def test_plain_status_lines_are_printed_once_a_round_or_when_the_phase_changes(t
     ]
 
 
+def test_a_bootstrap_prints_a_status_line_only_when_something_changes(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream) as shown:
+        for round_index, members in ((1, 0), (2, 0), (3, 1), (4, 1), (5, 1)):
+            shown.status(PeerStatus(role="bootstrap", phase="serving", round=round_index, num_members=members))
+    assert [line.split(", ")[0] for line in said(stream)] == ["round 1", "round 3"]
+
+
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with output(tmp_path, stream) as shown:
+        shown.status(PeerStatus(round=5, phase="training"))
+    assert "\x1b" not in stream.getvalue()
+    assert said(stream)[0].startswith("round 5, training, ")
+
+
+def test_printed_lines_use_plain_words_and_the_event_log_keeps_the_protocols(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with output(tmp_path, stream) as shown:
+        shown.event(event("roster", 'roster 3: 2 members of "roster" in /entries/span'))
+        shown.event(event("trouble", "in no entry for 3 cycles: this peer is not on roster 9 of 4 members"))
+    assert said(stream) == [
+        'member list 3: 2 members of "roster" in /entries/span',
+        "trouble: in no update of the shared model for 3 cycles: this peer is not among the 4 members",
+    ]
+    assert [kept.topic for kept in read_events(tmp_path)] == ["roster", "trouble"]
+
+
 def test_everything_is_saved_for_other_programs(tmp_path: Path) -> None:
     with output(tmp_path, io.StringIO()) as shown:
         shown.status(PeerStatus(round=5))

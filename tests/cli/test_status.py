@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from p2p_diloco.app.cli.app import main
-from p2p_diloco.app.cli.owner import is_running
-from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, write_status
+from p2p_diloco.app.cli.owner import is_running, watch_status
+from p2p_diloco.status.status_file import STATUS_FILE, PeerLine, PeerStatus, write_status
 
 Captured = pytest.CaptureFixture[str]
 
@@ -91,3 +92,49 @@ def test_an_old_status_and_one_without_a_process_do_not_count_as_running() -> No
     assert is_running(PeerStatus(pid=os.getpid(), updated=time.time()))
     assert not is_running(PeerStatus(pid=os.getpid(), updated=time.time() - 61.0))
     assert not is_running(PeerStatus(pid=0, updated=time.time()))
+
+
+def changing(state: Path, *changes: PeerStatus) -> Callable[[float], None]:
+    """Return a `sleep` that writes the next status each time, and ends with Ctrl-C."""
+    left = list(changes)
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 1.0
+        if not left:
+            raise KeyboardInterrupt
+        write_status(state, left.pop(0))
+
+    return sleep
+
+
+def test_watching_as_json_prints_one_document_a_line_for_each_change(state: Path, capsys: Captured) -> None:
+    first, second = (PeerStatus(round=n, pid=os.getpid(), updated=time.time()) for n in (7, 8))
+    write_status(state, first)
+    assert watch_status(state, as_json=True, sleep=changing(state, first, second)) == 0
+    assert [json.loads(line)["round"] for line in capsys.readouterr().out.splitlines()] == [7, 8]
+
+
+def test_watching_without_a_terminal_prints_a_line_for_each_round(state: Path, capsys: Captured) -> None:
+    first, faster, second, ended = (
+        PeerStatus(round=n, phase="training", tokens_per_second=rate, pid=pid, updated=time.time())
+        for n, rate, pid in ((7, 1.0, os.getpid()), (7, 2.0, os.getpid()), (8, 1.0, os.getpid()), (8, 1.0, 0))
+    )
+    write_status(state, first)
+    assert watch_status(state, as_json=False, sleep=changing(state, faster, second, ended)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(", ")[0] for line in lines[:2]] == ["round 7", "round 8"]
+    assert lines[2].startswith("this peer is not running")
+
+
+def test_watching_needs_a_peer_that_has_run(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["status", "--watch", "--state-directory", str(tmp_path)]) == 2
+    assert "no peer has run with the state directory" in capsys.readouterr().err
+
+
+def test_without_a_terminal_the_status_is_plain_lines(state: Path, capsys: Captured) -> None:
+    peer = PeerLine(peer="12D3KooWabcdefgh1111", ready=True, reachable=True, seconds_since_heard=0.4)
+    write_status(state, PeerStatus(run_name="night", round=7, pid=os.getpid(), updated=time.time(), peers=(peer,)))
+    assert main(["status"]) == 0
+    first, _, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("night, trainer, round 7, connecting")
+    assert last == "..efgh1111: ready, last seen 0.4 s ago"

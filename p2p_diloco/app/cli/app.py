@@ -110,7 +110,7 @@ def _nearest_manifest_flag(command: str, word: str) -> str | None:
 
 
 app = App(name=PROGRAM, help=_HELP, version=_version, help_format="plaintext", config=check_typed)
-app.version_flags = ("--version", "-v")
+app.version_flags = ("--version", "-v", "-V")
 
 
 @app.command
@@ -277,18 +277,24 @@ def doctor(
 
 @app.command
 def status(
-    *, json: Annotated[bool, Parameter(negative=())] = False, state_directory: OwnStateFlag = None, around: Around
+    *,
+    watch: Switch = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    state_directory: OwnStateFlag = None,
+    around: Around,
 ) -> int:
     """Show the latest status written by the peer in this state directory.
 
     Parameters
     ----------
+    watch
+        go on until Ctrl-C, and show each change
     json
-        print JSON
+        print JSON; with --watch, one document a line
     """
-    from p2p_diloco.app.cli.owner import show_status
+    from p2p_diloco.app.cli.owner import show_status, watch_status
 
-    return show_status(_folder(state_directory, around), as_json=json)
+    return (watch_status if watch else show_status)(_folder(state_directory, around), as_json=json)
 
 
 @app.command

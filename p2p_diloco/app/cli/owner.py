@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 
-from p2p_diloco.app.cli.status_table import LOG_WIDTH, status_table
+from p2p_diloco.app.cli.status_table import StatusTable, line_key, shows_table, status_line, status_lines
 from p2p_diloco.config.settings import LIMITS, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.guest.owner_files import (
@@ -40,31 +43,55 @@ from p2p_diloco.wording import format_bytes, format_seconds, join_line
 LEAVE_SECONDS = 60.0
 """Leaving takes ten seconds and the time for a checkpoint."""
 LATE_SECONDS = 10.0
+WATCH_SECONDS = 1.0
 
 
 def show_status(folder: Path, *, as_json: bool) -> int:
-    """Print the status in `folder`; raises as `latest_status`."""
+    """Print the status in `folder`.
+
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be parsed.
+    """
     status = latest_status(folder)
-    age_seconds = max(0.0, time.time() - status.updated)
-    running = is_running(status)
     if as_json:
-        document = {"running": running, "seconds_since_update": round(age_seconds, 3), **status_document(status)}
-        print(json.dumps(document, indent=2))
+        print(json.dumps(_document(status), indent=2))
         return 0
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = LOG_WIDTH
-    console.print(status_table(status))
-    if not running:
-        console.print(f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago")
-    elif age_seconds > LATE_SECONDS:
-        since = time.strftime("%H:%M:%S", time.localtime(status.updated))
-        console.print(
-            f"this peer has written no status for {format_seconds(age_seconds)}, since {since}: its process is "
-            "stopped, or its machine or disk is too busy"
-        )
+    console = _console()
+    if shows_table(console):
+        console.print(StatusTable(status, console.height))
+    else:
+        console.print("\n".join(status_lines(status)), soft_wrap=True)
+    if note := _age_note(status):
+        console.print(note, soft_wrap=not shows_table(console))
     if status.invite:
         console.print(join_line(status.invite, own_model=status.own_model), soft_wrap=True)
+    return 0
+
+
+def watch_status(folder: Path, *, as_json: bool, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Show the status in `folder` until Ctrl-C: in place on a terminal, else a line or JSON document for each change.
+
+    Args:
+        sleep: waits so many seconds; KeyboardInterrupt ends it.
+    Raises:
+        ConfigError: no peer has run there, or its file cannot be parsed.
+    """
+    status, console = latest_status(folder), _console()
+    live = Live(console=console, auto_refresh=False) if shows_table(console) and not as_json else None
+    shown: object = None
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
+        while True:
+            status = read_status(folder) or status  # the last one, if the file is being replaced or is gone
+            running, note = is_running(status), _age_note(status)
+            if live is not None:
+                live.update(Group(StatusTable(status, console.height), *([note] if note else [])), refresh=True)
+            elif as_json and (status, running) != shown:
+                shown = status, running
+                print(json.dumps(_document(status)), flush=True)
+            elif not as_json and (line_key(status), bool(note)) != shown:
+                shown = line_key(status), bool(note)
+                print(note or status_line(status), flush=True)
+            sleep(WATCH_SECONDS)
     return 0
 
 
@@ -83,6 +110,33 @@ def latest_status(folder: Path) -> PeerStatus:
     if path.exists():
         raise ConfigError(f"{path} cannot be read; was it written by another version?")
     raise ConfigError(f"no peer has run with the state directory {folder}; name another with --state-directory")
+
+
+def _document(status: PeerStatus) -> dict[str, Any]:
+    age_seconds = round(_age_seconds(status), 3)
+    return {"running": is_running(status), "seconds_since_update": age_seconds, **status_document(status)}
+
+
+def _age_seconds(status: PeerStatus) -> float:
+    return max(0.0, time.time() - status.updated)
+
+
+def _age_note(status: PeerStatus) -> str:
+    """Return why a status is old; empty if it is not."""
+    age_seconds = _age_seconds(status)
+    if not is_running(status):
+        return f"this peer is not running; its latest status is from {format_seconds(age_seconds)} ago"
+    if age_seconds <= LATE_SECONDS:
+        return ""
+    since = time.strftime("%H:%M:%S", time.localtime(status.updated))
+    return (
+        f"this peer has written no status for {format_seconds(age_seconds)}, since {since}: its process is "
+        "stopped, or its machine or disk is too busy"
+    )
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def pause_peer(folder: Path, duration: str | None) -> int:

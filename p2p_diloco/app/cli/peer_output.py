@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.live import Live
 
 from p2p_diloco.app.cli.output import discard, print_to_stderr
-from p2p_diloco.app.cli.status_table import status_line, status_table
+from p2p_diloco.app.cli.status_table import StatusTable, line_key, shows_table, status_line
 from p2p_diloco.config.settings import NO_LIMIT, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.session.peer_plan import AskQuota
 from p2p_diloco.status.event_log import PeerEvent, event_line
 from p2p_diloco.status.peer_files import PeerFiles
 from p2p_diloco.status.status_file import PeerStatus
-from p2p_diloco.wording import join_line
+from p2p_diloco.wording import join_line, plain_words
 
 # The status line already contains these.
 _QUIET_TOPICS = frozenset({"round", "evaluation"})
@@ -71,11 +71,11 @@ class PeerOutput:
         self._files = PeerFiles(folder)
         self._stream = stream or sys.stdout
         self._console = _OutputConsole(file=self._stream, soft_wrap=True, highlight=False, markup=False, emoji=False)
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._live = Live(console=self._console, auto_refresh=False) if shows_table(self._console) else None
         self._waiting: list[str] | None = [] if announces_invite else None
         self._now_seconds = now_seconds
         self._soon = soon
-        self._shown: tuple[int, str] | None = None
+        self._shown: tuple[object, ...] | None = None
         self._shown_at = 0.0
         self._complained = False
         self._awaits_trainers = False
@@ -101,10 +101,11 @@ class PeerOutput:
         self._keep(lambda: self._files.status(status))
         self._awaits_trainers = status.role == "bootstrap" and not status.num_members
         if (live := self._live) is not None:
-            self._show(lambda: live.update(status_table(status), refresh=True))
+            self._show(lambda: live.update(StatusTable(status, self._console.height), refresh=True))
             return
-        state, now = (status.round, status.phase), self._now_seconds()
-        if state != self._shown or now - self._shown_at >= _QUIET_SECONDS:
+        state, now = line_key(status), self._now_seconds()
+        is_due = status.role != "bootstrap" and now - self._shown_at >= _QUIET_SECONDS
+        if state != self._shown or is_due:
             self._shown, self._shown_at = state, now
             self.show(status_line(status))
 
@@ -112,7 +113,7 @@ class PeerOutput:
         self._keep(lambda: self._files.event(event))
         # Until there is a trainer, every round is skipped, and the status shows that no trainer is listed yet.
         if event.topic not in _QUIET_TOPICS and not (self._awaits_trainers and event.topic == "skipped"):
-            self.show(event_line(event))
+            self.show(plain_words(event_line(event)))
 
     def while_asking(self, ask: AskQuota) -> AskQuota:
         """Return `ask` for a terminal: the live table is not drawn while the owner types."""
