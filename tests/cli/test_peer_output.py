@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 from collections.abc import Callable
@@ -239,3 +240,14 @@ def test_the_table_is_not_drawn_while_the_owner_is_asked(tmp_path: Path) -> None
     plain = io.StringIO()
     with output(tmp_path, plain) as shown:
         assert shown.while_asking(lambda sentence, month_bytes: sentence)("yes", 1.0) == "yes"
+
+
+def test_the_summary_is_printed_last_and_not_after_an_error(tmp_path: Path) -> None:
+    stream, failed = io.StringIO(), io.StringIO()
+    with output(tmp_path, stream) as shown:
+        shown.status(PeerStatus(inner_steps=5))
+    assert stream.getvalue().splitlines()[-1].startswith("to come back: ")
+    with contextlib.suppress(ValueError), output(tmp_path, failed) as shown:
+        shown.status(PeerStatus(inner_steps=5))
+        raise ValueError
+    assert "to come back" not in failed.getvalue()

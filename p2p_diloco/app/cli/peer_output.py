@@ -18,6 +18,7 @@ from rich.live import Live
 
 from p2p_diloco.app.cli.output import discard, print_to_stderr
 from p2p_diloco.app.cli.status_table import StatusTable, line_key, shows_table, status_line
+from p2p_diloco.app.cli.summary import Summary
 from p2p_diloco.config.settings import NO_LIMIT, PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.session.peer_plan import AskQuota
@@ -68,7 +69,8 @@ class PeerOutput:
             now_seconds: returns the Unix time.
             soon: runs functions that write to the disk, one at a time: a slow disk must not block the peer.
         """
-        self._files = PeerFiles(folder)
+        self._folder, self._files = folder, PeerFiles(folder)
+        self._summary = Summary()
         self._stream = stream or sys.stdout
         self._console = _OutputConsole(file=self._stream, soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False) if shows_table(self._console) else None
@@ -91,6 +93,8 @@ class PeerOutput:
         if self._live is not None:
             self._show(self._live.stop)
         self._release()
+        for line in self._summary.lines(self._folder.absolute()) if kind is None else ():
+            self._print_now(line)
 
     def listening(self, invite: str, *, own_model: bool) -> None:
         """Print the whole join command, once, as the first line."""
@@ -99,6 +103,7 @@ class PeerOutput:
 
     def status(self, status: PeerStatus) -> None:
         self._keep(lambda: self._files.status(status))
+        self._summary.status(status)
         self._awaits_trainers = status.role == "bootstrap" and not status.num_members
         if (live := self._live) is not None:
             self._show(lambda: live.update(StatusTable(status, self._console.height), refresh=True))
