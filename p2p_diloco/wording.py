@@ -67,6 +67,18 @@ def format_seconds(value: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
 
 
+def format_how_far(share: float | None, seconds_left: float | None) -> str:
+    """Return `38 % · about 3 days left`, `planned end reached` or `no end set`."""
+    if share is None or seconds_left is None:
+        return "no end set"
+    if share >= 1.0:
+        return "planned end reached"
+    for unit, seconds in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds_left >= 2 * seconds:
+            return f"{100 * share:.0f} % · about {seconds_left / seconds:.0f} {unit} left"
+    return f"{min(100 * share, 99):.0f} % · less than 2 minutes left"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

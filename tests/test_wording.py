@@ -13,6 +13,7 @@ from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
     format_count,
+    format_how_far,
     format_loss,
     format_seconds,
     format_share,
@@ -36,6 +37,21 @@ def test_bytes_have_a_unit(value: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(4.21, "4.2 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
 def test_seconds_become_minutes_and_hours(value: float, text: str) -> None:
     assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds", "text"),
+    [
+        (None, None, "no end set"),
+        (0.38, 3 * 86_400.0, "38 % · about 3 days left"),
+        (0.9, 7_200.0, "90 % · about 2 hours left"),
+        (0.99, 7_199.0, "99 % · about 120 minutes left"),
+        (0.999, 100.0, "99 % · less than 2 minutes left"),
+        (1.0, 0.0, "planned end reached"),
+    ],
+)
+def test_how_far_a_run_is_has_a_share_and_a_rough_time(share: float | None, seconds: float | None, text: str) -> None:
+    assert format_how_far(share, seconds) == text
 
 
 def test_losses_and_shares_have_fixed_decimals() -> None:

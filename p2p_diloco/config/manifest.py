@@ -441,6 +441,12 @@ class RunManifest(Section):
             )
         return self
 
+    @property
+    def plans_an_end(self) -> bool:
+        """Whether `rounds.planned_cycles` was chosen or a rate falls towards it; its default alone plans nothing."""
+        falls = self.inner.schedule == "cosine" or self.outer.final_share < 1.0
+        return falls or self.rounds.planned_cycles != RoundsSection.model_fields["planned_cycles"].default
+
     def canonical_bytes(self) -> bytes:
         """Return the canonical JSON: sorted keys, no spaces, shortest floats, ASCII."""
         document = self.model_dump(mode="json")

@@ -220,6 +220,7 @@ class StatusReporter:
         round_index = engine.rules.clock.round_at(now)
         limits = self._line.limits if self._line is not None else TransportLimits()
         up, down = self._line.rates(self._unix_seconds()) if self._line is not None else (None, None)
+        share_done, seconds_left = _how_far(manifest, engine, now)
         heads = [head.digest for _, head in sorted(engine.chains.heads.items())]
         return replace(
             self.latest,
@@ -239,6 +240,8 @@ class StatusReporter:
             row=grid.row_of.get(engine.me.peer) if grid is not None else None,
             averaging_share=engine.conditions.share / EQUAL_SHARE,
             num_ready=engine.membership.presence.num_ready(now),
+            share_done=share_done,
+            seconds_left=seconds_left,
             ready=engine.ready,
             leaving=engine.membership.local.leaving,
             inner_steps=progress.steps,
@@ -277,6 +280,15 @@ class StatusReporter:
             influence=engine.influence.named(),
             own_model=manifest.model.is_own_loop,
         )
+
+
+def _how_far(manifest: RunManifest, engine: PeerEngine, now: float) -> tuple[float | None, float | None]:
+    """Return the share of the run's planned length that has passed, and the seconds left; None if no end is planned."""
+    if not manifest.plans_an_end:
+        return None, None
+    planned = manifest.rounds.planned_cycles * engine.rules.cycle_seconds
+    passed = min(max(now - engine.rules.clock.start_seconds, 0.0), planned)
+    return passed / planned, planned - passed
 
 
 def _bits(bytes_per_second: float | None) -> float | None:

@@ -89,6 +89,10 @@ class PeerStatus:
         "for one that was never saturated",
     ] = 2.0
     num_ready: Annotated[int, "trainers of that roster that hold the run's state"] = 0
+    share_done: Annotated[
+        float | None, "share of the planned length of the run that has passed, at most 1; None if no end is planned"
+    ] = None
+    seconds_left: Annotated[float | None, "time to the planned end; 0 after it; None if no end is planned"] = None
     ready: Annotated[bool, "whether this peer holds it"] = False
     leaving: Annotated[bool, "whether it has been asked to leave"] = False
     phase: Annotated[

@@ -41,6 +41,7 @@ def scalars_of(status: PeerStatus) -> dict[str, float]:
         "swarm/ready": status.num_ready,
         "swarm/participation": status.participation,
         "swarm/entries": status.entries_absorbed,
+        "swarm/share_done": status.share_done,
         "swarm/bytes_sent": status.bytes_sent.total,
         "swarm/bytes_received": status.bytes_received.total,
     }

@@ -72,6 +72,14 @@ def test_the_group_of_a_peer_is_shown_where_there_are_several() -> None:
     assert line.split()[-1] == "2"
 
 
+def test_how_far_the_run_is_stands_in_each_line_and_that_no_end_is_set_only_in_the_table() -> None:
+    planned = replace(STATUS, share_done=0.38, seconds_left=3 * 86400.0)
+    for shape in (shown, status_line):
+        assert "38 % · about 3 days left" in shape(planned)
+    assert shown(STATUS).count("no end set") == 1
+    assert "no end set" not in status_line(STATUS)
+
+
 def test_undone_steps_are_noted() -> None:
     for shape in (shown, status_line):
         assert "2 steps undone, because of a NaN or an infinity" in shape(replace(STATUS, steps_undone=2))

@@ -74,6 +74,8 @@ TROUBLE = replace(
 )
 GRID = replace(
     SMALL,
+    share_done=0.38,
+    seconds_left=3 * 86400.0,
     num_members=200,
     num_ready=188,
     grid=(14,) * 10 + (15,) * 4,

@@ -493,3 +493,28 @@ def test_a_run_without_a_plan_never_has_too_many_steps() -> None:
         count.publish(peer, node, small_manifest(), 1000, NOW + 100.0 * index * PLAN.rules.cycle_seconds)
     assert (watcher.last.planned_steps, watcher.last.pace) == (None, "")
     assert watcher.last.cycle_steps == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "at", "expected"),
+    [
+        ({"rounds.planned_cycles": 40}, 10.0, (0.25, 30.0)),
+        ({"rounds.planned_cycles": 40}, 50.0, (1.0, 0.0)),
+        ({"rounds.planned_cycles": 40}, -1.0, (0.0, 40.0)),
+        ({"rounds.planned_cycles": 1000, "inner.schedule": "cosine"}, 500.0, (0.5, 500.0)),
+        ({"rounds.planned_cycles": 1000}, 500.0, None),
+    ],
+)
+def test_how_far_the_run_is_follows_from_its_planned_cycles(
+    changes: dict[str, Any], at: float, expected: tuple[float, float] | None
+) -> None:
+    """`at` and the time left are in cycles."""
+    count, _ = reporter()
+    node: Any = SimpleNamespace(traffic=Traffic(), clocks=SimpleNamespace(sentence=""))
+    cycle = PLAN.rules.cycle_seconds
+    status = count.status(engine(), node, small_manifest(changes), 1000, PLAN.rules.clock.begin(0) + at * cycle)
+    if expected is None:
+        assert (status.share_done, status.seconds_left) == (None, None)
+    else:
+        assert status.share_done == pytest.approx(expected[0])
+        assert status.seconds_left == pytest.approx(expected[1] * cycle)

@@ -53,6 +53,10 @@ def test_scalars_have_the_usual_names_and_unknown_ones_are_left_out() -> None:
     }
 
 
+def test_how_far_the_run_is_has_a_scalar_if_an_end_is_planned() -> None:
+    assert scalars_of(replace(STATUS, share_done=0.38))["swarm/share_done"] == 0.38
+
+
 def test_a_bootstrap_peer_has_no_scalars_of_training() -> None:
     names = scalars_of(replace(STATUS, role="bootstrap", loss=None))
     assert not any(name.startswith("train/") for name in names)

@@ -21,6 +21,7 @@ from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
     format_count,
+    format_how_far,
     format_loss,
     format_seconds,
     format_share,
@@ -82,7 +83,7 @@ def status_lines(status: PeerStatus) -> list[str]:
     shown = status.peers[:MAX_PEER_ROWS]
     left_out = status.peers[MAX_PEER_ROWS:]
     return [
-        ", ".join((name, f"{status.role} {named(short_peer(status.peer), status.name)}".rstrip(), *_facts(status))),
+        ", ".join((name, _self(status), *_facts(status), *_no_end(status))),
         ", ".join(_figures(status)),
         *filter(None, (status.reach, _shares(status), *_notes(status))),
         *(", ".join(_labelled(line, status)) for line in shown),
@@ -102,17 +103,25 @@ def peer_name(line: PeerLine) -> str:
     return named(short_peer(line.peer), line.name)
 
 
+def _self(status: PeerStatus) -> str:
+    return f"{status.role} {named(short_peer(status.peer), status.name)}".rstrip()
+
+
 def _facts(status: PeerStatus) -> list[str]:
     """Return where the run is and what this peer does."""
+    far = [] if status.share_done is None else [format_how_far(status.share_done, status.seconds_left)]
     groups = [f"{len(status.grid)} groups of {_sizes(status.grid)}"] if len(status.grid) > 1 else []
-    return [f"round {status.round}", _phase(status), _ready(status, "trainer"), *groups]
+    return [f"round {status.round}", *far, _phase(status), _ready(status, "trainer"), *groups]
+
+
+def _no_end(status: PeerStatus) -> list[str]:
+    """Return that the run has no end, for the table: a log would repeat it in each line."""
+    return ["no end set"] if status.run and status.share_done is None else []
 
 
 def _heading(status: PeerStatus, width: int) -> list[Text]:
     name = f"{status.run_name or 'run'} {status.run[:8]}"
-    lines = list(
-        _styled(_flow([name, f"{status.role} {named(short_peer(status.peer), status.name)}", *_facts(status)], width))
-    )
+    lines = list(_styled(_flow([name, _self(status), *_facts(status), *_no_end(status)], width)))
     for line in lines:
         line.highlight_words([_phase(status)], _phase_style(status))
     lines[0].highlight_words([name], "bold")

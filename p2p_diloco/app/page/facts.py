@@ -23,6 +23,7 @@ from p2p_diloco.wording import (
     NOTHING,
     format_bytes,
     format_count,
+    format_how_far,
     format_loss,
     format_seconds,
     format_share,
@@ -184,6 +185,12 @@ def figures(view: PeerView) -> list[Figure]:
             hint="share of the machines' work that arrived in time to be averaged",
         ),
         Figure(name="round", text=str(status.round), value=str(status.round), hint="machines average once in each"),
+        Figure(
+            name="how far",
+            text=format_how_far(status.share_done, status.seconds_left),
+            value=_value(status.share_done),
+            hint="of the planned length; the run goes on after it",
+        ),
     ]
 
 
