@@ -49,6 +49,7 @@ _COUNTS_WINDOWS = (
 )
 # Their names for things that do not exist here, with what to do instead.
 EXPLAINED: Mapping[str, str] = {
+    "lr": "names two rates here; set inner.learning_rate or outer.learning_rate",
     "sync_every": _COUNTS_STEPS,
     "inner_steps": _COUNTS_STEPS,
     "local_steps": _COUNTS_STEPS,
@@ -178,7 +179,7 @@ def canonical_key(key: str, source: str) -> str:
         ConfigError: it is another project's name for something that does not exist here.
     """
     section, _, last = key.rpartition(".")
-    if last in EXPLAINED:
+    if last in EXPLAINED and key.replace(".", "_") not in ALIASES:
         raise ConfigError(f"{key} in {source} {EXPLAINED[last]}")
     target = ALIASES.get(last) or ALIASES.get(key.replace(".", "_"), key)
     return target if section in ("", target.partition(".")[0]) else key

@@ -210,29 +210,31 @@ class PeerSettings(BaseModel):
         None, description="CPU threads that training may use"
     )
     data: Annotated[str, _Home] | None = Field(
-        None, description="your copy of the training text: a file, a folder or a glob"
+        None, description="your copy of the training text: a file, a folder or a pattern such as 'texts/*.txt'"
     )
     model: str | None = Field(
-        None, description="your copy of the base model of LoRA, or the python:module:function that may run here"
+        None,
+        description="your copy of the base model that the run adapts, or the python:module:function that may run here",
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="precision of matrix products: auto (as run and device allow), float32, bfloat16 or float16"
+        "auto", description="number format to compute in: auto (as run and device allow), float32, bfloat16 or float16"
     )
     windows_at_once: Annotated[int, Field(ge=1, le=2**20), _Number] | None = Field(
-        None, description="windows of a step that pass through the model at a time [default: as many as fit]"
+        None, description="pieces of text to compute at a time; fewer need less memory [default: as many as fit]"
     )
     batch: Literal["auto", "planned"] = Field(
         "auto",
-        description="windows of a step: auto (suited to the planned steps of a cycle) or planned (as the run says)",
+        description="pieces of text in a training step: auto (suits this machine's speed) or planned (as the run says)",
     )
     recompute: Literal["auto", "always", "never"] = Field(
-        "auto", description="recompute activations to save memory: auto (if one window does not fit), always or never"
+        "auto", description="save memory by computing parts twice: auto (if it does not fit otherwise), always or never"
     )
     ranks: Annotated[int, Field(ge=1, le=256), _Number] | None = Field(
-        None, description="processes that `join` starts to train together [default: one for each GPU]"
+        None, description="number of processes that train together here [default: one for each GPU]"
     )
     shards: Literal["auto", "always", "never"] = Field(
-        "auto", description="cut the model among ranks: auto (if a copy does not fit each GPU), always or never"
+        "auto",
+        description="split the model among this machine's GPUs: auto (if a copy does not fit each), always or never",
     )
     state_directory: Annotated[Path, _Home] = Field(
         default_factory=lambda: user_data_path("p2p-diloco", appauthor=False),
@@ -251,11 +253,16 @@ class PeerSettings(BaseModel):
     public_name: Annotated[str, AfterValidator(_host_name)] | None = Field(
         None, description="host name or IP address under which others reach this machine"
     )
-    host_maddrs: _HostAddresses = Field((), description="multiaddrs to listen on [default: all interfaces]")
-    announce_maddrs: _HostAddresses = Field(
-        (), description="multiaddrs to announce [default: those that it listens on]"
+    host_maddrs: _HostAddresses = Field(
+        (), description="addresses to listen on, such as /ip4/0.0.0.0/tcp/31337 [default: all]"
     )
-    initial_peers: _PeerAddresses = Field((), description="more peers to contact first, besides those in the invite")
+    announce_maddrs: _HostAddresses = Field(
+        (),
+        description="addresses to announce, such as /ip4/203.0.113.7/tcp/31337 [default: those that it listens on]",
+    )
+    initial_peers: _PeerAddresses = Field(
+        (), description="addresses of more peers to contact first, besides those in the invite"
+    )
     dial_out_only: _Switch = Field(False, description="accept no incoming connections")
     no_port_mapping: _Switch = Field(False, description="do not ask the router to open a port (UPnP, NAT-PMP)")
     max_upload: Annotated[_Rate | None, _Limit] = Field(
@@ -284,7 +291,7 @@ class PeerSettings(BaseModel):
         None, description="lower the priority of this process: 0 to 19, 19 is the lowest [default: unchanged]"
     )
     gpu_duty: Annotated[Annotated[float, Field(ge=0.05, le=1.0), _Number] | None, _Limit] = Field(
-        None, description="share of the time in which training steps may use the device, such as 0.5 [default: all]"
+        None, description="share of the time in which training may use the device, such as 0.5 [default: all]"
     )
     keep_trace: _Switch = Field(
         False, description="record each step of the exchange, for `python -m research replay` in a checkout"

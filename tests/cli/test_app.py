@@ -88,6 +88,10 @@ def test_help_is_a_command_too(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["staus"], "unknown command staus; did you mean status?"),
+        (["--lr", "1"], "unknown option --lr; options follow a command; see p2p-diloco --help"),
+        (["--vers"], "unknown option --vers; did you mean --version?"),
+        (["new", "--lr", "1"], "set inner.learning_rate or outer.learning_rate"),
         (["jion"], "unknown command jion; did you mean join?"),
         (
             ["zzz"],

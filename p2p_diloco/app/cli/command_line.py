@@ -184,6 +184,11 @@ def _sentence(error: CycloptsError, app: App, nearest: Nearest) -> str:
     chain = " ".join(error.command_chain or ())
     see = f"see {' '.join(filter(None, (app.name[0], chain)))} --help"
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        if error.unused_tokens[0].startswith("-"):
+            word = error.unused_tokens[0].partition("=")[0]
+            found = _nearest_flag(word, ["--help", "--version"])
+            hint = f"did you mean {found}?" if found else f"options follow a command; {see}"
+            return f"unknown option {word}; {hint}"
         names = [name for name in error.app or app if not name.startswith("-")]
         near = difflib.get_close_matches(error.unused_tokens[0], names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}; {see}"

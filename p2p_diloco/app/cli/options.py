@@ -81,7 +81,7 @@ class StartOptions:
     """The options of every command that starts a peer.
 
     Attributes:
-        until_round: stop after this round; all peers that name the same one end with the same bytes
+        until_round: stop after this round; peers that stop after the same one end with the same model
         page: serve a web page about this peer, for this machine alone, and print its address
     """
 
@@ -98,7 +98,7 @@ class PeerOptions(StartOptions):
     """The options of a command whose peer may measure the held-out loss.
 
     Attributes:
-        evaluate_seconds: seconds between two measurements of the held-out loss; 0 = never
+        evaluate_seconds: seconds between two measurements of the loss on text that nobody trains on; 0 = never
     """
 
     evaluate_seconds: Annotated[float, _checked(_check_pause, "--evaluate-seconds")] = 30.0
