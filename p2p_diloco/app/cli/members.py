@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from p2p_diloco.app.cli.owner import latest_status
-from p2p_diloco.app.cli.status_table import LOG_WIDTH
 from p2p_diloco.config.settings import PeerSettings
 from p2p_diloco.errors import ConfigError, StateError
 from p2p_diloco.ids import Digest, PeerId, format_peer_id, short_peer_id
@@ -23,6 +22,9 @@ from p2p_diloco.storage.identity import load_or_create_identity, read_name, writ
 from p2p_diloco.storage.member_files import MemberRecord, read_credit, read_members
 from p2p_diloco.storage.run_folder import run_folder
 from p2p_diloco.wording import NOTHING, format_count, format_seconds, format_share, short_peer
+
+LOG_WIDTH = 120
+"""Width in columns of output that does not go to a terminal."""
 
 
 def show_identity(settings: PeerSettings, name: str | None, *, as_json: bool) -> int:
