@@ -40,7 +40,7 @@
 #                 builds wheel and sdist, installs them into an empty environment elsewhere, and trains there
 # make release    builds wheel and sdist into dist, checks what is in them, installs each into an empty environment of every
 #                 Python from 3.11 to 3.13 on this machine, trains with two peers from the wheel, and writes SHA256SUMS and
-#                 RELEASE_NOTES.md; 15 minutes, and 6 GB of disk at a time
+#                 RELEASE_NOTES.md; 20 minutes, and 6 GB of disk at a time
 # make models     models and texts that one organiser brings, in real processes, and all tests of them; texts that peers
 #                 share; archivists, one of them killed and restarted; exports loaded with transformers; 20 minutes
 # make files      every kind of file that people have, and models of many families, five of them in real processes; 15 minutes
