@@ -113,7 +113,7 @@ def test_a_document_keeps_its_keys_and_numbers(redactor: Redactor) -> None:
 
 
 def test_names_are_found_anywhere_in_a_document() -> None:
-    assert names_in({"run_name": "Tales", "peers": [{"nickname": "bob", "name": 3}]}) == ["Tales", "bob"]
+    assert names_in({"run_name": "Tales", "peers": [{"name": "bob"}, {"name": 3}]}) == ["Tales", "bob"]
 
 
 def test_the_kind_of_an_address_may_be_told(redactor: Redactor) -> None:

@@ -18,6 +18,7 @@ from p2p_diloco.config.manifest import ModelSection, RoundsSection, RunManifest,
 from p2p_diloco.ids import PeerId, format_peer_id, short_peer_id
 from p2p_diloco.status.event_log import EVENTS_FILE, OLD_EVENTS_FILE, PeerEvent, append_event, format_event
 from p2p_diloco.status.status_file import STATUS_FILE, PeerLine, PeerStatus, write_status
+from p2p_diloco.storage.member_files import MEMBERS_FILE, MemberRecord, Members, encode_members
 
 Captured = pytest.CaptureFixture[str]
 OWN, OTHER, THIRD = (PeerId(bytes([number]) * 32) for number in (7, 8, 9))
@@ -54,6 +55,8 @@ def test_a_report_holds_the_trial_and_no_secret(
     run = manifest.digest().hex()
     (state / run[:16]).mkdir()
     (state / run[:16] / "manifest.json").write_bytes(signed.encode())
+    gone = MemberRecord(peer=THIRD, since=1.0, name="Xaver the 3rd")
+    (state / run[:16] / MEMBERS_FILE).write_bytes(encode_members(Members(records=(gone,))))
     invite = f"p2pdiloco://{run}?v=10&b=/ip4/203.0.113.77/tcp/31337/p2p/{IDS[1]}"
     write_status(
         state,
@@ -64,7 +67,8 @@ def test_a_report_holds_the_trial_and_no_secret(
             pid=os.getpid(),
             updated=time.time(),
             round=7,
-            peers=(PeerLine(peer=IDS[1], loss=1.5),),
+            name="Zoe's attic",
+            peers=(PeerLine(peer=IDS[1], name="Quentin", loss=1.5),),
             addresses=(f"/ip6/2001:db8::77/tcp/20407/p2p/{IDS[0]}",),
             reachable_at=("198.51.100.77:20407",),
             invite=invite,
@@ -75,6 +79,7 @@ def test_a_report_holds_the_trial_and_no_secret(
         f"roster 3: 2 members (..{IDS[2][-8:]}, {short_peer_id(OWN)}) of Moonlit Tales",
         f'new join command: p2p-diloco join "{invite}"',
         f"cannot write {state}/events.jsonl; see '/home/annabel/My Texts/a.txt' and ~/texts",
+        f"good-bye: Xaver the 3rd ({short_peer_id(THIRD)}) left; Quentin and Zoe's attic stay",
         "annabel's machine [2001:db8::77]:20407 asked 203.0.113.77",
     ]
     for number, text in enumerate(texts):
@@ -92,12 +97,13 @@ def test_a_report_holds_the_trial_and_no_secret(
     raw = "\n".join(files.values()).lower()
     secret = [*IDS, *(peer[-8:] for peer in IDS), run, run[:16], "Moonlit", "annabel", "203.0.113.77", "198.51.100.77"]
     secret += ["2001:db8", "relay.example", "p2pdiloco://", str(tmp_path), "My Texts", "private-model", "tower"]
+    secret += ["Zoe", "attic", "Quentin", "Xaver"]
     secret += [format_peer_id(key.peer), (state / "identity.key").read_bytes().hex(), "ab" * 32]
     assert [text for text in secret if text.lower() in raw] == []
     events = [json.loads(line) for line in files["events.jsonl"].splitlines()]
     assert events[0]["text"] == "fetching the manifest from peer-2 at /dns4/address-1/tcp/1/p2p/peer-2"
     assert events[1]["text"] == "roster 3: 2 members (peer-4, peer-1) of run-1"
-    assert [event["figures"]["peer"] for event in events] == ["peer-4"] * 5
+    assert [event["figures"]["peer"] for event in events] == ["peer-4"] * 6
     status = json.loads(files["status.json"])
     assert (status["running"], status["round"], status["peers"][0]["peer"]) == (True, 7, "peer-2")
     assert json.loads(files["runs.json"])[0]["trust"]["peers"] == ["peer-1", "peer-2"]

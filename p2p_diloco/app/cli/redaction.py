@@ -242,7 +242,7 @@ def _kind_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, text
     return f"IPv{address.version}, {next((kind for kind, holds in kinds.items() if holds), 'private')}"
 
 
-def names_in(document: Any, keys: Iterable[str] = ("name", "run_name", "member", "nickname")) -> list[str]:
+def names_in(document: Any, keys: Iterable[str] = ("name", "run_name")) -> list[str]:
     """Return the texts at keys that hold names of runs and people, anywhere in a JSON document."""
     wanted = frozenset(keys)
     if isinstance(document, Mapping):

@@ -34,6 +34,8 @@ from p2p_diloco.status.event_log import EVENTS_FILE, OLD_EVENTS_FILE, TOPICS
 from p2p_diloco.status.history import read_points, read_rounds
 from p2p_diloco.status.owner_requests import is_running
 from p2p_diloco.status.status_file import STATUS_FILE, PeerStatus, read_status, status_document
+from p2p_diloco.storage.identity import read_name
+from p2p_diloco.storage.member_files import MEMBERS_FILE, read_members
 from p2p_diloco.storage.run_folder import MANIFEST_FILE
 from p2p_diloco.wording import format_bytes
 
@@ -161,10 +163,10 @@ def _taught(
     for text in (status.peer, *(line.peer for line in status.peers), json.dumps(runs), json.dumps(events)):
         redactor.learn_peers(text)
     redactor.learn("run", status.run_name, status.run, status.run[:16])
-    for document in (status_document(status), *runs):
-        for kind, keys in (("run", ("run_name", "name")), ("member", ("member", "nickname"))):
-            for name in names_in(document, keys):
-                redactor.learn(kind, name)
+    for name in names_in([*runs]):
+        redactor.learn("run", name)
+    for name in _member_names(folder, status):
+        redactor.learn("member", name)
     for name in _user_names():
         redactor.learn("user", name)
     host = socket.gethostname()
@@ -178,6 +180,17 @@ def _taught(
     for run in runs:
         redactor.learn("path", *(text for text in (run["data"]["path"],) if text != "stdlib"))
     return redactor
+
+
+def _member_names(folder: Path, status: PeerStatus) -> set[str]:
+    """Return the names of this peer, of those in its status, and of all that it remembers."""
+    found = [status.name, *(line.name for line in status.peers)]
+    with suppress(StateError):
+        found.append(read_name(folder))
+    for place in folder.glob(f"*/{MEMBERS_FILE}"):
+        with suppress(StateError):
+            found += [record.name for record in read_members(place.parent).records]
+    return set(filter(None, found))
 
 
 def _user_names() -> Iterator[str]:
