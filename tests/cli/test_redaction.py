@@ -130,3 +130,22 @@ def test_hostile_repetition_takes_no_long_time(redactor: Redactor, piece: str) -
     began = time.process_time()
     redactor.text(piece * 20_000)
     assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text", "expected"),
+    [
+        ("machine", "raspi", "/dns4/raspi.smithfamily.net/tcp/1", "/dns4/address-1/tcp/1"),
+        ("user", "jane", "jane.duckdns.org:31337 refused; jane.", "address-1:31337 refused; user-1."),
+        ("member", "12D3KooW", f"{ID} left, 12D3KooW too", "peer-1 left, member-1 too"),
+        ("member", "203.0", "203.0.113.7 and 203.0", "address-1 and member-1"),
+        ("member", "2001", "2001:db8:1:2:3:4:5:6", "address-1"),
+        ("member", "/home/", "cannot read /home/jane/peer/x", "cannot read path-1"),
+    ],
+)
+def test_a_name_that_somebody_chose_reveals_nothing_of_what_begins_like_it(
+    kind: str, name: str, text: str, expected: str
+) -> None:
+    redactor = Redactor()
+    redactor.learn(kind, name)
+    assert redactor.text(text) == expected

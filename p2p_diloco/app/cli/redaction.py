@@ -54,6 +54,8 @@ _PATTERNS = (
     ("host", r"(?<![\w.-])(?:[^\W_][\w-]*\.)+(?:[^\W\d_]{2,}|xn--[\w-]+)(?![\w-])"),
     ("host", r"(?<![\w.-])(?!line:|localhost:)[^\W\d_][\w-]*(?=:\d{2,5}(?!\d))"),
 )
+_OWN_KINDS = frozenset({"path", "run"})
+"""Kinds of learnt names that no stranger chooses."""
 _NUM_WHOLE = 4
 """The first patterns replace a whole that may hold learnt names: invites, PEM blocks, URLs and mail addresses."""
 _DOTTED = frozenset(
@@ -141,9 +143,14 @@ class Redactor:
             whole if len(name) < _ANYWHERE else part for name, part, whole in zip(names, literal, edged, strict=True)
         ]
         tails = [rf"(?:12D3{_B58}*)?(?:\.\.\.?|…)?(?-i:{re.escape(tail)})" for tail in self._tails]
-        learnt = [("name", "|".join(literal)), ("peer", "|".join(tails))]
-        # Names before paths and hosts, which may hold a name that is learnt as a whole.
-        first = [*_PATTERNS[:_NUM_WHOLE], *learnt, *_PATTERNS[_NUM_WHOLE:]]
+        # Before paths and hosts, a name is replaced as a whole: it may hold one. But others choose names of people and
+        # machines, and one such as 203.0 may begin what is longer, so these then end where a word does.
+        whole = [
+            pattern if self._names[name][0] in _OWN_KINDS else rf"(?<![^\W_]){re.escape(name)}(?![\w./:@\\-])"
+            for name, pattern in zip(names, literal, strict=True)
+        ]
+        early = [("name", "|".join(whole)), ("peer", "|".join(tails))]
+        first = [*_PATTERNS[:_NUM_WHOLE], *early, *_PATTERNS[_NUM_WHOLE:], ("name", "|".join(literal))]
         self._groups = [kind for kind, pattern in first if pattern]
         parts = [pattern for _, pattern in first if pattern]
         exact = {"peer", "secret"}
