@@ -128,7 +128,7 @@ def short(name: str) -> str:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"trouble": "no entry includes this peer"}, "No entry includes this peer."),
+        ({"trouble": "no entry includes this peer"}, "No update includes this peer."),
         ({"clock": "this machine's clock is 40 s ahead"}, "clock is 40 s ahead."),
         ({"pid": 0}, "peer is not running; its last status is from"),
         ({"updated_before": 30.0}, "This peer has written no status for 3"),
@@ -229,7 +229,7 @@ def test_a_public_page_shows_no_address_key_id_or_event_and_changes_nothing(tmp_
     site = a_site(tmp_path, is_public=True)
     everything = "".join(site.get(path).text for path in ("/", "/?sort=seen", "/metrics", f"/?token={SECRET}"))
     assert "Tales" in everything
-    for secret in (PEER[-8:], OTHER[-8:], "203.0.113", INVITE, "p2pdiloco://", "roster 3", str(tmp_path)):
+    for secret in (PEER[-8:], OTHER[-8:], "203.0.113", INVITE, "p2pdiloco://", "3 members (new", str(tmp_path)):
         assert secret not in everything
     assert site.post("/do/leave", data={"peer": "0", "sure": "yes"}).status_code == 404
 
@@ -238,7 +238,7 @@ def test_a_private_page_without_the_token_shows_no_more_than_a_public_one(tmp_pa
     a_peer(tmp_path, trouble=f"cannot dial {OTHER} at 203.0.113.9")
     text = a_site(tmp_path).get("/").text
     assert "Tales" in text
-    for secret in (OTHER[-8:], "203.0.113", "p2pdiloco://", "roster 3"):
+    for secret in (OTHER[-8:], "203.0.113", "p2pdiloco://", "3 members (new"):
         assert secret not in text
         assert secret in an_owner(tmp_path).get("/").text
 

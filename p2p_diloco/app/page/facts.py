@@ -28,6 +28,7 @@ from p2p_diloco.wording import (
     format_seconds,
     format_share,
     own_command,
+    plain_words,
     short_peer,
 )
 
@@ -138,7 +139,7 @@ def alarms(view: PeerView, *, is_public: bool) -> list[str]:
     if is_public:
         return found
     peers_own = (status.trouble, status.clock, status.pace, *status.influence)
-    found += [_sentence(clean_text(text)) for text in peers_own if text]
+    found += [_sentence(plain_words(clean_text(text))) for text in peers_own if text]
     if status.steps_undone:
         found.append(f"{counted(status.steps_undone, 'step')} undone here, because of a NaN or an infinity.")
     if status.disk_saving != "all":
@@ -415,7 +416,9 @@ def limits(view: PeerView) -> list[tuple[str, str]]:
 def events(view: PeerView) -> list[tuple[str, str]]:
     """Return the last events with their time, newest first."""
     shown = [event for event in view.events if event.topic not in _HIDDEN_TOPICS]
-    return [(moment(event.time), clean_text(event_line(event))) for event in shown[: -SHOWN_EVENTS - 1 : -1]]
+    return [
+        (moment(event.time), plain_words(clean_text(event_line(event)))) for event in shown[: -SHOWN_EVENTS - 1 : -1]
+    ]
 
 
 def organiser_lines() -> list[tuple[str, str]]:

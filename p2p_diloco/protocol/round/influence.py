@@ -196,8 +196,8 @@ class Influence:
                 others = [rate for other, rate in rates.items() if other != peer and other in self.shares]
                 text = (
                     f"{short_peer_id(peer)} has {share:.1%} of the weight of the mean of {counted(num, 'trainer')}; by "
-                    f"its heartbeats it trains {rates.get(peer, 0.0):.3g} tokens/s, the others "
-                    f"{median(others or [0.0]):.3g}: nobody can check that; where islands count by their tokens, keep "
+                    f"its heartbeats it trains {rates.get(peer, 0.0):,.0f} tokens/s, the others "
+                    f"{median(others or [0.0]):,.0f}: nobody can check that; where islands count by their tokens, keep "
                     "only one that you know to be so fast"
                 )
                 found.append((("heavy", peer), text))
