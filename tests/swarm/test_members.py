@@ -57,8 +57,9 @@ def test_three_peers_credit_the_same_tokens_for_all_cycles_that_they_cover(
         for cycles in common:
             assert blocks["ada"][cycles] == blocks["ben"][cycles] == blocks["cleo"][cycles]
             assert set(blocks["ada"][cycles]) == set(ids.values())
-        assert shown["ada"]["covers"][0][0] == 0
-        assert shown["cleo"]["covers"][0][0] > 0, "it came later"
+        first = {name: found["covers"][0][0] for name, found in shown.items()}
+        assert 0 <= first["ada"] <= first["cleo"], "it came later"
+        assert first["cleo"] > 0
         assert {member["peer"]: member["name"] for member in shown["cleo"]["members"]} == {
             ids[name]: text for name, text in names.items()
         }
