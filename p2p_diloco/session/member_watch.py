@@ -26,6 +26,8 @@ from p2p_diloco.storage.member_files import (
 from p2p_diloco.storage.whole_file import replace_file
 
 SAVE_SECONDS = 60.0
+CHANGED_SECONDS = 5.0
+"""Time from a new roster to its members in the file."""
 
 
 class Listings:
@@ -111,7 +113,10 @@ class MemberWatch:
         """
         if self._engine.book.in_force is None:
             return
+        before = self._roster
         self._note()
+        if self._due is not None and self._roster != before:
+            self._due = min(self._due, moment + CHANGED_SECONDS)
         if self._due is None or moment >= self._due:
             self._due = moment + SAVE_SECONDS
             self._save_soon()

@@ -181,7 +181,7 @@ def _point(status: PeerStatus, last: Point | None, since: float | None) -> Point
         round=status.round,
         tokens=status.tokens,
         tokens_per_second=status.tokens_per_second,
-        swarm_tokens=before + added,
+        swarm_tokens=max(before + added, float(status.tokens)),
         swarm_rate=rate,
         loss=status.loss,
         anchor_loss=status.anchor_loss,

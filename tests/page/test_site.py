@@ -288,6 +288,13 @@ def test_the_table_shows_since_when_a_machine_is_there(tmp_path: Path) -> None:
     assert an_owner(tmp_path).get("/").status_code == 200
 
 
+def test_limits_have_the_units_of_the_terminal(tmp_path: Path) -> None:
+    a_peer(tmp_path, limits={"max_upload": "1000kbit", "monthly_quota": "180000MB", "hours": "22:00-07:00"})
+    text = an_owner(tmp_path).get("/").text
+    for limit in ("1 Mbit/s", "180.0 GB", "22:00-07:00"):
+        assert f"<dd>{limit}</dd>" in text
+
+
 def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     a_peer(tmp_path, run_name="<script>alert(1)</script>\u202e", trouble='"><img src=x onerror=alert(1)>')
     append_event(tmp_path, PeerEvent(time=time.time(), topic="trust", text="<b>\u202e\x1b[2J"))

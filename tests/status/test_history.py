@@ -51,6 +51,11 @@ def test_tokens_of_all_members_grow_by_the_rates_of_those_that_are_there_also_af
     assert [point.swarm_rate for point in read_points(tmp_path, RUN)] == [15.0, 15.0, 15.0, 5.0]
 
 
+def test_all_members_together_have_at_least_the_tokens_of_this_peer(tmp_path: Path) -> None:
+    HistoryWriter(tmp_path).status(status(0, tokens=19_100))
+    assert [point.swarm_tokens for point in read_points(tmp_path, RUN)] == [19_100.0]
+
+
 def test_rounds_are_kept_in_order_and_the_last_are_read(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path)
     writer.event(round_event(0))  # the run is not known yet

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from p2p_diloco.app.page.charts import Line, chart
-from p2p_diloco.errors import clean_text
+from p2p_diloco.config.settings import PeerSettings
+from p2p_diloco.errors import ConfigError, clean_text
 from p2p_diloco.protocol.wire.peer_name import named
-from p2p_diloco.rate import counted, format_rate
+from p2p_diloco.rate import counted, format_rate, parse_bytes, parse_rate
 from p2p_diloco.status.event_log import PeerEvent, event_line
 from p2p_diloco.status.history import SILENT_SECONDS, Point, RoundRow
 from p2p_diloco.status.status_file import PeerLine, PeerStatus
@@ -410,7 +412,16 @@ def machine(view: PeerView) -> list[Figure]:
 
 def limits(view: PeerView) -> list[tuple[str, str]]:
     """Return the limits of this machine that are in force."""
-    return [(key.replace("_", " "), text) for key, text in view.status.limits.items()]
+    return [(key.replace("_", " "), _limit(key, text)) for key, text in view.status.limits.items()]
+
+
+def _limit(key: str, text: str) -> str:
+    try:
+        if key in ("max_upload", "max_download"):
+            return format_rate(parse_rate(text, key))
+        return format_bytes(parse_bytes(text, key)) if key in ("monthly_quota", "disk_cap", "disk_free") else text
+    except ConfigError:
+        return text
 
 
 def events(view: PeerView) -> list[tuple[str, str]]:
@@ -421,14 +432,19 @@ def events(view: PeerView) -> list[tuple[str, str]]:
     ]
 
 
-def organiser_lines() -> list[tuple[str, str]]:
-    """Return what needs a terminal on this machine, as the exact lines to run."""
+def organiser_lines(folder: Path) -> list[tuple[str, str]]:
+    """Return what needs a terminal on this machine, as the exact lines to run.
+
+    Args:
+        folder: state directory of the peer.
+    """
+    where = () if folder == PeerSettings().state_directory else ("--state-directory", str(folder))
     return [
-        ("name this machine", own_command("id", "--name", "NAME")),
-        ("list who is and was there", own_command("members")),
-        ("count whose tokens are in the model", own_command("members", "--credit")),
-        ("write the model as files", own_command("export", "model")),
-        ("let the model write", own_command("sample", "Once upon a time")),
+        ("name this machine", own_command("id", "--name", "NAME", *where)),
+        ("list who is and was there", own_command("members", *where)),
+        ("count whose tokens are in the model", own_command("members", "--credit", *where)),
+        ("write the model as files", own_command("export", "model", *where)),
+        ("let the model write", own_command("sample", "Once upon a time", *where)),
     ]
 
 

@@ -16,6 +16,8 @@ PROMPT = "The "
 NUM_BYTES = 400
 MOST_TEXT = 4_000
 NO_SAMPLE = "No sample yet"
+_NOTHING_LEARNT = b"before anything was learnt"
+"""Part of what `sample` says beside a text of random values."""
 
 
 class SampleText:
@@ -80,4 +82,6 @@ def write_sample(folder: Path) -> str:
     if done.returncode != 0:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         return f"{NO_SAMPLE}: {lines[-1] if lines else 'the command failed'}"
+    if _NOTHING_LEARNT in done.stderr:
+        return f"{NO_SAMPLE}: the newest checkpoint is from before anything was learnt; it is replaced within minutes"
     return done.stdout.decode("utf-8", "replace").strip()

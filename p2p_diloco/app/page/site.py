@@ -184,7 +184,7 @@ class _Site:
             "limit_keys": LIMITS,
             "sample_text": sample,
             "join_line": join_line(status.invite, own_model=status.own_model) if status.invite else "",
-            "lines": facts.organiser_lines(),
+            "lines": facts.organiser_lines(self._peers[index].folder),
             "events": [] if is_public else facts.events(view),
             "updated": time.strftime("%H:%M:%S", time.localtime(status.updated)) if status.updated else "–",
         }
