@@ -99,6 +99,7 @@ class _Site:
     def __init__(self, plan: PagePlan) -> None:
         self._plan = plan
         self._peers = [WatchedPeer(folder) for folder in plan.folders]
+        self._lines = [facts.organiser_lines(folder) for folder in plan.folders]
         loader = jinja2.FileSystemLoader(FOLDER)
         pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
         self._template = pages.get_template("page.html")
@@ -184,7 +185,7 @@ class _Site:
             "limit_keys": LIMITS,
             "sample_text": sample,
             "join_line": join_line(status.invite, own_model=status.own_model) if status.invite else "",
-            "lines": facts.organiser_lines(self._peers[index].folder),
+            "lines": self._lines[index],
             "events": [] if is_public else facts.events(view),
             "updated": time.strftime("%H:%M:%S", time.localtime(status.updated)) if status.updated else "–",
         }
